@@ -4,9 +4,11 @@ import asyncio
 import math
 import re
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,23 +26,27 @@ from agents.rewards import (
     reward,
 )
 from agents.rewards.environment import environment, environment_success
-from agents.rewards.types import ALWAYS
-from agents.types import StopReason
+from agents.rewards.types import ALWAYS, Reward
+from agents.types import StopReason, Trajectory
+from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, EpisodeFault, MissingDependency, RewardFailed
 from envs.requirements.detection import Package
+from envs.types import Item
 from tests.support.reward_toy import make_reward_input, make_trajectory
 from tests.support.toy import ToyEnv
 
 
-def compute(subject, reward_input: RewardInput) -> RewardResult:
+def compute(subject: Reward, reward_input: RewardInput) -> RewardResult:
     return asyncio.run(subject.score(reward_input))
 
 
-def test_a_function_gets_what_its_signature_names_and_no_more():
+def test_a_function_gets_what_its_signature_names_and_no_more() -> None:
     arguments = []
 
     @reward
-    def length(final_response, answer, target, item, turns=3, missing="default"):
+    def length(
+        final_response: str, answer: int, target: int, item: Item, turns: int = 3, missing: str = "default"
+    ) -> float:
         arguments.append((final_response, answer, target, item.item_id, turns, missing))
         return len(final_response) / turns
 
@@ -51,9 +57,16 @@ def test_a_function_gets_what_its_signature_names_and_no_more():
     assert length("four", 42, 3, reward_input.item) == pytest.approx(4 / 3)  # still the function
 
 
-def test_all_names_that_are_always_there():
+def test_all_names_that_are_always_there() -> None:
     @reward(name="everything")
-    async def everything(final_response, trajectory, transcript, item, fields, env):
+    async def everything(
+        final_response: str,
+        trajectory: Trajectory,
+        transcript: str,
+        item: Item,
+        fields: Mapping[str, object],
+        env: Environment,
+    ) -> float:
         assert final_response == "b"
         assert [turn.text for turn in trajectory.turns] == ["a", "b"]
         assert transcript == "Assistant: a\nObservation: seen 0\nAssistant: b\nObservation: seen 1"
@@ -66,9 +79,9 @@ def test_all_names_that_are_always_there():
     assert everything.name == "everything"
 
 
-def test_a_parameter_that_nothing_fills_is_found_before_anything_starts():
+def test_a_parameter_that_nothing_fills_is_found_before_anything_starts() -> None:
     @reward
-    def exact(final_response, ground_truth):
+    def exact(final_response: str, ground_truth: str) -> float:
         raise AssertionError("never called")
 
     with pytest.raises(
@@ -83,9 +96,9 @@ def test_a_parameter_that_nothing_fills_is_found_before_anything_starts():
         exact.check(["ground_truth", "trajectory"])
 
 
-def test_what_a_reward_needs_is_found_before_anything_starts():
+def test_what_a_reward_needs_is_found_before_anything_starts() -> None:
     @reward(needs=[Package("no-such-package-of-wingspan")])
-    def needy(final_response):
+    def needy(final_response: str) -> float:
         return 0.0
 
     with pytest.raises(MissingDependency, match="'needy' needs no-such-package-of-wingspan; uv pip install"):
@@ -93,19 +106,19 @@ def test_what_a_reward_needs_is_found_before_anything_starts():
 
 
 @pytest.mark.parametrize("bad", [lambda *texts: 0.0, lambda **fields: 0.0, eval("lambda x, /: 0.0")])
-def test_parameters_without_a_name_are_refused(bad):
+def test_parameters_without_a_name_are_refused(bad: Callable[..., float]) -> None:
     with pytest.raises(ConfigError, match="has no name"):
         reward(bad)
 
 
 @pytest.mark.parametrize("options", [{"timeout_s": 0.0}, {"timeout_s": math.nan}, {"retries": -1}])
-def test_options_that_cannot_be_are_refused(options):
+def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         reward(**options)
 
 
 @pytest.mark.parametrize("value", [1, True, 0.5, np.float32(0.5), np.int64(2), Fraction(1, 2)])
-def test_numbers_of_any_kind(value):
+def test_numbers_of_any_kind(value: object) -> None:
     assert compute(reward(lambda: value), make_reward_input("x")).reward == float(value)
 
 
@@ -129,11 +142,11 @@ def test_numbers_of_any_kind(value):
         {"reward": 1.0, "turn_rewards": [0.5, math.inf]},
     ],
 )
-def test_a_value_that_is_no_reward_is_a_failure_and_no_zero(value):
+def test_a_value_that_is_no_reward_is_a_failure_and_no_zero(value: object) -> None:
     calls = []
 
     @reward(retries=1)
-    def bad():
+    def bad() -> object:
         calls.append(1)
         return value
 
@@ -145,9 +158,9 @@ def test_a_value_that_is_no_reward_is_a_failure_and_no_zero(value):
     assert len(calls) == 2
 
 
-def test_metrics_turns_and_success_beside_the_reward():
+def test_metrics_turns_and_success_beside_the_reward() -> None:
     @reward
-    def rich():
+    def rich() -> dict[str, object]:
         return {"reward": 1, "turn_rewards": [0.25, 0.5], "success": True, "words": 7}
 
     assert compute(rich, make_reward_input("a", "b")) == RewardResult(
@@ -155,11 +168,11 @@ def test_metrics_turns_and_success_beside_the_reward():
     )
 
 
-def test_a_failing_reward_is_tried_again():
+def test_a_failing_reward_is_tried_again() -> None:
     calls = []
 
     @reward(retries=2)
-    def shaky():
+    def shaky() -> float:
         calls.append(1)
         if len(calls) < 3:
             raise KeyError("gone")
@@ -176,19 +189,19 @@ def test_a_failing_reward_is_tried_again():
 @pytest.mark.parametrize(
     "error", [StopIteration("no more"), SystemExit(3), EnvCrashed("gone"), TimeoutError("own")]
 )
-def test_whatever_a_reward_raises_is_a_failure(error):
-    def raising():
+def test_whatever_a_reward_raises_is_a_failure(error: BaseException) -> None:
+    def raising() -> float:
         raise error
 
     with pytest.raises(RewardFailed, match=type(error).__name__):
         compute(reward(raising), make_reward_input("x"))
 
 
-def test_what_the_user_must_mend_is_not_tried_again():
+def test_what_the_user_must_mend_is_not_tried_again() -> None:
     calls = []
 
     @reward
-    async def unusable():
+    async def unusable() -> float:
         calls.append(1)
         raise MissingDependency("install it")
 
@@ -197,11 +210,11 @@ def test_what_the_user_must_mend_is_not_tried_again():
     assert len(calls) == 1
 
 
-def test_a_reward_that_blocks_holds_nobody_up():
+def test_a_reward_that_blocks_holds_nobody_up() -> None:
     all_inside = threading.Barrier(9)
 
     @reward
-    def blocks():
+    def blocks() -> float:
         all_inside.wait(30)  # broken unless 8 rewards and the event loop's helper get here
         return 1.0
 
@@ -214,14 +227,14 @@ def test_a_reward_that_blocks_holds_nobody_up():
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_reward_that_hangs_is_left_behind(kind):
+def test_a_reward_that_hangs_is_left_behind(kind: str) -> None:
     let_go = threading.Event()
 
-    def hang():
+    def hang() -> float:
         let_go.wait(60)
         return 1.0
 
-    async def hang_async():
+    async def hang_async() -> None:
         await asyncio.Event().wait()
 
     hanging = reward(name="hang", timeout_s=0.05, retries=1)(hang if kind == "sync" else hang_async)
@@ -232,14 +245,14 @@ def test_a_reward_that_hangs_is_left_behind(kind):
     let_go.set()
 
 
-def test_a_reward_whose_episode_is_cancelled_is_cancelled():
+def test_a_reward_whose_episode_is_cancelled_is_cancelled() -> None:
     calls = []
 
     async def main() -> None:
         is_running = asyncio.Event()
 
         @reward
-        async def endless():
+        async def endless() -> None:
             calls.append(1)
             is_running.set()
             await asyncio.Event().wait()
@@ -254,7 +267,7 @@ def test_a_reward_whose_episode_is_cancelled_is_cancelled():
     assert len(calls) == 1
 
 
-def test_a_failed_episode_has_no_reward():
+def test_a_failed_episode_has_no_reward() -> None:
     with pytest.raises(ValueError, match="it broke"):
         compute(environment, make_reward_input(stop=StopReason.ERROR))
     with pytest.raises(ValueError, match="it broke"):
@@ -263,7 +276,7 @@ def test_a_failed_episode_has_no_reward():
         assign_rewards(make_trajectory(), RewardResult(reward=1.0))
 
 
-def test_several_rewards_by_hand():
+def test_several_rewards_by_hand() -> None:
     rewards = {
         "correct": reward(lambda answer: {"reward": 1.0, "success": True, "f1": 0.75}),
         "format": reward(lambda: {"reward": 0.5, "turn_rewards": [1.0, 2.0]}),
@@ -290,11 +303,11 @@ def test_several_rewards_by_hand():
     assert after.metrics["reward/correct/f1"] == 0.75
 
 
-def test_parts_are_computed_side_by_side_and_fail_together():
+def test_parts_are_computed_side_by_side_and_fail_together() -> None:
     cancelled_parts = []
 
     @reward
-    async def waits():
+    async def waits() -> None:
         try:
             await asyncio.sleep(60)
         finally:
@@ -314,12 +327,12 @@ def test_parts_are_computed_side_by_side_and_fail_together():
     ("weights", "message"),
     [({}, "no parts"), ({"f2": 1.0}, "'f2'"), ({"qa_f1": math.inf}, "inf"), ({"qa_f1": True}, "True")],
 )
-def test_weights_that_cannot_be(weights, message):
+def test_weights_that_cannot_be(weights: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CombinedReward(weights, rewards=REWARDS)
 
 
-def test_the_environments_rewards_stay_where_they_were():
+def test_the_environments_rewards_stay_where_they_were() -> None:
     before = make_trajectory("a", "b", "c", rewards=[0.5, 0.0, 1.0], success=True)
     after = assign_rewards(before, compute(environment, RewardInput(final_response="c", trajectory=before)))
     assert (after.turns, after.reward, after.success) == (before.turns, before.reward, True)
@@ -331,7 +344,9 @@ def test_the_environments_rewards_stay_where_they_were():
     outcome=st.floats(-1e6, 1e6),
     knows_turns=st.booleans(),
 )
-def test_sums_agree_and_turns_keep_their_order(per_turn, outcome, knows_turns):
+def test_sums_agree_and_turns_keep_their_order(
+    per_turn: list[float], outcome: float, knows_turns: bool
+) -> None:
     before = make_trajectory(*(f"text {i}" for i in range(len(per_turn))), rewards=[9.0] * len(per_turn))
     result = RewardResult(reward=outcome, turn_rewards=tuple(per_turn) if knows_turns else None)
     after = assign_rewards(before, result)
@@ -345,20 +360,20 @@ def test_sums_agree_and_turns_keep_their_order(per_turn, outcome, knows_turns):
 
 
 @given(turns=st.integers(1, 5), more=st.integers(1, 3))
-def test_rewards_of_another_number_of_turns_are_refused(turns, more):
+def test_rewards_of_another_number_of_turns_are_refused(turns: int, more: int) -> None:
     with pytest.raises(ValueError, match=f"{turns + more} turn_rewards for {turns} turns"):
         assign_rewards(
             make_trajectory(*["x"] * turns), RewardResult(reward=0.0, turn_rewards=(0.0,) * (turns + more))
         )
 
 
-def test_prebuilt_rewards_are_called_as_they_are_listed():
+def test_prebuilt_rewards_are_called_as_they_are_listed() -> None:
     assert all(name == reward.name == get_reward(name).name for name, reward in REWARDS.items())
     with pytest.raises(ConfigError, match="did you mean 'qa_f1'"):
         get_reward("qa-f1")
 
 
-def test_the_table_of_the_documentation_lists_all_of_them():
+def test_the_table_of_the_documentation_lists_all_of_them() -> None:
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
     prebuilt = page.partition("## Prebuilt")[2]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", prebuilt, re.MULTILINE)

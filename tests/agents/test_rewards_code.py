@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agents.rewards import REWARDS
+from agents.rewards import REWARDS, RewardResult
 from agents.rewards import code as rewards_code
 from agents.rewards.code import InputOutput, extract_code, read_tests
 from envs.errors import MissingDependency, RewardFailed
@@ -15,14 +15,14 @@ MISSING = SANDBOX.find_remedy()
 in_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
-def value_of(code, **fields):
+def value_of(code: str, **fields: object) -> RewardResult:
     return asyncio.run(
         REWARDS["code_tests"].score(make_reward_input(f"So:\n```python\n{code}\n```\n", fields=fields))
     )
 
 
 @in_sandbox
-def test_assertions():
+def test_assertions() -> None:
     tests = ["assert double(2) == 4", "assert double('a') == 'aa'", "assert double(1) == 3"]
     result = value_of("def double(x):\n    return 2 * x", tests=tests)
     assert (result.reward, result.success) == (0.0, False)
@@ -44,12 +44,12 @@ def test_assertions():
         "",
     ],
 )
-def test_what_does_not_pass(code):
+def test_what_does_not_pass(code: str) -> None:
     assert value_of(code, tests="assert f() == 1").reward == 0.0
 
 
 @in_sandbox
-def test_input_and_output():
+def test_input_and_output() -> None:
     tests = {"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10"]}
     assert value_of("print(2 * int(input()))   ", tests=tests).reward == 1.0
     assert value_of("if __name__ == '__main__':\n    print(2 * int(input()), ' ')", tests=tests).reward == 1.0
@@ -59,7 +59,7 @@ def test_input_and_output():
 
 
 @in_sandbox
-def test_a_program_that_hangs_is_wrong_and_tried_no_further(monkeypatch):
+def test_a_program_that_hangs_is_wrong_and_tried_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewards_code, "TEST_TIMEOUT_S", 1.0)
     result = value_of(
         "n = int(input())\nwhile n == 1: pass\nprint(n)",
@@ -69,21 +69,21 @@ def test_a_program_that_hangs_is_wrong_and_tried_no_further(monkeypatch):
     assert value_of("while True: pass", tests=["assert True"]).reward == 0.0
 
 
-def test_a_response_without_code_is_wrong():
+def test_a_response_without_code_is_wrong() -> None:
     result = asyncio.run(
         REWARDS["code_tests"].score(make_reward_input("print(4)", fields={"tests": "assert True"}))
     )
     assert (result.reward, result.metrics["code"]) == (0.0, 0.0)
 
 
-def test_the_last_code_block():
+def test_the_last_code_block() -> None:
     assert extract_code("```python\na\n```\nthen\n```py\nb\nc\n```") == "b\nc"
     assert extract_code("```\na\n```") == "a"
     assert extract_code("```python\n```") == ""
     assert extract_code("`a`") is None
 
 
-def test_tests_as_data_sets_have_them():
+def test_tests_as_data_sets_have_them() -> None:
     assert read_tests("assert 1") == ["assert 1"]
     assert read_tests(["a", {"input": "1", "output": "2"}]) == ["a", InputOutput("1", "2")]
     assert read_tests({"inputs": ["1"], "outputs": ["2"]}) == [InputOutput("1", "2")]
@@ -94,7 +94,7 @@ def test_tests_as_data_sets_have_them():
         value_of("x", tests=3)
 
 
-def test_without_a_sandbox_nothing_runs(monkeypatch):
+def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CHOICE_VARIABLE, "podman")
     monkeypatch.setenv("PATH", "/nowhere")
     rewards_code.sandbox_backend.cache_clear()

@@ -98,7 +98,7 @@ def endpoint_of(judge: Judge, **changes: Any) -> Endpoint:
     return Endpoint(**{"url": judge.url, "model": "toy", "backoff_s": 0.01, **changes})
 
 
-def test_what_is_asked_and_what_comes_of_it(monkeypatch):
+def test_what_is_asked_and_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_KEY", "secret")
 
     async def talk(judge: Judge) -> None:
@@ -146,7 +146,7 @@ def test_what_is_asked_and_what_comes_of_it(monkeypatch):
     ],
     ids=range(12),
 )
-def test_trouble_that_passes(trouble):
+def test_trouble_that_passes(trouble: Answer) -> None:
     async def talk(judge: Judge) -> None:
         reward = LLMJudge(endpoint_of(judge, request_timeout_s=1.0 if trouble is hangs else 30.0))
         assert (await reward.score(make_reward_input("x", fields=FIELDS))).reward == 0.3
@@ -164,7 +164,7 @@ def test_trouble_that_passes(trouble):
         (hangs, "no reply within 0.2 s, at the last of 3"),
     ],
 )
-def test_trouble_that_stays_is_a_failure_and_no_zero(trouble, message):
+def test_trouble_that_stays_is_a_failure_and_no_zero(trouble: Answer, message: str) -> None:
     async def talk(judge: Judge) -> None:
         reward = LLMJudge(endpoint_of(judge, tries=3, request_timeout_s=0.2 if trouble is hangs else 30.0))
         with pytest.raises(RewardFailed, match=message):
@@ -173,7 +173,7 @@ def test_trouble_that_stays_is_a_failure_and_no_zero(trouble, message):
     assert len(with_judge([trouble], talk).requests) == 3
 
 
-def test_nobody_there():
+def test_nobody_there() -> None:
     endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="toy", tries=2, backoff_s=0.01)
     with pytest.raises(RewardFailed, match=r"ConnectError.*at the last of 2 tries"):
         asyncio.run(LLMJudge(endpoint).score(make_reward_input("x", fields=FIELDS)))
@@ -182,7 +182,7 @@ def test_nobody_there():
 @pytest.mark.parametrize(
     ("code", "error"), [(401, ConfigError), (403, ConfigError), (404, ConfigError), (400, RewardFailed)]
 )
-def test_a_refusal_is_not_asked_again(code, error):
+def test_a_refusal_is_not_asked_again(code: int, error: type[Exception]) -> None:
     async def talk(judge: Judge) -> None:
         with pytest.raises(error, match=f"answered {code}: no such thing"):
             await LLMJudge(endpoint_of(judge)).score(make_reward_input("x", fields=FIELDS))
@@ -204,7 +204,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def test_an_endpoint_says_how_long_to_wait(waits: list[float]):
+def test_an_endpoint_says_how_long_to_wait(waits: list[float]) -> None:
     async def talk(judge: Judge) -> None:
         await LLMJudge(endpoint_of(judge)).score(make_reward_input("x", fields=FIELDS))
 
@@ -212,7 +212,7 @@ def test_an_endpoint_says_how_long_to_wait(waits: list[float]):
     assert 7.0 in waits
 
 
-def test_budgets():
+def test_budgets() -> None:
     async def talk(judge: Judge) -> None:
         few = LLMJudge(endpoint_of(judge), JudgeSettings(max_requests=2))
         await few.score(make_reward_input("a", fields=FIELDS))
@@ -231,7 +231,7 @@ def test_budgets():
     assert len(with_judge([says("Score: 3")], talk).requests) == 4
 
 
-def test_tokens_that_nobody_reports_cannot_be_limited():
+def test_tokens_that_nobody_reports_cannot_be_limited() -> None:
     async def talk(judge: Judge) -> None:
         await LLMJudge(endpoint_of(judge)).score(make_reward_input("x", fields=FIELDS))
         with pytest.raises(ConfigError, match="limit max_requests instead"):
@@ -242,7 +242,7 @@ def test_tokens_that_nobody_reports_cannot_be_limited():
     with_judge([says("Score: 3", tokens=None)], talk)
 
 
-def test_no_more_requests_at_once_than_were_allowed():
+def test_no_more_requests_at_once_than_were_allowed() -> None:
     pairs = asyncio.Barrier(2)
 
     async def in_pairs(request: Request) -> Response:
@@ -257,7 +257,7 @@ def test_no_more_requests_at_once_than_were_allowed():
     with_judge([in_pairs], talk)
 
 
-def test_requests_are_spaced(waits: list[float]):
+def test_requests_are_spaced(waits: list[float]) -> None:
     async def talk(judge: Judge) -> None:
         reward = LLMJudge(endpoint_of(judge, concurrent=6, requests_per_s=0.01))
         await asyncio.gather(*(reward.score(make_reward_input(f"{i}", fields=FIELDS)) for i in range(6)))
@@ -266,7 +266,7 @@ def test_requests_are_spaced(waits: list[float]):
     assert {round(seconds, -2) for seconds in waits} == {0, 100, 200, 300, 400, 500}
 
 
-def test_a_judge_serves_one_event_loop_after_the_other():
+def test_a_judge_serves_one_event_loop_after_the_other() -> None:
     rewards: list[LLMJudge] = []
 
     async def talk(judge: Judge) -> None:
@@ -278,7 +278,7 @@ def test_a_judge_serves_one_event_loop_after_the_other():
         assert asyncio.run(rewards[0].score(make_reward_input("1", fields=FIELDS))).metrics["cached"] == 1.0
 
 
-def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch):
+def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = 50.0
     monkeypatch.setattr("agents.clients.rate_limit.time.monotonic", lambda: seconds)
     limiter = RateLimiter(10.0)
@@ -302,7 +302,7 @@ def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     "reply", ["Score: 7", "why\n\nScore: 7 \n", "Score: 1\nScore: 7", "Score: 7.0", "Score: +7"]
 )
-def test_scores(reply):
+def test_scores(reply: str) -> None:
     assert read_score(reply) == 7.0
 
 
@@ -310,12 +310,12 @@ def test_scores(reply):
     "reply",
     ["", "7", "score: 7", "Score: 7/10", "Score: 7\nbecause", "Score: nan", "Score:7", "The Score: 7"],
 )
-def test_replies_that_are_no_score(reply):
+def test_replies_that_are_no_score(reply: str) -> None:
     with pytest.raises(TryAgain, match="not with a line like 'Score: 7'"):
         read_score(reply)
 
 
-def test_settings_that_cannot_be(monkeypatch):
+def test_settings_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="toy")
     with pytest.raises(ConfigError, match="takes 'answer', which nothing fills"):
         LLMJudge(endpoint).check({"question"})

@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from agents.rewards import REWARDS
+from agents.rewards import REWARDS, RewardResult
 from agents.rewards.math.process import MathProcesses
 from envs.errors import RewardFailed
 from tests.support.reward_toy import make_reward_input
 from tests.support.waiting import wait_until
 
 
-def value_of(name, *texts, answer):
+def value_of(name: str, *texts: str, answer: object) -> RewardResult:
     return asyncio.run(REWARDS[name].score(make_reward_input(*texts, fields={"answer": answer})))
 
 
@@ -32,33 +32,33 @@ def value_of(name, *texts, answer):
         ("no idea", "42", False),
     ],
 )
-def test_equal_as_mathematics(text, answer, equal):
+def test_equal_as_mathematics(text: str, answer: object, equal: bool) -> None:
     result = value_of("math_equal", text, answer=answer)
     assert (result.reward, result.success) == (float(equal), equal)
     assert result.metrics == {"found": float(text != "no idea"), "undecided": 0.0}
 
 
-def test_with_a_tool():
+def test_with_a_tool() -> None:
     assert value_of("math_equal_with_tool", "\\boxed{4}", answer="4").reward == 0.0
     assert value_of("math_equal_with_tool", "call", "\\boxed{4}", answer="4").reward == 1.0
     wrong = value_of("math_equal_with_tool", "call", "\\boxed{5}", answer="4")
     assert (wrong.reward, wrong.success) == (0.1, False)
 
 
-def test_with_think():
+def test_with_think() -> None:
     assert value_of("math_equal_with_think", "<think>4?</think>\\boxed{5}", answer="5").reward == 1.0
     assert value_of("math_equal_with_think", "<think>5?</think>\\boxed{4}", answer="5").reward == 0.0
     bare = value_of("math_equal_with_think", "\\boxed{5}", answer="5")
     assert (bare.reward, bare.metrics["format"]) == (0.0, 0.0)
 
 
-def test_an_accepted_answer_that_is_no_mathematics_is_the_items_fault():
+def test_an_accepted_answer_that_is_no_mathematics_is_the_items_fault() -> None:
     with pytest.raises(RewardFailed, match="the accepted answer '' is not mathematics"):
         value_of("math_equal", "\\boxed{5}", answer="")
 
 
 @pytest.mark.heavy
-def test_an_answer_too_large_is_ended_by_its_cpu_time_and_the_next_one_is_compared():
+def test_an_answer_too_large_is_ended_by_its_cpu_time_and_the_next_one_is_compared() -> None:
     processes = MathProcesses(1, cpu_s=1.0)
     try:
         assert processes.compare(["4"], "\\boxed{4}").is_correct
@@ -70,7 +70,7 @@ def test_an_answer_too_large_is_ended_by_its_cpu_time_and_the_next_one_is_compar
         processes.close()
 
 
-def test_threads_share_the_processes():
+def test_threads_share_the_processes() -> None:
     processes = MathProcesses(1)
     try:
         with ThreadPoolExecutor(4) as threads:
@@ -81,7 +81,7 @@ def test_threads_share_the_processes():
 
 
 @pytest.mark.heavy
-def test_a_process_that_was_killed_is_a_failure_and_then_replaced():
+def test_a_process_that_was_killed_is_a_failure_and_then_replaced() -> None:
     before = {*psutil.Process().children()}
     processes = MathProcesses(1)
     try:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.rewards import REWARDS
+from agents.rewards import REWARDS, RewardResult
 from agents.rewards.formats import after_thinking, tagged_answer, tool_calls, well_formed_answer
 from agents.rewards.text import last_number
 from envs.builtin.searchqa.scoring import f1, normalize
@@ -15,7 +15,7 @@ from envs.errors import RewardFailed
 from tests.support.reward_toy import make_reward_input, make_trajectory
 
 
-def value_of(name, *texts, **fields):
+def value_of(name: str, *texts: str, **fields: Any) -> RewardResult:
     metrics = fields.pop("metrics", None)
     return asyncio.run(REWARDS[name].score(make_reward_input(*texts, fields=fields, metrics=metrics)))
 
@@ -32,7 +32,7 @@ def value_of(name, *texts, **fields):
         ("«é»", "«é»"),  # ASCII punctuation only
     ],
 )
-def test_normalisation_of_squad(text, result):
+def test_normalisation_of_squad(text: str, result: str) -> None:
     assert normalize(text) == result
 
 
@@ -48,18 +48,18 @@ def test_normalisation_of_squad(text, result):
         ("", "cat", 0.0),
     ],
 )
-def test_f1_of_squad(text, reference, result):
+def test_f1_of_squad(text: str, reference: str, result: float) -> None:
     assert f1(text, reference) == pytest.approx(result)
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_f1_is_symmetric_and_one_for_equal_words(first, second):
+def test_f1_is_symmetric_and_one_for_equal_words(first: str, second: str) -> None:
     assert f1(first, second) == pytest.approx(f1(second, first))
     assert 0.0 <= f1(first, second) <= 1.0
     assert f1(first, first) == (1.0 if normalize(first) else 0.0)
 
 
-def test_questions():
+def test_questions() -> None:
     best = value_of("qa_f1", "Broncos", answer=["Carolina", "Denver Broncos"])
     assert (best.reward, best.success) == (pytest.approx(2 / 3), False)
     exact = value_of("qa_exact_match", "The Broncos!", answer=["Panthers", "broncos"])
@@ -71,28 +71,28 @@ WELL_FORMED = "<think>It is\nBroncos.</think>\n<answer> The Broncos </answer>"
 
 
 @pytest.mark.parametrize("name", ["qa_exact_match_with_format", "qa_f1_with_format", "searchr1_exact_match"])
-def test_answers_in_tags(name):
+def test_answers_in_tags(name: str) -> None:
     assert value_of(name, WELL_FORMED, answer="broncos").reward == 1.0
     assert value_of(name, WELL_FORMED, answer="panthers").reward == 0.0
     bare = value_of(name, "Broncos", answer="broncos")
     assert (bare.reward, bare.metrics["format"], bare.success) == (0.0, 0.0, False)
 
 
-def test_searchr1_takes_the_last_answer_whatever_is_around_it():
+def test_searchr1_takes_the_last_answer_whatever_is_around_it() -> None:
     text = "I would say <answer>Panthers</answer>, no: <answer>Broncos</answer> it is"
     assert value_of("searchr1_exact_match", text, answer="Broncos").reward == 1.0
     assert value_of("qa_exact_match_with_format", text, answer="Broncos").reward == 0.0
 
 
 @pytest.mark.parametrize("name", ["qa_exact_match_with_tool", "qa_f1_with_tool"])
-def test_without_a_tool_an_answer_is_worth_nothing(name):
+def test_without_a_tool_an_answer_is_worth_nothing(name: str) -> None:
     assert value_of(name, "Broncos", answer="Broncos").reward == 0.0
     assert value_of(name, "search", "Broncos", answer="Broncos").reward == 1.0
     no_calls = {"tool_calls/search": 0, "tool_failures/search": 0}
     assert value_of(name, "hm", "Broncos", answer="Broncos", metrics=no_calls).reward == 0.0
 
 
-def test_tool_calls():
+def test_tool_calls() -> None:
     assert tool_calls(make_trajectory()) == 0
     assert tool_calls(make_trajectory("a")) == 0
     assert tool_calls(make_trajectory("a", "b", "c")) == 2
@@ -117,7 +117,7 @@ def test_tool_calls():
         ("", None),
     ],
 )
-def test_think_format(text, result):
+def test_think_format(text: str, result: str | None) -> None:
     assert after_thinking(text) == result
     assert value_of("think_format", text).reward == float(result is not None)
 
@@ -134,7 +134,7 @@ def test_think_format(text, result):
         ("<answer>a", None, None, 0.0),
     ],
 )
-def test_answer_format(text, answer, answer_alone, ends):
+def test_answer_format(text: str, answer: str | None, answer_alone: str | None, ends: float) -> None:
     assert tagged_answer(text) == answer
     assert well_formed_answer(text) == answer_alone
     assert value_of("think_answer_format", text).reward == float(answer_alone is not None)
@@ -155,11 +155,11 @@ def test_answer_format(text, answer, answer_alone, ends):
         ("- . ,", None),
     ],
 )
-def test_the_last_number(text, result):
+def test_the_last_number(text: str, result: float | None) -> None:
     assert last_number(text) == result
 
 
-def test_numbers_within_a_tolerance():
+def test_numbers_within_a_tolerance() -> None:
     assert value_of("number_equal", "so 3.1416", answer=3.1415926, relative_tolerance=1e-4).reward == 1.0
     assert value_of("number_equal", "so 3.1416", answer=3.1415926).reward == 0.0
     assert value_of("number_equal", "1,000", answer=["7", "1000"]).success is True
@@ -168,7 +168,7 @@ def test_numbers_within_a_tolerance():
         value_of("number_equal", "7", answer="many")
 
 
-def test_strings():
+def test_strings() -> None:
     assert value_of("string_equal", " Paris\n", answer="Paris").reward == 1.0
     assert value_of("string_equal", "paris", answer="Paris").reward == 0.0
     values: list[Any] = [[], {"a": 1}, None, True]

@@ -104,7 +104,7 @@ class Engine:
 
 
 @pytest.mark.parametrize("format", ["searxng", "serper"])
-def test_both_forms_are_asked_and_told_alike(format: Format, monkeypatch: pytest.MonkeyPatch):
+def test_both_forms_are_asked_and_told_alike(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERPER_API_KEY", "right")
     engine = Engine()
     variable = "SERPER_API_KEY" if format == "serper" else None
@@ -113,7 +113,7 @@ def test_both_forms_are_asked_and_told_alike(format: Format, monkeypatch: pytest
     assert [query for query, _ in engine.queries] == ["norway & é?"]
 
 
-def test_what_fails_for_a_while_is_asked_again():
+def test_what_fails_for_a_while_is_asked_again() -> None:
     engine = Engine([500, 429, "<html>", 503])
     (result,) = engine.search("q", tries=5)
     assert result.observation == OBSERVATION
@@ -126,7 +126,7 @@ def test_what_fails_for_a_while_is_asked_again():
         asyncio.run(WebSearch(WebEndpoint("http://127.0.0.1:1", "searxng", tries=1)).search(["q"], top_k=1))
 
 
-def test_what_is_refused_is_told_to_whom_it_concerns(monkeypatch: pytest.MonkeyPatch):
+def test_what_is_refused_is_told_to_whom_it_concerns(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal, empty = Engine([400]).search("strange", " ")
     assert (refusal.status, refusal.observation) == (
         ToolStatus.RAISED,
@@ -143,7 +143,7 @@ def test_what_is_refused_is_told_to_whom_it_concerns(monkeypatch: pytest.MonkeyP
         Engine().search("q", format="serper", api_key_variable="SERPER_API_KEY")
 
 
-def test_every_request_waits_for_its_place(monkeypatch: pytest.MonkeyPatch):
+def test_every_request_waits_for_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """The places themselves are in `test_rewards_judge.py`."""
     waits_s = []
     wait_s = RateLimiter.wait_s
@@ -154,7 +154,7 @@ def test_every_request_waits_for_its_place(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.skipif(Redis().find_remedy() is not None, reason=f"there is no Redis: {Redis().find_remedy()}")
-def test_the_web_is_asked_once_for_the_same(tmp_path: Path):
+def test_the_web_is_asked_once_for_the_same(tmp_path: Path) -> None:
     server, engine = EmbeddedServer(tmp_path), Engine()
     try:
         first, again, second = engine.search("a", "a", "b", cache=SearchCache(server))
@@ -164,7 +164,7 @@ def test_the_web_is_asked_once_for_the_same(tmp_path: Path):
         server.close()
 
 
-def test_the_endpoint_is_named_by_a_variable(monkeypatch: pytest.MonkeyPatch):
+def test_the_endpoint_is_named_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINGSPAN_WEB_SEARCH", "searxng+http://127.0.0.1:8888")
     monkeypatch.setenv("WINGSPAN_WEB_SEARCH_PER_S", "2")
     assert web_endpoint() == WebEndpoint("http://127.0.0.1:8888", "searxng", requests_per_s=2.0)
@@ -199,7 +199,7 @@ async def play_episode(
     )
 
 
-def test_the_search_r1_agent_plays_searchqa_with_the_search_tool():
+def test_the_search_r1_agent_plays_searchqa_with_the_search_tool() -> None:
     spec = get_env("searchqa-mini")
     item = next(item for item in spec.split(0).train if item.metadata["hops"] == 3)
     steps = spec.expert(item)
@@ -225,7 +225,9 @@ def test_the_search_r1_agent_plays_searchqa_with_the_search_tool():
     assert by_action.metrics["env_metrics/f1"] == 1.0
 
 
-def test_the_search_tool_searches_what_the_variable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_search_tool_searches_what_the_variable_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", ["red thing", "blue thing"])
     monkeypatch.setenv("WINGSPAN_RETRIEVER", str(corpus))
     check_search(ToyEnv())
@@ -246,7 +248,7 @@ def test_the_search_tool_searches_what_the_variable_names(tmp_path: Path, monkey
         asyncio.run(Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv()))
 
 
-def test_a_retriever_that_gives_no_answer_voids_the_episode(tmp_path: Path):
+def test_a_retriever_that_gives_no_answer_voids_the_episode(tmp_path: Path) -> None:
     unreachable_retriever = retriever_at("http://127.0.0.1:1")
     unreachable_retriever._retriever._pause_s = 0.001  # type: ignore[attr-defined]
     tool = search_tool(lambda _: unreachable_retriever)

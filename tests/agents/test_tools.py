@@ -6,6 +6,7 @@ import enum
 import json
 import threading
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -61,7 +62,7 @@ def ride(
     return {"start": start, "speed": speed, "unit": unit.name, "mode": mode, "last": towns[-1].name}
 
 
-def test_the_schema_is_the_signatures_with_the_docstrings_words():
+def test_the_schema_is_the_signatures_with_the_docstrings_words() -> None:
     assert ride.schema == {
         "type": "function",
         "function": {
@@ -103,7 +104,7 @@ def test_the_schema_is_the_signatures_with_the_docstrings_words():
     json.dumps(ride.schema)
 
 
-def test_arguments_become_values_of_the_declared_types():
+def test_arguments_become_values_of_the_declared_types() -> None:
     arguments = {"start": 7, "towns": [{"name": "x", "population": "3"}], "speed": "2.5", "unit": "mile"}
     result = call(ride, arguments)
     assert json.loads(result.observation) == {
@@ -117,7 +118,7 @@ def test_arguments_become_values_of_the_declared_types():
 
 
 @given(st.integers(-(10**12), 10**12), st.booleans(), st.floats(allow_nan=False, allow_infinity=False))
-def test_what_a_model_quotes_is_what_it_would_be_unquoted(whole: int, flag: bool, real: float):
+def test_what_a_model_quotes_is_what_it_would_be_unquoted(whole: int, flag: bool, real: float) -> None:
     @tool
     def same(whole: int, flag: bool, real: float) -> list[Any]:
         return [whole, flag, real]
@@ -141,7 +142,7 @@ def test_what_a_model_quotes_is_what_it_would_be_unquoted(whole: int, flag: bool
         ({"start": ["x" * 10_000], "towns": 3}, ["start: Input should be a valid string"]),
     ],
 )
-def test_wrong_arguments_are_told_and_nothing_is_run(arguments: Any, message: list[str]):
+def test_wrong_arguments_are_told_and_nothing_is_run(arguments: Any, message: list[str]) -> None:
     result = call(ride, arguments)
     assert (result.status, result.ends_episode) == (ToolStatus.BAD_ARGUMENTS, False)
     assert all(words in result.observation for words in message), result.observation
@@ -156,13 +157,13 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["start", "towns", "speed", "unit", "mode"]) | st.text(), JSON))
-def test_no_arguments_are_a_crash(arguments: dict[str, Any]):
+def test_no_arguments_are_a_crash(arguments: dict[str, Any]) -> None:
     result = call(ride, arguments)
     assert result.status is not ToolStatus.TIMED_OUT
     result.observation.encode()
 
 
-def test_halves_of_characters_do_not_reach_a_tool():
+def test_halves_of_characters_do_not_reach_a_tool() -> None:
     @tool
     def echo(text: str) -> str:
         text.encode()
@@ -171,7 +172,7 @@ def test_halves_of_characters_do_not_reach_a_tool():
     assert call(echo, json.loads('{"text": "a\\ud800b"}')).observation == "a?b"
 
 
-def test_what_a_tool_leaves_to_its_default_is_its_own_default():
+def test_what_a_tool_leaves_to_its_default_is_its_own_default() -> None:
     marker = object()
 
     @tool
@@ -221,7 +222,7 @@ class BookSearch:
         return f"{query}: {self.book}"
 
 
-def test_methods_are_tools_of_their_own_instance():
+def test_methods_are_tools_of_their_own_instance() -> None:
     small, large = Library(["a"]), Library(["a", "b"])
     assert [t.name for t in collect_tools(small)] == ["count", "find_book", "rules"]
     assert [call(t).observation for t in (small.count, large.count)] == ["1", "2"]
@@ -233,7 +234,7 @@ def test_methods_are_tools_of_their_own_instance():
         call(Library.count)
 
 
-def test_a_class_stays_a_class_and_its_instances_are_tools():
+def test_a_class_stays_a_class_and_its_instances_are_tools() -> None:
     search = BookSearch("Emma")
     assert search("q") == "q: Emma"
     [book] = collect_tools(search)
@@ -245,7 +246,7 @@ def test_a_class_stays_a_class_and_its_instances_are_tools():
     assert call(book, {"query": "q"}).observation == "q: Emma"
 
 
-def test_bound_methods_and_objects_are_decorated_like_functions():
+def test_bound_methods_and_objects_are_decorated_like_functions() -> None:
     class Explorer:
         def look(self, where: str) -> str:
             return f"looked {where}"
@@ -257,7 +258,7 @@ def test_bound_methods_and_objects_are_decorated_like_functions():
     assert call(tool(name="go")(Explorer()), {"where": "up"}).observation == "went up"
 
 
-def test_a_subclass_may_take_a_tool_away_or_change_it():
+def test_a_subclass_may_take_a_tool_away_or_change_it() -> None:
     class Quiet(Library):
         rules = None  # type: ignore[assignment]
 
@@ -283,7 +284,7 @@ def _positional(x: int, /) -> int:
     return x
 
 
-def _loop(x: int):
+def _loop(x: int) -> Iterator[int]:
     yield x
 
 
@@ -321,7 +322,7 @@ def _env_unsaid(env: Environment) -> str:
         (_env_unsaid, {"stateful": True, "max_concurrency": 0}, "max_concurrency 0"),
     ],
 )
-def test_what_cannot_be_put_to_an_agent_is_refused_at_once(function: Any, options: Any, message: str):
+def test_what_cannot_be_put_to_an_agent_is_refused_at_once(function: Any, options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match="tool '") as failure:
         tool(**options)(function)
     assert message in str(failure.value)
@@ -348,7 +349,7 @@ class Mute(Exception):
         (ExceptionGroup("two", [ValueError(), KeyError()]), "probe failed: ExceptionGroup: two"),
     ],
 )
-def test_a_tool_that_raises_is_an_observation(error: BaseException, message: str, asynchronous: bool):
+def test_a_tool_that_raises_is_an_observation(error: BaseException, message: str, asynchronous: bool) -> None:
     def direct() -> str:
         raise error
 
@@ -364,7 +365,7 @@ def test_a_tool_that_raises_is_an_observation(error: BaseException, message: str
 @pytest.mark.parametrize(
     "error", [EnvCrashed("gone"), ExceptionGroup("two", [ValueError(), EnvCrashed("gone")])]
 )
-def test_a_failure_of_the_infrastructure_is_no_play(error: Exception, asynchronous: bool):
+def test_a_failure_of_the_infrastructure_is_no_play(error: Exception, asynchronous: bool) -> None:
     def direct() -> str:
         raise error
 
@@ -375,7 +376,7 @@ def test_a_failure_of_the_infrastructure_is_no_play(error: Exception, asynchrono
         call(tool(later if asynchronous else direct))
 
 
-def test_a_tool_that_hangs_is_an_observation():
+def test_a_tool_that_hangs_is_an_observation() -> None:
     has_ended = threading.Event()
 
     @tool(timeout_s=0.1)
@@ -400,7 +401,7 @@ def test_a_tool_that_hangs_is_an_observation():
     assert has_ended.is_set()
 
 
-def test_a_tool_that_will_not_be_ended_is_left_behind():
+def test_a_tool_that_will_not_be_ended_is_left_behind() -> None:
     """Its caller goes on; the loop's own end waits for it."""
     let_go, has_ended = threading.Event(), threading.Event()
 
@@ -421,7 +422,7 @@ def test_a_tool_that_will_not_be_ended_is_left_behind():
     assert has_ended.is_set()
 
 
-def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.MonkeyPatch):
+def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
     monkeypatch.setattr("agents.tools.threads.MAX_LEFT_BEHIND", 2)
 
@@ -439,7 +440,7 @@ def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_being_cancelled_passes_through(asynchronous: bool):
+def test_being_cancelled_passes_through(asynchronous: bool) -> None:
     has_begun, has_ended, may_end = threading.Event(), threading.Event(), threading.Event()
 
     @tool(timeout_s=30)
@@ -476,7 +477,7 @@ def test_being_cancelled_passes_through(asynchronous: bool):
 
 
 @given(st.integers(100, 300), st.text(max_size=500), st.integers(1, 200))
-def test_a_flood_is_cut_and_it_says_so(most: int, text: str, times: int):
+def test_a_flood_is_cut_and_it_says_so(most: int, text: str, times: int) -> None:
     whole = text.encode("utf-8", "replace").decode() * times
     result = call(tool(name="flood", max_length=most)(lambda: whole))
     if len(whole) <= most:
@@ -489,7 +490,7 @@ def test_a_flood_is_cut_and_it_says_so(most: int, text: str, times: int):
     assert whole.endswith(after.partition("left out ...\n")[2])
 
 
-def test_errors_are_cut_too():
+def test_errors_are_cut_too() -> None:
     @tool(max_length=100)
     def loud() -> None:
         raise ValueError("x" * 10**6)
@@ -500,7 +501,7 @@ def test_errors_are_cut_too():
 # side by side
 
 
-def test_synchronous_tools_run_side_by_side():
+def test_synchronous_tools_run_side_by_side() -> None:
     count = 64
     all_inside = threading.Barrier(count, timeout=30)
 
@@ -515,7 +516,7 @@ def test_synchronous_tools_run_side_by_side():
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_no_more_calls_at_once_than_were_allowed(asynchronous: bool):
+def test_no_more_calls_at_once_than_were_allowed(asynchronous: bool) -> None:
     lock, running, most = threading.Lock(), 0, 0
 
     def enter(change: int) -> None:
@@ -562,7 +563,7 @@ PNG = b"\x89PNG\r\n\x1a\n..."
         ("a\ud800", "a?"),
     ],
 )
-def test_values_are_told_as_json(value: Any, observation: str):
+def test_values_are_told_as_json(value: Any, observation: str) -> None:
     async def later() -> Any:
         return value
 
@@ -570,7 +571,7 @@ def test_values_are_told_as_json(value: Any, observation: str):
         assert call(tool(name="t")(function)).observation == observation
 
 
-def test_a_mapping_may_carry_pictures_and_numbers():
+def test_a_mapping_may_carry_pictures_and_numbers() -> None:
     gif = Image(b"anything", "image/gif")
 
     @tool
@@ -591,13 +592,13 @@ def test_a_mapping_may_carry_pictures_and_numbers():
         ({"observation": "x", "image": "file.png"}, "an image is str"),
     ],
 )
-def test_an_answer_that_cannot_be_read_is_a_fault_of_the_tool(value: Any, message: str):
+def test_an_answer_that_cannot_be_read_is_a_fault_of_the_tool(value: Any, message: str) -> None:
     result = call(tool(name="t")(lambda: value))
     assert result.status is ToolStatus.RAISED
     assert message in result.observation
 
 
-def test_a_value_that_is_no_json_is_a_fault_of_the_tool():
+def test_a_value_that_is_no_json_is_a_fault_of_the_tool() -> None:
     endless: list[Any] = []
     endless.append(endless)
     assert call(tool(name="t")(lambda: endless)).status is ToolStatus.RAISED
@@ -606,7 +607,7 @@ def test_a_value_that_is_no_json_is_a_fault_of_the_tool():
 # the environment
 
 
-def test_a_stateful_tool_is_given_the_environment_and_the_agent_does_not_see_it():
+def test_a_stateful_tool_is_given_the_environment_and_the_agent_does_not_see_it() -> None:
     @tool(stateful=True)
     async def add(number: int, env: Environment, times: int = 1) -> StepResult:
         """Add.
@@ -633,7 +634,7 @@ def test_a_stateful_tool_is_given_the_environment_and_the_agent_does_not_see_it(
         call(add, {"number": 1})
 
 
-def test_a_name_that_pydantic_keeps_for_itself_is_as_good_as_any():
+def test_a_name_that_pydantic_keeps_for_itself_is_as_good_as_any() -> None:
     @tool
     def odd(schema: int, model_config: int, copy: int, env: str = "prod") -> list[Any]:
         return [schema, model_config, copy, env]
@@ -642,7 +643,7 @@ def test_a_name_that_pydantic_keeps_for_itself_is_as_good_as_any():
     assert call(odd, arguments).observation == '[1,2,3,"prod"]'
 
 
-def test_a_validator_that_breaks_is_a_fault_of_the_tool():
+def test_a_validator_that_breaks_is_a_fault_of_the_tool() -> None:
     def raise_fault(value: str) -> str:
         raise KeyError(value)
 

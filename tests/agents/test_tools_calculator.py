@@ -48,7 +48,7 @@ def python(text: str) -> Any:
 
 
 @given(TEXT)
-def test_it_computes_what_pythons_fractions_compute(text: str):
+def test_it_computes_what_pythons_fractions_compute(text: str) -> None:
     assume(len(text) <= MAX_CHARS)
     try:
         reference = python(text)
@@ -63,13 +63,13 @@ def test_it_computes_what_pythons_fractions_compute(text: str):
 
 
 @given(st.text() | st.text("0123456789.+-*/%^!(), episqrtlogmx_", max_size=60))
-def test_no_text_is_a_crash(text: str):
+def test_no_text_is_a_crash(text: str) -> None:
     with contextlib.suppress(CalculationError):
         format_number(evaluate(text))
 
 
 @given(st.decimals(-1000, 1000, places=4), st.integers(0, 3))
-def test_round_goes_as_at_school(value: Decimal, num_digits: int):
+def test_round_goes_as_at_school(value: Decimal, num_digits: int) -> None:
     reference = value.quantize(Decimal(1).scaleb(-num_digits), ROUND_HALF_UP)
     assert evaluate(f"round({value}, {num_digits})") == Fraction(reference)
 
@@ -105,7 +105,7 @@ def compute(text: str) -> ToolResult:
         ("1/10^400", f"1/1{'0' * 400}"),
     ],
 )
-def test_known_answers(text: str, answer: str | None):
+def test_known_answers(text: str, answer: str | None) -> None:
     result = compute(text)
     assert (result.observation if result.status is ToolStatus.OK else None) == answer
 
@@ -161,14 +161,14 @@ LARGE_EXPRESSIONS = [
 
 
 @pytest.mark.parametrize("text", ATTACKS)
-def test_nothing_but_arithmetic_is_read(text: str):
+def test_nothing_but_arithmetic_is_read(text: str) -> None:
     result = compute(text)
     assert result.status is ToolStatus.RAISED
     assert result.observation.startswith("calculator: ")
 
 
 @pytest.mark.parametrize("text", LARGE_EXPRESSIONS, ids=range(len(LARGE_EXPRESSIONS)))
-def test_what_is_too_large_is_refused_before_it_is_compute(text: str):
+def test_what_is_too_large_is_refused_before_it_is_compute(text: str) -> None:
     start = time.process_time()
     result = compute(text)
     assert result.status is ToolStatus.RAISED, result.observation[:100]
@@ -178,7 +178,7 @@ def test_what_is_too_large_is_refused_before_it_is_compute(text: str):
 @pytest.mark.parametrize(
     "part", ["800!+", "comb(8000,4000)+", "3^5000*1+", "lcm(800!-1,797!+1)+", "(1/797!)+", "sqrt(799!)+"]
 )
-def test_the_longest_text_takes_a_fraction_of_a_second(part: str):
+def test_the_longest_text_takes_a_fraction_of_a_second(part: str) -> None:
     text = part * ((MAX_CHARS - 1) // len(part)) + "1"
     start = time.process_time()
     compute(text)

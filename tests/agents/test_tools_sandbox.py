@@ -62,7 +62,7 @@ def code(text: str) -> Call:
 
 
 @needs_sandbox
-def test_each_code_is_on_its_own():
+def test_each_code_is_on_its_own() -> None:
     async def main() -> list[ToolResult]:
         tool = code_interpreter(limits=LIMITS, run_timeout_s=5)
         codes = ["x = 6\nprint('hi')\nx * 7", "x", "import os; os._exit(0)", "print('a' * 10**6)"]
@@ -77,7 +77,7 @@ def test_each_code_is_on_its_own():
 
 
 @needs_sandbox
-def test_files_shell_and_python_see_each_others_work():
+def test_files_shell_and_python_see_each_others_work() -> None:
     texts = observations(
         create("a/b.py", "print(6 * 7)\n"),
         shell("python3 a/b.py; pwd; echo err >&2; exit 3"),
@@ -93,7 +93,7 @@ def test_files_shell_and_python_see_each_others_work():
 
 
 @needs_sandbox
-def test_a_file_is_read_by_lines():
+def test_a_file_is_read_by_lines() -> None:
     results = run_calls(
         create("f", "one\r\ntwo\n\nfour"),
         ("read_file", {"path": "f"}),
@@ -124,7 +124,7 @@ def test_a_file_is_read_by_lines():
 
 
 @needs_sandbox
-def test_an_edit_is_of_one_place_and_can_be_taken_back():
+def test_an_edit_is_of_one_place_and_can_be_taken_back() -> None:
     texts = observations(
         create("f", "a = 1\nb = 1\n"),
         edit("f", "= 1", "= 2"),
@@ -159,7 +159,7 @@ def test_an_edit_is_of_one_place_and_can_be_taken_back():
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(max_size=3), st.text())
 @pytest.mark.heavy
-def test_an_edit_is_pythons_replacement(text: str, old: str, new: str):
+def test_an_edit_is_pythons_replacement(text: str, old: str, new: str) -> None:
     [_, edit_result, content] = run_calls(
         create("f", text), edit("f", old, new), code("open('f', newline='', encoding='utf-8').read()")
     )
@@ -169,7 +169,7 @@ def test_an_edit_is_pythons_replacement(text: str, old: str, new: str):
 
 
 @needs_sandbox
-def test_lines_are_found_by_a_regular_expression():
+def test_lines_are_found_by_a_regular_expression() -> None:
     texts = observations(
         create("src/a.py", "def f():\n    return 1\n"),
         create("src/.hidden/b.py", "def g(): pass"),
@@ -188,7 +188,7 @@ def test_lines_are_found_by_a_regular_expression():
 
 
 @needs_sandbox
-def test_what_hangs_beside_python_takes_no_files_along():
+def test_what_hangs_beside_python_takes_no_files_along() -> None:
     [_, slept, search, long_line, loop, missing_file] = run_calls(
         create("f", "a" * 100),
         shell("sleep 60"),
@@ -209,7 +209,7 @@ def test_what_hangs_beside_python_takes_no_files_along():
 
 
 @needs_sandbox
-def test_a_full_disk_and_a_flood_are_observations():
+def test_a_full_disk_and_a_flood_are_observations() -> None:
     [full, long_line, flood] = run_calls(
         shell("echo here > f; head -c 16500000 /dev/zero > big"),
         create("f", "x" * 900_000, overwrite=True),
@@ -222,7 +222,7 @@ def test_a_full_disk_and_a_flood_are_observations():
 
 
 @needs_sandbox
-def test_the_machines_own_files_are_out_of_reach(tmp_path: Path):
+def test_the_machines_own_files_are_out_of_reach(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("SECRET")
     path = str(secret)
@@ -238,7 +238,7 @@ def test_the_machines_own_files_are_out_of_reach(tmp_path: Path):
 
 
 @needs_sandbox
-def test_an_episode_begins_with_nothing_of_the_last():
+def test_an_episode_begins_with_nothing_of_the_last() -> None:
     async def main() -> list[str]:
         env = WithWorkspace(ToyEnv(), Workspace(limits=LIMITS))
         box, texts = Toolbox(map(get_tool, ["shell"])), []
@@ -252,7 +252,7 @@ def test_an_episode_begins_with_nothing_of_the_last():
 
 
 @needs_sandbox
-def test_an_environment_without_a_workspace_is_refused():
+def test_an_environment_without_a_workspace_is_refused() -> None:
     async def call(box: Toolbox) -> None:
         await box.call("shell", {"command": "ls"}, env=ToyEnv())
 
@@ -261,14 +261,16 @@ def test_an_environment_without_a_workspace_is_refused():
 
 
 @pytest.mark.parametrize("name", ["code_interpreter", *NAMES])
-def test_without_a_sandbox_no_tool_is_made(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_sandbox_no_tool_is_made(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("WINGSPAN_SANDBOX", raising=False)
     with pytest.raises(MissingDependency, match="never runs without one"):
         Toolbox(map(get_tool, [name]))
 
 
-def test_prebuilt_tools_are_chosen_by_name():
+def test_prebuilt_tools_are_chosen_by_name() -> None:
     assert list(Toolbox(map(get_tool, ["calculator", "act", "answer"])).tools) == [
         "calculator",
         "act",
@@ -282,7 +284,7 @@ def test_prebuilt_tools_are_chosen_by_name():
 
 @needs_sandbox
 @pytest.mark.parametrize("name", TOOLS)
-def test_every_prebuilt_tool_is_told_in_full(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_every_prebuilt_tool_is_told_in_full(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINGSPAN_WEB_SEARCH", "searxng+http://127.0.0.1:8888")
     tool = TOOLS[name]()
     assert tool.name == name

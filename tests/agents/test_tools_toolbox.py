@@ -32,7 +32,7 @@ def run_calls(box: Toolbox, *calls: tuple[str, Any], env: Any = None) -> list[To
     return asyncio.run(main())
 
 
-def test_calls_go_by_name_and_are_counted():
+def test_calls_go_by_name_and_are_counted() -> None:
     box = Toolbox([calculator, Library(), answer])
     results = run_calls(
         box,
@@ -54,7 +54,7 @@ def test_calls_go_by_name_and_are_counted():
     assert all(usage == ToolUsage() for usage in box.fresh().usage.values())
 
 
-def test_an_unknown_name_is_answered_with_those_that_there_are():
+def test_an_unknown_name_is_answered_with_those_that_there_are() -> None:
     box = Toolbox([calculator, answer])
     [near, far, endless] = run_calls(box, ("Calculater", {}), ("fly", {}), ("x" * 10**6, {}))
     assert near.observation == (
@@ -68,13 +68,13 @@ def test_an_unknown_name_is_answered_with_those_that_there_are():
     assert sum(usage.calls for usage in box.usage.values()) == 0
 
 
-def test_two_tools_of_one_name_are_refused():
+def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two tools are called 'look_up'"):
         Toolbox([Library(), Library()])
     assert Toolbox([]).schemas == []
 
 
-def test_an_answer_that_is_refused_does_not_end_the_episode():
+def test_an_answer_that_is_refused_does_not_end_the_episode() -> None:
     assert [
         r.ends_episode for r in run_calls(Toolbox([answer]), ("answer", {}), ("answer", {"answer": "x"}))
     ] == [
@@ -83,7 +83,7 @@ def test_an_answer_that_is_refused_does_not_end_the_episode():
     ]
 
 
-def test_acting_steps_the_environment_and_keeps_its_reward():
+def test_acting_steps_the_environment_and_keeps_its_reward() -> None:
     env, box = ToyEnv(), Toolbox([act(description="Say: add N")])
     asyncio.run(env.reset(toy_item(target=3)))
     [add, vague, last] = run_calls(
@@ -98,7 +98,7 @@ def test_acting_steps_the_environment_and_keeps_its_reward():
     assert list(box.tools["act"].schema["function"]["parameters"]["properties"]) == ["action"]
 
 
-def test_an_environments_own_end_ends_the_episode():
+def test_an_environments_own_end_ends_the_episode() -> None:
     env = ToyEnv(max_steps=1)
     asyncio.run(env.reset(toy_item()))
     [result] = run_calls(Toolbox([act()]), ("act", {"action": "x"}), env=env)
@@ -107,7 +107,7 @@ def test_an_environments_own_end_ends_the_episode():
     assert result.step.truncated
 
 
-def test_an_environment_that_breaks_is_no_play():
+def test_an_environment_that_breaks_is_no_play() -> None:
     env, box = ToyEnv(crash_at=1), Toolbox([act()])
     asyncio.run(env.reset(toy_item()))
     with pytest.raises(EnvCrashed, match="act: step raised KeyError: 'the toy broke'"):

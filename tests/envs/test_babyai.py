@@ -3,13 +3,14 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium
 import minigrid  # noqa: F401 - registers the levels
 import pytest
-from minigrid.core.world_object import Ball
+from minigrid.core.world_object import Ball, WorldObj
+from minigrid.minigrid_env import MiniGridEnv
 
 from envs.builtin.babyai.env import LEVELS, SPEC, BabyAIEnv, expert, make_item, make_level, split
 from envs.builtin.babyai.state import read_state
@@ -25,7 +26,7 @@ LOCKED_AWAY = (246, 566)
 """Those of them in which the mission's object and the key of its room are both in that room."""
 
 
-def absolute(level, cell):
+def absolute(level: MiniGridEnv, cell: tuple[int, int]) -> tuple[int, int]:
     """Where a cell of the view lies in the grid."""
     ahead, right = cell
     dx, dy = AHEAD[level.agent_dir]
@@ -42,7 +43,7 @@ def step(env: BabyAIEnv, action: str) -> StepResult:
     return asyncio.run(env.step(action))
 
 
-def wander(index: int, *, turns: int, moves: Sequence[Move] = tuple(Move)[:6]):
+def wander(index: int, *, turns: int, moves: Sequence[Move] = tuple(Move)[:6]) -> Iterator[MiniGridEnv]:
     """The level after some random moves, at each of them."""
     level = make_level(index)
     rng = random.Random(index)
@@ -54,7 +55,7 @@ def wander(index: int, *, turns: int, moves: Sequence[Move] = tuple(Move)[:6]):
 
 
 @pytest.mark.parametrize("index", [0, 43, 5 + 40 * 7, 38 + 40 * 11])
-def test_an_item_is_agentgyms_level_and_seed(index):
+def test_an_item_is_agentgyms_level_and_seed(index: int) -> None:
     theirs = gymnasium.make(f"BabyAI-{LEVELS[index % 40]}", disable_env_checker=True).unwrapped
     theirs.reset(seed=index // 40)
     ours = make_level(index)
@@ -63,7 +64,7 @@ def test_an_item_is_agentgyms_level_and_seed(index):
 
 
 @pytest.mark.parametrize("index", range(0, 400, 9))
-def test_every_visible_object_is_where_the_view_places_it(index):
+def test_every_visible_object_is_where_the_view_places_it(index: int) -> None:
     for level in wander(index, turns=15):
         view = look(level)
         for entry in view.objects:
@@ -79,7 +80,7 @@ def test_every_visible_object_is_where_the_view_places_it(index):
 
 
 @pytest.mark.parametrize("index", range(3, 400, 13))
-def test_a_path_ends_in_front_of_its_target(index):
+def test_a_path_ends_in_front_of_its_target(index: int) -> None:
     for level in wander(index, turns=10):
         objects = look(level).objects
         if not objects:
@@ -97,7 +98,7 @@ def test_a_path_ends_in_front_of_its_target(index):
         assert tuple(level.front_pos) == goal
 
 
-def test_every_listed_action_is_accepted_and_no_other():
+def test_every_listed_action_is_accepted_and_no_other() -> None:
     env = BabyAIEnv()
     reset(env, 36)
     level = env.level
@@ -116,7 +117,7 @@ def test_every_listed_action_is_accepted_and_no_other():
     assert "is no action now" not in step(env, "  Turn   LEFT ").observation
 
 
-def test_the_reward_is_minigrids_and_running_out_of_steps_truncates():
+def test_the_reward_is_minigrids_and_running_out_of_steps_truncates() -> None:
     env = BabyAIEnv()
     item = make_item(0)
     asyncio.run(env.reset(item))
@@ -148,19 +149,19 @@ def is_solved(index: int) -> bool:
 
 
 @pytest.mark.heavy
-def test_the_expert_reaches_full_marks_through_the_words():
+def test_the_expert_reaches_full_marks_through_the_words() -> None:
     """Three items of each level, all but those that ask for two doors in an order."""
     indices = [index for index in range(3 * len(LEVELS)) if index % len(LEVELS) != ORDERED_DOORS]
     assert [index for index in indices if not is_solved(index)] == []
 
 
 @pytest.mark.heavy
-def test_no_item_is_without_an_end():
+def test_no_item_is_without_an_end() -> None:
     assert [index for index in ENDLESS if not is_solved(index)] == list(LOCKED_AWAY)
 
 
 @pytest.mark.parametrize("index", LOCKED_AWAY)
-def test_an_object_that_is_locked_away_with_its_key_cannot_be_reached(index):
+def test_an_object_that_is_locked_away_with_its_key_cannot_be_reached(index: int) -> None:
     level = make_level(index)
     cells = [(x, y) for x in range(level.width) for y in range(level.height)]
     entities = {cell: level.grid.get(*cell) for cell in cells}
@@ -178,7 +179,7 @@ def test_an_object_that_is_locked_away_with_its_key_cannot_be_reached(index):
     assert not reachable & set(map(tuple, target.obj_poss))
 
 
-def passable(entity, keys: set[str]) -> bool:
+def passable(entity: WorldObj | None, keys: set[str]) -> bool:
     """Whether an agent that has `keys`, and moves what lies in its way, gets where `entity` is."""
     if entity is None or entity.type != "door":
         return entity is None or entity.type != "wall"
@@ -186,7 +187,7 @@ def passable(entity, keys: set[str]) -> bool:
 
 
 @pytest.mark.parametrize("index", [15, 55, 95, 175])
-def test_minigrid_takes_the_first_of_two_doors_for_a_wrong_second(index):
+def test_minigrid_takes_the_first_of_two_doors_for_a_wrong_second(index: int) -> None:
     """Whichever door is opened first, the mission has failed: such items have no solution."""
     doors = [
         (x, y)
@@ -210,7 +211,7 @@ def test_minigrid_takes_the_first_of_two_doors_for_a_wrong_second(index):
     assert not SPEC.solve(make_item(index))
 
 
-def test_the_split_has_the_papers_sizes_and_every_level_on_both_sides():
+def test_the_split_has_the_papers_sizes_and_every_level_on_both_sides() -> None:
     first, again, another_seed = split(0), split(0), split(1)
     assert (len(first.train), len(first.test)) == (810, 90)
     assert first == again
@@ -220,7 +221,7 @@ def test_the_split_has_the_papers_sizes_and_every_level_on_both_sides():
         assert {item.metadata["level"] for item in items} == set(range(1, 41))
 
 
-def test_turning_there_and_back_is_no_other_state():
+def test_turning_there_and_back_is_no_other_state() -> None:
     env = BabyAIEnv()
     reset(env, 0)
     start = env.state_key()
@@ -235,7 +236,7 @@ def test_turning_there_and_back_is_no_other_state():
     assert len({start, left, right, behind}) == 4
 
 
-def test_two_objects_that_look_the_same_are_told_apart_by_where_they_were():
+def test_two_objects_that_look_the_same_are_told_apart_by_where_they_were() -> None:
     level = make_level(LEVELS.index("PickupLoc-v0"))
     first, second = Ball("red"), Ball("red")
     level.put_obj(first, 3, 3)
@@ -247,7 +248,7 @@ def test_two_objects_that_look_the_same_are_told_apart_by_where_they_were():
 
 
 @pytest.mark.parametrize("index", range(0, 400, 19))
-def test_a_state_is_the_grid_and_the_pose_and_the_progress_of_a_mission_of_two_parts(index):
+def test_a_state_is_the_grid_and_the_pose_and_the_progress_of_a_mission_of_two_parts(index: int) -> None:
     """Nothing is picked up here, and the start is left out: what a mission remembers of hands, minigrid does
     not show. To put next to another thing what one carries from the start, one must have moved first."""
     sights, states = dict[Any, Any](), dict[Any, Any]()

@@ -8,7 +8,7 @@ import pytest
 
 from agents.clients.encoder import TransformerEncoder
 from envs.errors import ConfigError
-from envs.retrieval.dense import INDEX, Dense
+from envs.retrieval.dense import INDEX, Dense, Vectors
 from envs.retrieval.remote import RemoteRetriever
 from envs.retrieval.service import retriever_app
 from envs.retrieval.types import Passage
@@ -90,7 +90,7 @@ def dot(left: Sequence[float], right: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(left, right, strict=True))
 
 
-def test_the_nearest_by_e5s_vectors_are_found(model: Path, encoder: TransformerEncoder, corpus: Path):
+def test_the_nearest_by_e5s_vectors_are_found(model: Path, encoder: TransformerEncoder, corpus: Path) -> None:
     dense = Dense(corpus, encoder)
     results = dense.search_sync(QUERIES, top_k=3)
     passages = plainly(model, [f'passage: "T{n}"\n{text}' for n, text in enumerate(PASSAGES)])
@@ -106,7 +106,7 @@ def test_the_nearest_by_e5s_vectors_are_found(model: Path, encoder: TransformerE
         assert scores[int(best_passages[0].passage_id)] == pytest.approx(max(scores), abs=1e-4)
 
 
-def test_only_models_of_that_family_get_its_words(model: Path, tmp_path: Path):
+def test_only_models_of_that_family_get_its_words(model: Path, tmp_path: Path) -> None:
     right = tmp_path / "plain"
     right.symlink_to(model)
     (vector,) = TransformerEncoder(str(right)).queries(["wb1x wc2x"])
@@ -115,7 +115,7 @@ def test_only_models_of_that_family_get_its_words(model: Path, tmp_path: Path):
 
 def test_cells_find_most_of_what_all_vectors_do_and_the_same_every_time(
     encoder: TransformerEncoder, corpus: Path
-):
+) -> None:
     exact = Dense(corpus, encoder).search_sync(QUERIES, top_k=1)
     ivf = Dense(corpus, encoder, kind="ivf")
     results = ivf.search_sync(QUERIES, top_k=1)
@@ -128,7 +128,7 @@ def test_cells_find_most_of_what_all_vectors_do_and_the_same_every_time(
 
 def test_an_index_that_is_there_is_used_and_one_that_does_not_fit_is_told(
     encoder: TransformerEncoder, corpus: Path, tmp_path: Path
-):
+) -> None:
     flat = Dense(corpus, encoder)
     exact_results = flat.search_sync(QUERIES, top_k=2)
     (index_folder,) = [folder for folder in tmp_path.iterdir() if folder.name.startswith("c.jsonl.dense-")]
@@ -144,7 +144,7 @@ def test_an_index_that_is_there_is_used_and_one_that_does_not_fit_is_told(
     class Wider:
         name = "wider"
 
-        def queries(self, texts: Sequence[str]):
+        def queries(self, texts: Sequence[str]) -> Vectors:
             return encoder.queries(texts).repeat(2, axis=1)
 
         passages = queries
@@ -153,12 +153,14 @@ def test_an_index_that_is_there_is_used_and_one_that_does_not_fit_is_told(
         Dense(corpus, Wider(), index=index_folder / INDEX).search_sync(["q"], top_k=1)
 
 
-def test_an_encoder_that_is_not_there_is_told(tmp_path: Path):
+def test_an_encoder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"encoder .* cannot be loaded"):
         TransformerEncoder(str(tmp_path / "none"))
 
 
-def test_it_is_served_as_the_command_line_asks_for_it(model: Path, encoder: TransformerEncoder, corpus: Path):
+def test_it_is_served_as_the_command_line_asks_for_it(
+    model: Path, encoder: TransformerEncoder, corpus: Path
+) -> None:
     async def main() -> list[list[Passage]]:
         retriever = make_retriever(corpus, encoder=str(model), kind="flat", index=None)
         async with serving(retriever_app(retriever, top_k=3)) as url:

@@ -55,7 +55,7 @@ def runs(
     return asyncio.run(main())
 
 
-def test_variables_live_from_run_to_run_and_a_last_expression_is_shown(sandbox):
+def test_variables_live_from_run_to_run_and_a_last_expression_is_shown(sandbox: Backend) -> None:
     assert [
         run.output
         for run in runs(sandbox, "x = 20\nprint('hi')", "x + 1", "None", "def f(): return 'ä'\nf()")
@@ -67,7 +67,7 @@ def test_variables_live_from_run_to_run_and_a_last_expression_is_shown(sandbox):
     ]
 
 
-def test_errors_are_told_as_python_tells_them(sandbox):
+def test_errors_are_told_as_python_tells_them(sandbox: Backend) -> None:
     [division, syntax, leaving, after] = runs(
         sandbox, "1\n1/0", "def f(:", "import sys; sys.exit(3)", "'still here'"
     )
@@ -80,7 +80,7 @@ def test_errors_are_told_as_python_tells_them(sandbox):
     assert (leaving.output, after.output) == ("", "'still here'\n")
 
 
-def test_threads_and_processes_run(sandbox):
+def test_threads_and_processes_run(sandbox: Backend) -> None:
     code = """
 import subprocess, threading
 from concurrent.futures import ProcessPoolExecutor
@@ -91,7 +91,7 @@ with ProcessPoolExecutor(2) as pool: print(list(pool.map(abs, [-1, -2])))"""
     assert runs(sandbox, code)[0].output.split() == ["thread"] * 3 + ["child", "[1,", "2]"]
 
 
-def test_output_of_child_processes_is_caught_in_order(sandbox):
+def test_output_of_child_processes_is_caught_in_order(sandbox: Backend) -> None:
     code = "import os, sys\nprint('a', flush=True)\nos.system('echo b')\nprint('c', file=sys.stderr)"
     assert runs(sandbox, code)[0].output == "a\nb\nc\n"
 
@@ -104,13 +104,15 @@ def test_output_of_child_processes_is_caught_in_order(sandbox):
         ("import os; os._exit(0)", "died"),
     ],
 )
-def test_what_ends_the_interpreter_is_said_and_the_next_run_begins_afresh(sandbox, code, reason):
+def test_what_ends_the_interpreter_is_said_and_the_next_run_begins_afresh(
+    sandbox: Backend, code: str, reason: str
+) -> None:
     [_, run, fresh] = runs(sandbox, "x = 1", code, "'x' in globals()", timeout_s=1)
     assert reason in run.end_reason
     assert fresh == Execution("False\n", end_reason=None)
 
 
-def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sandbox):
+def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sandbox: Backend) -> None:
     async def main() -> None:
         interpreter = Interpreter(sandbox, limits=SandboxLimits(memory_mb=256))
         try:
@@ -129,7 +131,7 @@ def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sa
     asyncio.run(main())
 
 
-def test_cpu_time_is_counted_run_by_run(sandbox):
+def test_cpu_time_is_counted_run_by_run(sandbox: Backend) -> None:
     """The limit is for each run, not for all together; a run that spins, also in a child, ends."""
     limits = SandboxLimits(memory_mb=256, cpu_s=0.6)
     work = "import time\nuntil = time.process_time() + 0.25\nwhile time.process_time() < until: pass"
@@ -139,7 +141,7 @@ def test_cpu_time_is_counted_run_by_run(sandbox):
     assert spun.end_reason == "it took more than 0.6 s of CPU time"
 
 
-def test_endless_output_is_cut_in_the_middle(sandbox):
+def test_endless_output_is_cut_in_the_middle(sandbox: Backend) -> None:
     [run] = runs(sandbox, "print('head')\nfor i in range(10**6): print('x' * 100)\n", output_chars=1000)
     assert run.output.startswith("head\n")
     assert "characters left out" in run.output
@@ -184,11 +186,11 @@ def outputs(sandbox: Backend) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("way", WAYS_OUT)
-def test_there_is_no_way_out(outputs, way):
+def test_there_is_no_way_out(outputs: dict[str, str], way: str) -> None:
     assert "ESCAPED" not in outputs[way], outputs[way]
 
 
-def test_services_of_this_machine_are_out_of_reach(sandbox):
+def test_services_of_this_machine_are_out_of_reach(sandbox: Backend) -> None:
     """By address, and by a socket with a name but no file."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as nameless:
         nameless.bind("\0wingspan-test")
@@ -205,7 +207,7 @@ def test_services_of_this_machine_are_out_of_reach(sandbox):
     ]
 
 
-def test_files_of_this_machine_are_out_of_reach(sandbox, tmp_path):
+def test_files_of_this_machine_are_out_of_reach(sandbox: Backend, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("SECRET")
     tmp_path.chmod(0o777)
     [run] = runs(sandbox, f"print(open({str(tmp_path / 'secret')!r}).read())")
@@ -213,7 +215,7 @@ def test_files_of_this_machine_are_out_of_reach(sandbox, tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["/work", "/tmp", "/dev/shm"])
-def test_files_have_a_size(sandbox, folder):
+def test_files_have_a_size(sandbox: Backend, folder: str) -> None:
     code = (
         "written = 0\ntry:\n"
         f"    for i in range(64):\n        f = open('{folder}/f%d' % i, 'wb', buffering=0)\n"
@@ -243,7 +245,7 @@ while True:
 
 
 @pytest.mark.parametrize("code", MEMORY_HOGS.values(), ids=MEMORY_HOGS)
-def test_memory_has_an_end(sandbox, code):
+def test_memory_has_an_end(sandbox: Backend, code: str) -> None:
     with memory_of_the_machine() as memory_samples:
         [run, after] = runs(sandbox, code, "'alive'", timeout_s=20)
     # A container's limit may kill the process before the interpreter sees the memory.
@@ -273,7 +275,7 @@ def memory_of_the_machine() -> Iterator[Callable[[], list[float]]]:
         thread.join()
 
 
-def test_a_fork_bomb_stops_and_leaves_nothing(sandbox):
+def test_a_fork_bomb_stops_and_leaves_nothing(sandbox: Backend) -> None:
     before = len(psutil.pids())
     code = "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.05)"
     [run] = runs(sandbox, code, timeout_s=3)
@@ -281,7 +283,7 @@ def test_a_fork_bomb_stops_and_leaves_nothing(sandbox):
     wait_until(lambda: len(psutil.pids()) < before + 10)
 
 
-def test_a_child_that_hides_from_its_parent_dies_with_the_sandbox(sandbox):
+def test_a_child_that_hides_from_its_parent_dies_with_the_sandbox(sandbox: Backend) -> None:
     marker = "31" + str(os.getpid())
     code = (
         "import os\nif os.fork() == 0:\n    os.setsid()\n"
@@ -292,7 +294,7 @@ def test_a_child_that_hides_from_its_parent_dies_with_the_sandbox(sandbox):
     wait_until(lambda: not subprocess.run(["pgrep", "-f", f"sleep {marker}"], capture_output=True).stdout)
 
 
-def test_the_sandbox_dies_with_its_user(sandbox):
+def test_the_sandbox_dies_with_its_user(sandbox: Backend) -> None:
     """The user is killed without cleaning up; a container ends only when its program reads its input."""
     marker = "32" + str(os.getpid())
     code = "1" if sandbox.end("") else f"import os; os.execv('/usr/bin/sleep', ['sleep', '{marker}'])"
@@ -318,7 +320,7 @@ def test_the_sandbox_dies_with_its_user(sandbox):
     wait_until(lambda: not subprocess.run(seek, capture_output=True).stdout)
 
 
-def test_a_forged_answer_spoils_only_the_forgers_own_run(sandbox):
+def test_a_forged_answer_spoils_only_the_forgers_own_run(sandbox: Backend) -> None:
     forgery = """
 import os
 for f in range(3, 20):

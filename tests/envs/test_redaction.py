@@ -169,7 +169,9 @@ def test_what_is_logged_is_clean(caplog: pytest.LogCaptureFixture, monkeypatch: 
     assert caplog.records[-1].args == (3, "ten")
 
 
-def test_a_traceback_of_the_command_line_is_clean(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_traceback_of_the_command_line_is_clean(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(logging, "_logRecordFactory", logging.getLogRecordFactory())
     register_secret(PLAIN_KEY)
 

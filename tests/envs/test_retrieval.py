@@ -64,7 +64,7 @@ def by_hand(
     return sorted(((s, n) for n, s in enumerate(scores) if s), key=lambda result: (-result[0], result[1]))
 
 
-def test_ranks_are_bm25s_worked_out_by_hand(tmp_path: Path):
+def test_ranks_are_bm25s_worked_out_by_hand(tmp_path: Path) -> None:
     passages = texts(300)
     retriever = Bm25(write_corpus(tmp_path / "c.jsonl", passages))
     rng = random.Random(1)
@@ -78,7 +78,7 @@ def test_ranks_are_bm25s_worked_out_by_hand(tmp_path: Path):
         assert ids(results) == [str(number) for _, number in reference]
 
 
-def test_passages_of_one_score_come_in_the_corpuss_order(tmp_path: Path):
+def test_passages_of_one_score_come_in_the_corpuss_order(tmp_path: Path) -> None:
     retriever = Bm25(write_corpus(tmp_path / "c.jsonl", ["one thing"] * 50))
     assert ids(retriever.search_sync(["thing"], top_k=3)[0]) == ["0", "1", "2"]
 
@@ -86,14 +86,14 @@ def test_passages_of_one_score_come_in_the_corpuss_order(tmp_path: Path):
 @pytest.mark.parametrize(
     "query", ["", "the", '"AND (OR NOT x:y* ~', "\x00\ud7ff", "word " * 10_000, "漢字 é"]
 )
-def test_any_text_is_a_query(tmp_path: Path, query: str):
+def test_any_text_is_a_query(tmp_path: Path, query: str) -> None:
     retriever = Bm25(write_corpus(tmp_path / "c.jsonl", ["a word", "un café"]))
     (results,) = retriever.search_sync([query], top_k=3)
     assert len(results) <= 2
     assert ids(retriever.search_sync(["CAFE"], top_k=3)[0]) == ["1"]
 
 
-def test_the_same_corpus_has_the_same_answers_wherever_it_is_indexed(tmp_path: Path):
+def test_the_same_corpus_has_the_same_answers_wherever_it_is_indexed(tmp_path: Path) -> None:
     passages = texts(500)
     queries = [" ".join(random.Random(n).sample(WORDS, 3)) for n in range(20)]
     answers, versions = [], []
@@ -106,7 +106,7 @@ def test_the_same_corpus_has_the_same_answers_wherever_it_is_indexed(tmp_path: P
     assert versions[0] == versions[1]
 
 
-def test_a_corpus_that_has_changed_is_indexed_anew(tmp_path: Path):
+def test_a_corpus_that_has_changed_is_indexed_anew(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", ["old thing"])
     old = Bm25(path)
     assert ids(old.search_sync(["thing"], top_k=3)[0]) == ["0"]
@@ -120,7 +120,7 @@ def test_a_corpus_that_has_changed_is_indexed_anew(tmp_path: Path):
 
 
 @pytest.mark.heavy
-def test_processes_that_start_at_once_build_one_index(tmp_path: Path):
+def test_processes_that_start_at_once_build_one_index(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", texts(3000))
     program = (
         "import sys; from pathlib import Path; from envs.retrieval import bm25\n"
@@ -150,7 +150,7 @@ def test_processes_that_start_at_once_build_one_index(tmp_path: Path):
         (b'{"id": "2", "contents": "\xff"}', "line 3: not JSON"),
     ],
 )
-def test_a_broken_line_is_told_with_its_number(tmp_path: Path, line: bytes, why: str):
+def test_a_broken_line_is_told_with_its_number(tmp_path: Path, line: bytes, why: str) -> None:
     path = write_corpus(tmp_path / "wiki.jsonl", ["one", "two"])
     path.write_bytes(path.read_bytes() + line)
     with pytest.raises(ConfigError, match=rf"wiki\.jsonl, {why}"):
@@ -158,7 +158,7 @@ def test_a_broken_line_is_told_with_its_number(tmp_path: Path, line: bytes, why:
     assert not (tmp_path / "wiki.jsonl.bm25").exists()
 
 
-def test_no_corpus_and_an_empty_one_are_told(tmp_path: Path):
+def test_no_corpus_and_an_empty_one_are_told(tmp_path: Path) -> None:
     with pytest.raises(MissingDependency, match=r"there is no corpus .*c\.jsonl"):
         Bm25(tmp_path / "c.jsonl").search_sync(["one"], top_k=1)
     (tmp_path / "c.jsonl").write_text("\n\n")
@@ -166,7 +166,7 @@ def test_no_corpus_and_an_empty_one_are_told(tmp_path: Path):
         Bm25(tmp_path / "c.jsonl").search_sync(["one"], top_k=1)
 
 
-def test_a_damaged_index_is_told(tmp_path: Path):
+def test_a_damaged_index_is_told(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", ["one"])
     Bm25(path).search_sync(["one"], top_k=1)
     (tmp_path / "c.jsonl.bm25" / "meta.json").write_text("{")
@@ -174,7 +174,7 @@ def test_a_damaged_index_is_told(tmp_path: Path):
         Bm25(path).search_sync(["one"], top_k=1)
 
 
-def test_blank_lines_count_for_nothing(tmp_path: Path):
+def test_blank_lines_count_for_nothing(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", ["one", "two"])
     path.write_text(path.read_text().replace("\n", "\n\n"))
     (results,) = Bm25(path).search_sync(["two"], top_k=2)
@@ -186,7 +186,7 @@ async def use_service(corpus: Path, use: Callable[[str], Any]) -> Any:
         return await use(url)
 
 
-def test_the_server_answers_what_search_r1_asks(tmp_path: Path):
+def test_the_server_answers_what_search_r1_asks(tmp_path: Path) -> None:
     """The bodies of its retrieval_request.py and generation.py, and what these read of the answer."""
     corpus = write_corpus(tmp_path / "c.jsonl", ["red thing", "blue thing", "green thing", "no match"])
 
@@ -208,7 +208,7 @@ def test_the_server_answers_what_search_r1_asks(tmp_path: Path):
     asyncio.run(use_service(corpus, use))
 
 
-def test_a_retriever_by_url_answers_as_the_one_behind_it(tmp_path: Path):
+def test_a_retriever_by_url_answers_as_the_one_behind_it(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", texts(200))
     queries = [" ".join(random.Random(n).sample(WORDS, 2)) for n in range(100)]
 
@@ -240,7 +240,7 @@ def as_upstream(*, fails: int = 0, answer: Any = None) -> tuple[Starlette, list[
     return Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"])]), bodies
 
 
-def test_search_r1s_own_server_is_asked_in_its_form_and_again_when_it_fails():
+def test_search_r1s_own_server_is_asked_in_its_form_and_again_when_it_fails() -> None:
     app, bodies = as_upstream(fails=2)
 
     async def main() -> None:
@@ -254,7 +254,7 @@ def test_search_r1s_own_server_is_asked_in_its_form_and_again_when_it_fails():
     assert bodies == [{"queries": ["q"], "topk": 3, "return_scores": True}] * 3
 
 
-def test_a_server_that_gives_no_answer_voids_the_episode():
+def test_a_server_that_gives_no_answer_voids_the_episode() -> None:
     async def main() -> None:
         async with serving(as_upstream(fails=99)[0]) as url:
             failing = RemoteRetriever(url, pause_s=0.001)
@@ -278,7 +278,7 @@ def test_a_server_that_gives_no_answer_voids_the_episode():
     asyncio.run(main())
 
 
-def test_a_place_is_a_url_or_a_path(monkeypatch: pytest.MonkeyPatch):
+def test_a_place_is_a_url_or_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert variable_of("searchqa-mini") == "WINGSPAN_RETRIEVER_SEARCHQA_MINI"
     monkeypatch.setenv("WINGSPAN_RETRIEVER_SEARCHQA_MINI", "")
     assert configured_location("searchqa-mini") is None
@@ -287,7 +287,7 @@ def test_a_place_is_a_url_or_a_path(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.heavy
-def test_serve_retriever_serves_from_the_command_line(tmp_path: Path):
+def test_serve_retriever_serves_from_the_command_line(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", ["red thing", "blue thing"])
     command = [str(Path(sys.executable).with_name("wingspan")), "serve-retriever", str(corpus), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

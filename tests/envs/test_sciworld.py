@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from envs.builtin.sciworld import TASKS, Jvm, SciWorldEnv, expert, find_variation, make_item, split
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import JAVA
+from envs.types import Item
 
 needs_java = pytest.mark.skipif(JAVA.find_remedy() is not None, reason=str(JAVA.find_remedy()))
 
@@ -24,7 +26,7 @@ def first_of(number: str) -> int:
 
 
 @needs_java
-def test_the_table_of_tasks_is_the_packages():
+def test_the_table_of_tasks_is_the_packages() -> None:
     """Names, numbers of variations and their split, as the simulator says them."""
     from scienceworld.constants import ID2TASK
 
@@ -44,7 +46,7 @@ def test_the_table_of_tasks_is_the_packages():
         jvm.close()
 
 
-def test_items_are_numbered_task_by_task():
+def test_items_are_numbered_task_by_task() -> None:
     assert (find_variation(0)[0].name, find_variation(0)[1]) == ("boil", 0)
     assert (find_variation(29)[0].name, find_variation(29)[1]) == ("boil", 29)
     assert (find_variation(30)[0].name, find_variation(30)[1]) == ("melt", 0)
@@ -54,7 +56,7 @@ def test_items_are_numbered_task_by_task():
         find_variation(last + 1)
 
 
-def test_the_split_keeps_the_packages_training_and_test_variations_apart():
+def test_the_split_keeps_the_packages_training_and_test_variations_apart() -> None:
     items = split(0)
     assert (len(items.train), len(items.test)) == (2120, 200)
     for item in items.train:
@@ -69,7 +71,7 @@ def test_the_split_keeps_the_packages_training_and_test_variations_apart():
 
 @needs_java
 @pytest.mark.parametrize("number", ["1-2", "4-2", "7-1", "8-2"])
-def test_gold_paths_reach_full_marks(number):
+def test_gold_paths_reach_full_marks(number: str) -> None:
     """The first variations of tasks whose gold path is items in a second or two."""
     item = make_item(first_of(number))
 
@@ -94,11 +96,11 @@ def test_gold_paths_reach_full_marks(number):
 
 
 @needs_java
-def test_the_same_item_is_the_same_whatever_was_played_before():
+def test_the_same_item_is_the_same_whatever_was_played_before() -> None:
     """Java's own order of objects differs from game to game: here in the container that the path opens."""
     item, other_item = make_item(35), make_item(34)
 
-    async def play(*items):
+    async def play(*items: Item):
         env = SciWorldEnv()
         try:
             for item in items:
@@ -121,7 +123,7 @@ def test_the_same_item_is_the_same_whatever_was_played_before():
 
 
 @needs_java
-def test_a_wrong_focus_ends_the_task_without_a_score():
+def test_a_wrong_focus_ends_the_task_without_a_score() -> None:
     async def main() -> None:
         env = SciWorldEnv()
         await env.reset(make_item(first_of("4-4")))
@@ -138,7 +140,7 @@ def test_a_wrong_focus_ends_the_task_without_a_score():
 
 
 @needs_java
-def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process():
+def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process() -> None:
     async def main() -> None:
         env = SciWorldEnv()
         await env.reset(make_item(0))
@@ -157,7 +159,7 @@ def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process():
     asyncio.run(main())
 
 
-def test_without_java_the_remedy_is_named(monkeypatch, tmp_path):
+def test_without_java_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependency, match="apt-get install default-jre-headless"):
         Jvm()

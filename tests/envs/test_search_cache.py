@@ -75,7 +75,7 @@ def servers_of(folder: Path) -> list[psutil.Process]:
     return processes
 
 
-def test_a_result_is_the_same_from_the_cache_and_asked_for_once(server: EmbeddedServer):
+def test_a_result_is_the_same_from_the_cache_and_asked_for_once(server: EmbeddedServer) -> None:
     retriever, cache = CountingRetriever(), SearchCache(server)
     first = search_all(cache, retriever, ["a", "b"])
     again = search_all(cache, retriever, ["b", "c", "a"])
@@ -83,7 +83,7 @@ def test_a_result_is_the_same_from_the_cache_and_asked_for_once(server: Embedded
     assert retriever.queries == ["a", "b", "c"]
 
 
-def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer):
+def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer) -> None:
     cache = SearchCache(server)
     for retriever, top_k in (
         (CountingRetriever(), 2),
@@ -97,7 +97,7 @@ def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer):
 
 
 @pytest.mark.heavy
-def test_processes_share_one_server_which_the_last_run_leaves_its_results_to(tmp_path: Path):
+def test_processes_share_one_server_which_the_last_run_leaves_its_results_to(tmp_path: Path) -> None:
     """Three start at once and race for it; a fourth, later, finds what they kept."""
     program_text = (
         "import asyncio, sys; from pathlib import Path\n"
@@ -126,7 +126,7 @@ def test_processes_share_one_server_which_the_last_run_leaves_its_results_to(tmp
     wait_until(lambda: not servers_of(tmp_path))
 
 
-def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path):
+def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
     text = (
         "import sys; from pathlib import Path; from envs.retrieval.redis_server import EmbeddedServer\n"
         "server = EmbeddedServer(Path(sys.argv[1])); server.url(); print('up', flush=True); sys.stdin.read()"
@@ -143,7 +143,7 @@ def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path):
 @pytest.mark.heavy
 def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     monkeypatch.setattr("envs.retrieval.cache.RETRY_S", 0.05)
     retriever = CountingRetriever()
     client = CachedRetriever(retriever, SearchCache(server))
@@ -190,7 +190,7 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
 
 def test_without_a_program_searches_go_on_and_it_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     monkeypatch.setattr(redis_server, "_program", lambda: None)
     monkeypatch.setattr("envs.retrieval.cache.RETRY_S", 0.0)
     retriever, cache = CountingRetriever(), SearchCache(EmbeddedServer(tmp_path))
@@ -208,7 +208,7 @@ def test_without_a_program_searches_go_on_and_it_is_said_once(
 
 def test_a_server_by_url_is_used_and_one_that_is_not_there_is_said(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     shared_cache.cache_clear()
     try:
         for url, queries in (
@@ -230,7 +230,9 @@ def test_a_server_by_url_is_used_and_one_that_is_not_there_is_said(
         shared_cache.cache_clear()
 
 
-def test_what_is_kept_is_bounded_and_the_longest_unused_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_kept_is_bounded_and_the_longest_unused_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_server, "MAX_MEMORY", "3mb")
     server = EmbeddedServer(tmp_path)
     cache = SearchCache(server)
@@ -251,7 +253,7 @@ def test_what_is_kept_is_bounded_and_the_longest_unused_goes(tmp_path: Path, mon
         server.close()
 
 
-def test_a_long_path_has_a_short_socket(tmp_path: Path):
+def test_a_long_path_has_a_short_socket(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path / ("long" * 30))
     try:
         assert len(str(server.socket)) < 100

@@ -20,7 +20,7 @@ from envs.builtin.searchqa.mini.spec import read_mini
 from envs.builtin.searchqa.questions import TEST, TRAIN, Question, QuestionFile, Source, ranges
 from envs.builtin.searchqa.scoring import compare
 from envs.errors import ConfigError, MissingDependency
-from envs.registry import get_env
+from envs.registry import EnvSpec, get_env
 from envs.retrieval.types import Passage
 from envs.types import Item, StepResult
 
@@ -76,7 +76,7 @@ def play(
         ("", None),
     ],
 )
-def test_a_turn_is_what_the_references_patterns_find(text: str, reading: tuple[str, str] | None):
+def test_a_turn_is_what_the_references_patterns_find(text: str, reading: tuple[str, str] | None) -> None:
     """Theirs: the first match of `<(search|answer)>(.*?)</\\1>`; of an answer, the last
     `<answer>(.*?)</answer>`."""
     first = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
@@ -86,14 +86,14 @@ def test_a_turn_is_what_the_references_patterns_find(text: str, reading: tuple[s
     assert parse_turn(text) == reference == reading
 
 
-def test_reading_a_turn_takes_time_by_its_length_alone():
+def test_reading_a_turn_takes_time_by_its_length_alone() -> None:
     """The pattern above takes minutes for these."""
     assert parse_turn("<search>" * 200_000) is None
     assert parse_turn("<answer>" * 100_000 + "</search>" * 100_000) is None
     assert parse_turn("<answer>x</answer>" * 50_000) == ("answer", "x")
 
 
-def test_a_search_is_told_as_search_r1_tells_it():
+def test_a_search_is_told_as_search_r1_tells_it() -> None:
     opening, (result,), retriever = play("<search>capital of Iceland</search>")
     assert opening == "Question: Which city?"
     assert result == StepResult(
@@ -103,7 +103,7 @@ def test_a_search_is_told_as_search_r1_tells_it():
     assert retriever.searches == [(["capital of Iceland"], 2)]
 
 
-def test_an_answer_ends_the_episode_right_or_wrong():
+def test_an_answer_ends_the_episode_right_or_wrong() -> None:
     right = play("no tags", "<think>It is.</think><answer>The Reykjavik!</answer>")[1]
     assert "<search>" in right[0].observation
     assert (right[0].reward, right[0].terminated) == (0.0, False)
@@ -131,7 +131,7 @@ def test_an_answer_ends_the_episode_right_or_wrong():
         ("the", ["a"], 1, 0),  # nothing is left of either, as in SQuAD's script
     ],
 )
-def test_scores_of_worked_cases(text: str, answers: list[str], exact: int, f1: float):
+def test_scores_of_worked_cases(text: str, answers: list[str], exact: int, f1: float) -> None:
     result = compare(text, answers)
     assert (result.exact, result.f1) == (exact, pytest.approx(f1))
 
@@ -165,7 +165,7 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
 SAMPLE = (Source("nq", 3), Source("hotpotqa", 2))
 
 
-def test_questions_are_read_in_upstreams_form(tmp_path: Path):
+def test_questions_are_read_in_upstreams_form(tmp_path: Path) -> None:
     path = write(tmp_path / "train.parquet", rows_as_upstream(["nq"] * 3 + ["hotpotqa"] * 2))
     file = QuestionFile(path, sources=SAMPLE)
     assert len(file) == 5
@@ -173,7 +173,7 @@ def test_questions_are_read_in_upstreams_form(tmp_path: Path):
     assert list(file) == [file[row] for row in range(5)]
 
 
-def test_a_wrong_file_of_questions_is_told_with_its_place(tmp_path: Path):
+def test_a_wrong_file_of_questions_is_told_with_its_place(tmp_path: Path) -> None:
     rows = rows_as_upstream(["nq"] * 3 + ["hotpotqa"] * 2)
     path = write(tmp_path / "q.parquet", rows)
     whole = path.read_bytes()
@@ -198,7 +198,7 @@ def test_a_wrong_file_of_questions_is_told_with_its_place(tmp_path: Path):
         QuestionFile(path, sources=SAMPLE)[4]
 
 
-def test_items_are_numbered_as_in_agentgyms_tables():
+def test_items_are_numbered_as_in_agentgyms_tables() -> None:
     """agentenv-searchqa/README.md and its env_wrapper.py."""
     tests = {source.name: numbers for source, numbers in ranges(TEST, first=0)}
     assert tests["triviaqa"] == range(3610, 14923)
@@ -215,7 +215,9 @@ def test_items_are_numbered_as_in_agentgyms_tables():
 
 
 @pytest.mark.heavy
-def test_real_items_are_played_from_files_in_upstreams_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_real_items_are_played_from_files_in_upstreams_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of upstream's size: every row of the seven and the two data sets, made up."""
     folder = tmp_path / "searchqa"
     folder.mkdir()
@@ -256,7 +258,9 @@ def test_real_items_are_played_from_files_in_upstreams_form(tmp_path: Path, monk
             read_file.cache_clear()
 
 
-def test_without_its_data_searchqa_names_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_its_data_searchqa_names_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     monkeypatch.delenv("WINGSPAN_RETRIEVER_SEARCHQA", raising=False)
     with pytest.raises(MissingDependency, match=r"wingspan data pull searchqa; wingspan data pull wiki-18"):
@@ -267,7 +271,7 @@ def test_without_its_data_searchqa_names_the_commands(tmp_path: Path, monkeypatc
     assert "wiki-18" not in str(error.value)
 
 
-async def solve(spec, item: Item) -> list[StepResult]:
+async def solve(spec: EnvSpec, item: Item) -> list[StepResult]:
     env = spec.make()
     await env.reset(item)
     return [await env.step(step.action) for step in spec.expert(item)]
@@ -285,7 +289,7 @@ AIRPORT = re.compile(
 
 
 @pytest.mark.heavy
-def test_every_answer_of_the_stand_in_follows_from_its_passages_and_is_the_only_one():
+def test_every_answer_of_the_stand_in_follows_from_its_passages_and_is_the_only_one() -> None:
     """Worked out anew from the passages' words alone, for all of its questions."""
     corpus = mini_corpus()
     airports = [match.groupdict() for text in corpus.values() if (match := AIRPORT.match(text))]
@@ -325,7 +329,7 @@ def test_every_answer_of_the_stand_in_follows_from_its_passages_and_is_the_only_
         assert len({hop.evidence for hop in question.hops}) == len(question.hops)
 
 
-def test_the_stand_ins_splits_share_no_passage_that_an_answer_needs():
+def test_the_stand_ins_splits_share_no_passage_that_an_answer_needs() -> None:
     questions = read_mini(SEARCHQA_MINI.path(QUESTIONS))
     for seed in range(5):
         split = mini.split(seed)
@@ -339,7 +343,7 @@ def test_the_stand_ins_splits_share_no_passage_that_an_answer_needs():
     assert mini.split(0) == mini.split(0)
 
 
-def test_the_experts_searches_show_the_evidence_and_its_answer_is_right():
+def test_the_experts_searches_show_the_evidence_and_its_answer_is_right() -> None:
     """Every twentieth question; `python -m bench.experts searchqa-mini` plays all."""
     corpus = mini_corpus()
     spec = get_env("searchqa-mini")
@@ -352,7 +356,7 @@ def test_the_experts_searches_show_the_evidence_and_its_answer_is_right():
         assert max(len(result.observation.split()) for result in results) < 2 * 45
 
 
-def test_passages_look_alike():
+def test_passages_look_alike() -> None:
     """Of ten airports' names at least three share all words but one with another's."""
     names = [match["name"] for text in mini_corpus().values() if (match := AIRPORT.match(text))]
     rest: dict[frozenset[str], int] = {}
@@ -364,7 +368,7 @@ def test_passages_look_alike():
     assert len(alike) > 0.3 * len(names)
 
 
-def test_a_broken_line_of_the_stand_in_is_told_with_its_number(tmp_path: Path):
+def test_a_broken_line_of_the_stand_in_is_told_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     lines = SEARCHQA_MINI.path(QUESTIONS).read_text().splitlines()[:3]
     path.write_text("\n".join([*lines[:2], lines[2][:40]]))

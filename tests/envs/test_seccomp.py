@@ -7,6 +7,7 @@ import platform
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -118,7 +119,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason="no filter for this machine")
-def test_ordinary_programs_run_under_it(tmp_path) -> None:
+def test_ordinary_programs_run_under_it(tmp_path: Path) -> None:
     """By the loader, on this machine's own interpreter: threads, processes, pools, numpy."""
     (tmp_path / "ordinary.py").write_text(ORDINARY)
     program = base64.b64encode(filter_file().read_bytes()).decode()

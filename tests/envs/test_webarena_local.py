@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 
 from envs.builtin.webarena.evaluators import score, url_matches
 from envs.builtin.webarena.sites import Sites
-from envs.builtin.webarena.tasks import read_tasks
+from envs.builtin.webarena.tasks import Task, read_tasks
 from envs.builtin.webarena_local.env import (
     APPLICATIONS,
     SPEC,
@@ -42,6 +43,8 @@ pytestmark = pytest.mark.skipif(
     reason="; ".join(filter(None, (n.find_remedy() for n in SPEC.needs))),
 )
 KINDS = {"string_match", "url_match", "program_html"}
+Ask = Callable[..., list[tuple[Any, ...]]]
+"""An SQL query and its arguments: its rows."""
 SAMPLE = (8, 37, 46, 69, 84)
 """Tasks of all four sites and all three kinds, with and without writing."""
 
@@ -52,13 +55,13 @@ def data() -> Path:
 
 
 @pytest.fixture(scope="module")
-def ask(data):
+def ask(data: Path) -> Iterator[Ask]:
     database = sqlite3.connect(f"file:{data / 'django.sqlite3'}?mode=ro", uri=True)
     yield lambda query, *given: database.execute(query, given).fetchall()
     database.close()
 
 
-def test_there_are_tasks_of_every_site_and_kind_and_both_splits_have_every_template():
+def test_there_are_tasks_of_every_site_and_kind_and_both_splits_have_every_template() -> None:
     all_tasks = read_tasks(TASKS)
     assert list(all_tasks) == list(range(96))
     sides = split(0)
@@ -74,7 +77,7 @@ def test_there_are_tasks_of_every_site_and_kind_and_both_splits_have_every_templ
     assert all(expert(make_item(number)) for number in all_tasks)
 
 
-def test_the_sites_hold_enough(ask, data):
+def test_the_sites_hold_enough(ask: Ask, data: Path) -> None:
     (counts,) = ask(
         "select (select count(*) from catalogue_product), (select count(*) from catalogue_category),"
         "(select count(*) from reviews_productreview), (select count(*) from forum_forum where type = 0),"
@@ -112,13 +115,13 @@ FACTS = {
 """Template → its answer, by SQL."""
 
 
-def answers(task):
+def answers(task: Task) -> list[str]:
     references = task.eval.reference_answers
     return [*references.must_include, *([references.exact_match] if references.exact_match else [])]
 
 
-def test_the_answers_are_those_of_the_databases(data):
-    num_checked = Counter[str]()
+def test_the_answers_are_those_of_the_databases(data: Path) -> None:
+    num_checked = Counter[int]()
     with sqlite3.connect(data / "django.sqlite3") as database:
         for number, task in tasks().items():
             if task.intent_template_id in FACTS:
@@ -128,7 +131,7 @@ def test_the_answers_are_those_of_the_databases(data):
     assert num_checked.keys() == FACTS.keys()
 
 
-def test_the_cheapest_of_a_category_is_the_one_that_is_asked_for(ask):
+def test_the_cheapest_of_a_category_is_the_one_that_is_asked_for(ask: Ask) -> None:
     for number, task in tasks().items():
         if task.intent_template_id == 4:
             ((slug, key),) = ask(
@@ -141,13 +144,13 @@ def test_the_cheapest_of_a_category_is_the_one_that_is_asked_for(ask):
             assert task.eval.reference_url == f"__SHOPPING__/catalogue/{slug}_{key}"
 
 
-def worth(task, answer):
+def worth(task: Task, answer: str) -> float:
     """Of an answer alone: no page is looked at."""
     nowhere = Sites({}, {})
     return asyncio.run(score(task, answer=answer, pages=None, sites=nowhere, judge=None, helpers={}))
 
 
-def test_no_answer_no_wrong_answer_and_no_first_page_is_right():
+def test_no_answer_no_wrong_answer_and_no_first_page_is_right() -> None:
     strings = [task for task in tasks().values() if "string_match" in task.eval.eval_types]
     for task in strings:
         other_answers = [
@@ -158,6 +161,7 @@ def test_no_answer_no_wrong_answer_and_no_first_page_is_right():
         assert worth(task, answers(task)[0]) == 1.0
     for task in tasks().values():
         if "url_match" in task.eval.eval_types:
+            assert task.eval.reference_url
             assert not url_matches(task.start_url, reference=task.eval.reference_url)
 
 
@@ -172,6 +176,7 @@ async def post(address: str, path: str, **form: str) -> None:
     cookies = {COOKIES["forum"].name: COOKIES["forum"].value}
     async with httpx.AsyncClient(cookies=cookies, timeout=30, trust_env=False) as client:
         token = re.search(r'csrfmiddlewaretoken" value="(\w+)"', (await client.get(address + path)).text)
+        assert token
         answer = await client.post(address + path, data={"csrfmiddlewaretoken": token[1], **form})
         assert answer.status_code == 302
 
@@ -179,7 +184,7 @@ async def post(address: str, path: str, **form: str) -> None:
 WOODWORKING = "/forum/woodworking-6/"
 
 
-def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgotten(data):
+def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgotten(data: Path) -> None:
     async def main() -> None:
         ours, theirs = LiveSites(data), LiveSites(data)
         here, there = await ours.restore(), await theirs.restore()
@@ -197,6 +202,7 @@ def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgot
         assert len(listening) == 4
         folder = Path(f"/proc/{ours.pid}/cwd").resolve()
         assert "logged in as" in await page(again["forge"], "forge", "/kelp/ticket/1")
+        assert ours.pid
         os.kill(ours.pid, signal.SIGKILL)
         await wait_until_async(lambda: not ours.is_alive)
         assert theirs.is_alive
@@ -209,13 +215,14 @@ def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgot
     asyncio.run(main())
 
 
-def test_copies_end_with_whoever_owns_them(data):
+def test_copies_end_with_whoever_owns_them(data: Path) -> None:
     code = (
         "import asyncio, pathlib, sys, time; from envs.builtin.webarena_local.sites.copies import LiveSites; "
         "sites = LiveSites(pathlib.Path(sys.argv[1])); asyncio.run(sites.restore()); "
         "print(sites.pid, flush=True); time.sleep(600)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code, str(data)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout
     copy = int(owner.stdout.readline())
     assert psutil.pid_exists(copy)
     owner.kill()
@@ -224,7 +231,7 @@ def test_copies_end_with_whoever_owns_them(data):
     wait_until(lambda: not psutil.pid_exists(copy))
 
 
-def test_players_do_their_tasks_and_to_change_nothing_is_worth_nothing():
+def test_players_do_their_tasks_and_to_change_nothing_is_worth_nothing() -> None:
     async def main() -> None:
         env = make()
         for number in SAMPLE:
@@ -246,7 +253,7 @@ def test_players_do_their_tasks_and_to_change_nothing_is_worth_nothing():
     assert {kind for task in sample for kind in task.eval.eval_types} == KINDS
 
 
-def test_a_killed_copy_is_a_fault_and_never_a_reward():
+def test_a_killed_copy_is_a_fault_and_never_a_reward() -> None:
     async def main() -> None:
         env: Any = make()
         observation = await env.reset(make_item(8))

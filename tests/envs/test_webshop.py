@@ -7,6 +7,7 @@ asins, HTML in titles.
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -31,14 +32,14 @@ from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.remote.agentgym import ACTIONS
 from envs.runtime.pool import EnvPool
-from envs.types import Item
+from envs.types import Item, StepResult
 
 SAMPLE = Path(__file__).parent / "webshop_sample"
 UPSTREAM = json.loads((SAMPLE / "upstream.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(autouse=True)
-def _here(monkeypatch):
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINGSPAN_DATA", str(SAMPLE.parent))
 
 
@@ -46,7 +47,7 @@ SAMPLE_DATA = replace(WEBSHOP, name=SAMPLE.name)
 
 
 @pytest.fixture(scope="module", params=GoalKind)
-def shop(request) -> tuple[GoalKind, Shop]:
+def shop(request: pytest.FixtureRequest) -> tuple[GoalKind, Shop]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINGSPAN_DATA", str(SAMPLE.parent))
         return request.param, load(SAMPLE_DATA, request.param)
@@ -59,7 +60,7 @@ def session(shop: Shop, number: int, *actions: str) -> Session:
     return visit
 
 
-def test_the_goals_are_upstreams_in_its_order(shop):
+def test_the_goals_are_upstreams_in_its_order(shop: tuple[GoalKind, Shop]) -> None:
     kind, ours = shop
     upstream_goals = UPSTREAM[kind]["goals"]
     assert [
@@ -67,7 +68,7 @@ def test_the_goals_are_upstreams_in_its_order(shop):
     ] == upstream_goals
 
 
-def test_every_page_action_and_reward_is_upstreams(shop):
+def test_every_page_action_and_reward_is_upstreams(shop: tuple[GoalKind, Shop]) -> None:
     kind, ours = shop
     rewards = set()
     for episode in UPSTREAM[kind]["episodes"]:
@@ -95,7 +96,7 @@ class BrowserPage(HTMLParser):
         self._is_hidden = self._is_clickable = False
         self.feed(html)
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)
         self._is_hidden = tag == "title"
         self._is_clickable = attributes.get("class") in ("btn", "product-link")
@@ -103,17 +104,17 @@ class BrowserPage(HTMLParser):
         if attributes.get("type") == "radio":
             self.clickables.append(attributes["value"])
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         self._is_hidden = self._is_clickable = False
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         if data.strip() and not self._is_hidden:
             self.texts.append(data.strip())
             if self._is_clickable:
                 self.clickables.append(data.lower())
 
 
-def test_the_html_view_says_and_offers_what_the_text_view_does(shop):
+def test_the_html_view_says_and_offers_what_the_text_view_does(shop: tuple[GoalKind, Shop]) -> None:
     kind, ours = shop
     for episode in UPSTREAM[kind]["episodes"]:
         visit = Session(ours, ours.find_goal(episode["session"]))
@@ -125,7 +126,7 @@ def test_the_html_view_says_and_offers_what_the_text_view_does(shop):
             visit.act(action)
 
 
-def test_products_are_read_as_upstream_reads_them(shop):
+def test_products_are_read_as_upstream_reads_them(shop: tuple[GoalKind, Shop]) -> None:
     _, ours = shop
     assert len(ours.products) == 19
     slippers, shoes = ours.products["B0SAMPLE01"], ours.products["B0SAMPLE03"]
@@ -140,7 +141,7 @@ def test_products_are_read_as_upstream_reads_them(shop):
     assert ours.products["B0SAMPLE19"].attributes == ("DUMMY_ATTR",)
 
 
-def test_the_way_back_forgets_options_and_a_look_at_the_details_does_not(shop):
+def test_the_way_back_forgets_options_and_a_look_at_the_details_does_not(shop: tuple[GoalKind, Shop]) -> None:
     _, ours = shop
     visit = session(
         ours, 0, "search[faux fur slippers]", "click[b0sample01]", "click[navy blue]", "click[Features]"
@@ -170,20 +171,20 @@ def test_the_way_back_forgets_options_and_a_look_at_the_details_does_not(shop):
         "search[" + "x" * 100_000 + "]",
     ],
 )
-def test_an_invalid_action_changes_nothing(shop, action):
+def test_an_invalid_action_changes_nothing(shop: tuple[GoalKind, Shop], action: str) -> None:
     _, ours = shop
     visit = session(ours, 0, action)
     assert visit.page == session(ours, 0).page
     assert visit.score is None
 
 
-def test_words_are_lucenes():
+def test_words_are_lucenes() -> None:
     assert [*analyze("The Women's running shoes, 3.5 mm & 6s for U.S. men\u2019s feet")] == (
         ["women", "run", "shoe", "3.5", "mm", "6s", "u.", "men", "feet"]
     )
 
 
-def test_search_is_bm25_by_hand_and_ties_keep_the_order():
+def test_search_is_bm25_by_hand_and_ties_keep_the_order() -> None:
     texts = ["red lamp", "red red lamp", "blue lamp", "a chair", "red lamp"]
     index = Index(texts)
     assert index.search("red", limit=9) == [1, 0, 4]
@@ -212,8 +213,8 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "spoil", "message"), BAD)
 def test_the_error_of_a_malformed_file_has_location_expectation_and_remedy(
-    tmp_path, monkeypatch, name, spoil, message
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, spoil: Callable[[str], str], message: str
+) -> None:
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     folder = tmp_path / WEBSHOP.name
     folder.mkdir()
@@ -226,14 +227,14 @@ def test_the_error_of_a_malformed_file_has_location_expectation_and_remedy(
     assert "wingspan data pull webshop" in str(error.value)
 
 
-def test_bytes_that_are_not_text_are_refused(tmp_path):
+def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "items.json"
     path.write_bytes(b'[{"asin": "\xff"}]')
     with pytest.raises(ConfigError, match="line 1: expected UTF-8 text"):
         load_products(path, {}, remedy="get it anew")
 
 
-def test_missing_data_are_reported_with_the_command(tmp_path, monkeypatch):
+def test_missing_data_are_reported_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     for name in ("webshop", "webshop:html?catalogue=full&goals=human"):
         command = "wingspan data pull webshop" + ("-full" if "full" in name else "")
@@ -255,21 +256,21 @@ def test_missing_data_are_reported_with_the_command(tmp_path, monkeypatch):
         ("webshop-mini:html?color=red", "no option color"),
     ],
 )
-def test_a_wrong_name_is_refused_with_the_alternatives(name, message):
+def test_a_wrong_name_is_refused_with_the_alternatives(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         get_env(name)
 
 
-def test_a_shop_with_too_few_goals_has_no_split():
+def test_a_shop_with_too_few_goals_has_no_split() -> None:
     shop = load(SAMPLE_DATA, GoalKind.HUMAN)
     with pytest.raises(ConfigError, match="has 4 goals"):
         split_goals(shop, 0)
 
 
-def test_an_episode_ends_with_the_purchase_and_lists_what_can_be_done():
+def test_an_episode_ends_with_the_purchase_and_lists_what_can_be_done() -> None:
     variant = Variant(name="sample", data=SAMPLE_DATA, goals=GoalKind.HUMAN)
 
-    async def play():
+    async def play() -> StepResult:
         pool = EnvPool(lambda: WebShopEnv(variant), capacity=2)
         async with pool.lease() as env:
             shop = env.unwrapped
@@ -301,7 +302,7 @@ def test_an_episode_ends_with_the_purchase_and_lists_what_can_be_done():
     assert {"attributes_met", "price_met", "type_met"} <= {*result.metrics}
 
 
-def test_downloads_have_addresses():
+def test_downloads_have_addresses() -> None:
     for data in (WEBSHOP, WEBSHOP_FULL):
         assert {file.path for file in data.files} == {*data.required_paths}
         assert all(file.url.startswith("https://") for file in data.files)

@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import itertools
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +14,20 @@ pytest.importorskip("bm25s", reason="pip install bm25s")
 pytest.importorskip("Stemmer", reason="pip install pystemmer")
 pytest.importorskip("rapidfuzz", reason="pip install rapidfuzz")
 
+from envs.builtin.webshop.catalogue import Product
 from envs.builtin.webshop.data import WEBSHOP_MINI
 from envs.builtin.webshop.env import Variant, WebShopEnv, load_shop
 from envs.builtin.webshop.expert import solve
-from envs.builtin.webshop.goals import NO_LIMIT, GoalKind
+from envs.builtin.webshop.goals import NO_LIMIT, Goal, GoalKind
 from envs.builtin.webshop.mini.data import write
 from envs.builtin.webshop.mini.words import DEPARTMENTS
 from envs.builtin.webshop.pages import PER_PAGE
 from envs.builtin.webshop.reward import are_similar, has_attribute
 from envs.builtin.webshop.session import Session
+from envs.builtin.webshop.shop import Shop
 from envs.builtin.webshop.views import Clicks, View, render
-from envs.registry import get_env
-from envs.types import Item
+from envs.registry import ExpertStep, get_env
+from envs.types import Item, StepResult
 
 BYTES = "613c5ab93727e5ced5cc7d12d10662d5e57c91d2fd8c41bcb43043a2451a7139"
 
@@ -32,11 +36,11 @@ VARIANTS = {kind: Variant(name="webshop-mini", data=WEBSHOP_MINI, goals=kind) fo
 
 
 @pytest.fixture(scope="module")
-def shop():
+def shop() -> Shop:
     return load_shop(VARIANTS[GoalKind.HUMAN])
 
 
-def test_it_is_the_same_bytes_everywhere(tmp_path):
+def test_it_is_the_same_bytes_everywhere(tmp_path: Path) -> None:
     write(tmp_path)
     digest = hashlib.sha256()
     for name in WEBSHOP_MINI.required_paths:
@@ -44,7 +48,7 @@ def test_it_is_the_same_bytes_everywhere(tmp_path):
     assert digest.hexdigest() == BYTES
 
 
-def test_there_are_a_thousand_products_and_goals(shop):
+def test_there_are_a_thousand_products_and_goals(shop: Shop) -> None:
     assert len(shop.products) == 1000
     assert len(shop.goals) == 1000
     assert {product.category for product in shop.products.values()} == {
@@ -55,7 +59,7 @@ def test_there_are_a_thousand_products_and_goals(shop):
     assert all(len(product.title.split()) <= 8 for product in shop.products.values())
 
 
-def test_no_product_is_in_both_splits(shop):
+def test_no_product_is_in_both_splits(shop: Shop) -> None:
     for seed in (0, 1):
         split = get_env("webshop-mini").split(seed)
         train, test = (
@@ -66,14 +70,14 @@ def test_no_product_is_in_both_splits(shop):
         assert len(split.train) == 900
 
 
-def test_no_two_words_are_similar(shop):
+def test_no_two_words_are_similar(shop: Shop) -> None:
     words = {word for department in DEPARTMENTS for word in (*department.attributes, *department.materials)}
     assert not [pair for pair in itertools.combinations(sorted(words), 2) if are_similar(*pair)]
     for product in list(shop.products.values())[::7]:
         assert {word for word in words if has_attribute(product, word)} == {*product.attributes}
 
 
-def test_near_duplicates_differ_in_one_thing_and_some_are_traps(shop):
+def test_near_duplicates_differ_in_one_thing_and_some_are_traps(shop: Shop) -> None:
     """Many of the products that have all attributes of a goal are too expensive or lack an option."""
     faults: Counter[str] = Counter()
     for goal in shop.goals[::10]:
@@ -92,14 +96,14 @@ def test_near_duplicates_differ_in_one_thing_and_some_are_traps(shop):
     assert faults["fits"] >= 100
 
 
-def best_reward(shop, product, goal) -> float:
+def best_reward(shop: Shop, product: Product, goal: Goal) -> float:
     """The reward of buying the product with those of the goal's options that it has."""
     values = {value for values in product.options.values() for value in values}
     choices = [value for _, value in goal.options if value in values]
     return shop.score(product, goal, choices=choices).reward
 
 
-def test_search_matters(shop):
+def test_search_matters(shop: Shop) -> None:
     """A search for the kind of product alone rarely has a fitting one on its first page."""
     is_on_first_page = Counter(
         any(best_reward(shop, product, goal) == 1 for product in shop.search(goal.product.query)[:PER_PAGE])
@@ -109,13 +113,13 @@ def test_search_matters(shop):
 
 
 @pytest.mark.parametrize("kind", GoalKind)
-def test_the_buyer_reaches_full_marks_by_the_pages_alone(kind):
+def test_the_buyer_reaches_full_marks_by_the_pages_alone(kind: GoalKind) -> None:
     """`python -m bench.experts webshop-mini --items 900` plays them all."""
     shop = load_shop(VARIANTS[kind])
     env = WebShopEnv(VARIANTS[kind])
     lengths = Counter[Any]()
 
-    async def play(number, steps):
+    async def play(number: int, steps: Sequence[ExpertStep]) -> list[StepResult]:
         await env.reset(Item(item_id=f"webshop-mini_{number}", env="webshop-mini"))
         return [await env.step(step.action) for step in steps]
 
@@ -129,7 +133,7 @@ def test_the_buyer_reaches_full_marks_by_the_pages_alone(kind):
     assert sum(lengths[turns] for turns in (3, 4, 5, 6)) > 0.9 * sum(lengths.values())
 
 
-def test_the_buyer_clicks_only_and_repeats_only_what_is_on_the_page(shop):
+def test_the_buyer_clicks_only_and_repeats_only_what_is_on_the_page(shop: Shop) -> None:
     read = 0
     for number in range(0, len(shop.goals), 50):
         goal = shop.find_goal(number)
@@ -151,7 +155,9 @@ def test_the_buyer_clicks_only_and_repeats_only_what_is_on_the_page(shop):
     assert read >= 18
 
 
-def test_the_first_use_generates_it_in_the_data_folder(tmp_path, monkeypatch):
+def test_the_first_use_generates_it_in_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     env = get_env("webshop-mini")
     assert env.requirements[0].find_remedy() is None
@@ -160,7 +166,7 @@ def test_the_first_use_generates_it_in_the_data_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("view", [View.TEXT, View.RICH])
-def test_a_state_is_the_page_and_the_choices_and_where_the_page_leads(view):
+def test_a_state_is_the_page_and_the_choices_and_where_the_page_leads(view: View) -> None:
     env = WebShopEnv(Variant(name="webshop-mini", data=WEBSHOP_MINI, goals=GoalKind.HUMAN, view=view))
 
     async def key_after(*clicks: str, search: bool = True) -> str | None:

@@ -5,6 +5,7 @@ factor of the type.
 """
 
 import random
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ PANASONIC = (
 )
 
 
-def product(**changes) -> Product:
+def product(**changes: Any) -> Product:
     defaults = {
         "asin": "B1",
         "title": "Peak Basketball Shoes",
@@ -44,7 +45,7 @@ def product(**changes) -> Product:
     return Product(**(defaults | changes))
 
 
-def goal(*, title="Peak Basketball Shoes", **changes) -> Goal:
+def goal(*, title: str = "Peak Basketball Shoes", **changes: Any) -> Goal:
     defaults = {
         "product": product(title=title),
         "instruction": "",
@@ -140,13 +141,19 @@ CASES = [
 CASES], ids=[
     case[0] for case in CASES
 ])  # fmt: skip
-def test_rewards_computed_by_hand(bought_fields, goal_fields, price, choices, reward):
+def test_rewards_computed_by_hand(
+    bought_fields: dict[str, Any],
+    goal_fields: dict[str, Any],
+    price: float,
+    choices: list[str],
+    reward: float,
+) -> None:
     score = score_purchase(product(**bought_fields), goal(**goal_fields), price=price, choices=choices)
     assert score.reward == pytest.approx(reward, abs=1e-12)
     assert (score.reward == 1.0) == (reward == 1.0)
 
 
-def test_upstreams_cases():
+def test_upstreams_cases() -> None:
     """Of `tests/web-agent-site/engine/test_goal.py`; its first pair of titles depends on spaCy's version."""
     assert are_similar("essential oil", "essential oils")
     assert not are_similar("tea bag", "tea tree")
@@ -180,11 +187,11 @@ def test_upstreams_cases():
         ("12 of 14", ""),
     ],
 )
-def test_nouns_of_a_title(title, words):
+def test_nouns_of_a_title(title: str, words: str) -> None:
     assert nouns(title) == tuple(words.split())
 
 
-def test_a_reward_is_from_0_to_1_and_never_falls_when_more_criteria_are_met():
+def test_a_reward_is_from_0_to_1_and_never_falls_when_more_criteria_are_met() -> None:
     rng = random.Random(4)
     words = ("non slip", "memory foam", "waterproof", "black", "9 wide", "navy blue")
     for _ in range(300):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +17,11 @@ from tasks.config.base_model import BaseCycle, BaseSettings
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
     return make_tokenizer()
 
 
-def test_every_word_of_an_item_name_is_one_token(tokenizer):
+def test_every_word_of_an_item_name_is_one_token(tokenizer: transformers.PreTrainedTokenizerFast) -> None:
     for word in [*words(), *map(str, range(1, 129))]:
         assert len(tokenizer.encode(f" {word}", add_special_tokens=False)) == 1, word
 
@@ -28,11 +29,13 @@ def test_every_word_of_an_item_name_is_one_token(tokenizer):
 @pytest.mark.parametrize(
     "text", ["Thought: naïve ☃\nAction: get 1 x", "  spaces\n\n\tand tabs ", "craft 999 zzz"]
 )
-def test_any_text_survives_the_tokenizer(tokenizer, text):
+def test_any_text_survives_the_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_sequences_follow_the_chat_template_and_target_no_opening(tokenizer):
+def test_sequences_follow_the_chat_template_and_target_no_opening(
+    tokenizer: transformers.PreTrainedTokenizerFast,
+) -> None:
     encoder = make_encoder(tokenizer)
     rng = random.Random(3)
     for _ in range(30):
@@ -51,7 +54,9 @@ def test_sequences_follow_the_chat_template_and_target_no_opening(tokenizer):
         assert any(sequence.targets)
 
 
-def test_the_start_point_looks_back_one_two_and_three_tokens(tokenizer):
+def test_the_start_point_looks_back_one_two_and_three_tokens(
+    tokenizer: transformers.PreTrainedTokenizerFast,
+) -> None:
     """Heads 0 to 2 of layer 0 attend 1, 2 and 3 tokens back, whatever the tokens are."""
     model = make_model(tokenizer, layers=2, width=128, seed=0)
     model.set_attn_implementation("eager")
@@ -63,7 +68,7 @@ def test_the_start_point_looks_back_one_two_and_three_tokens(tokenizer):
         assert weights.mean() > 0.7
 
 
-def test_the_start_point_copies_what_followed_before(tokenizer):
+def test_the_start_point_copies_what_followed_before(tokenizer: transformers.PreTrainedTokenizerFast) -> None:
     """On `a b c d … a b c`, an untrained model says `d` far more often than chance (1 in 1,285)."""
     model = make_model(tokenizer, layers=4, width=128, seed=0)
     generator = torch.Generator().manual_seed(0)
@@ -74,7 +79,7 @@ def test_the_start_point_copies_what_followed_before(tokenizer):
     assert (predictions == ids[:, 41:]).float().mean() > 0.5
 
 
-def test_orthogonal_brings_singular_values_near_one():
+def test_orthogonal_brings_singular_values_near_one() -> None:
     for shape in ((32, 128), (128, 32), (64, 64)):
         values = torch.linalg.svdvals(orthogonal(torch.randn(*shape)))
         assert values.min() > 0.3
@@ -82,7 +87,7 @@ def test_orthogonal_brings_singular_values_near_one():
 
 
 @pytest.mark.heavy
-def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path):
+def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> None:
     settings = BaseSettings(
         seed=0,
         cycles=[BaseCycle(tokens=20_000), BaseCycle(tokens=20_000, misreads=0.5)],
