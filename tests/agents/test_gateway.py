@@ -44,9 +44,8 @@ def test_a_conversation_is_one_segment_of_the_sampled_tokens() -> None:
                 first = await ask(client, [QUESTION])
                 assert first.content == says[0]
                 more = {"role": "user", "content": [{"type": "text", "text": "The total is 1."}]}
-                answer = await client.chat.completions.create(
-                    model="policy", messages=[QUESTION, to_history(first), more]
-                )
+                messages: list[Any] = [QUESTION, to_history(first), more]
+                answer = await client.chat.completions.create(model="policy", messages=messages)
             trajectory = session.trajectory(reward=1.0, success=True)
         assert answer.choices[0].finish_reason == "stop"
         (segment,) = pack(trajectory)
@@ -130,14 +129,12 @@ def test_calls_of_tools_come_back_and_the_tokens_go_on(is_streamed: bool) -> Non
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 if is_streamed:
-                    says = {"role": "assistant", "tool_calls": [await streamed_call(client)]}
-                    says["content"] = "Thought: look."
+                    call = await streamed_call(client)
                 else:
                     message = await ask(client, [QUESTION], tools=[SEARCH])
                     assert message.content == "Thought: look."
-                    says = {"role": "assistant", "content": message.content}
-                    says["tool_calls"] = [to_history(call) for call in message.tool_calls]
-                (call,) = says["tool_calls"]
+                    [call] = [to_history(call) for call in message.tool_calls]
+                says = {"role": "assistant", "content": "Thought: look.", "tool_calls": [call]}
                 assert call["function"]["name"] == "search"
                 arguments = json.loads(call["function"]["arguments"])
                 assert arguments == {"query": "iron", "top_k": 2}
@@ -181,15 +178,15 @@ def test_calls_that_are_not_ours_are_rendered_as_the_template_writes_them(format
     async def work() -> None:
         gateway = make_gateway(make_sampler(["Done."]), tokenizer_with(format))
         call = {"name": "search", "arguments": '{"query": "iron"}'}
-        says = {"role": "assistant", "content": None}
-        says["tool_calls"] = [{"id": "call_1", "type": "function", "function": call}]
+        calls = [{"id": "call_1", "type": "function", "function": call}]
+        says = {"role": "assistant", "content": None, "tool_calls": calls}
         tool_output = {"role": "tool", "tool_call_id": "call_1", "content": "Iron: 5."}
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 await ask(client, [QUESTION, says, tool_output], tools=[SEARCH])
             trajectory = session.trajectory()
-        call_message = {"role": "assistant", "content": ""}
-        call_message["tool_calls"] = [{"function": {"name": "search", "arguments": {"query": "iron"}}}]
+        read_calls = [{"function": {"name": "search", "arguments": {"query": "iron"}}}]
+        call_message = {"role": "assistant", "content": "", "tool_calls": read_calls}
         whole = tokenizer_with(format).apply_chat_template(
             [QUESTION, call_message, tool_output], tools=[SEARCH], tokenize=False, add_generation_prompt=True
         )

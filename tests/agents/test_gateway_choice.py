@@ -52,7 +52,7 @@ def talk(format: str, says: list[str], turns: list[dict[str, Any]]) -> tuple[lis
                     )
                     answers.append(answer.choices[0])
                     message = answers[-1].message
-                    replies = [
+                    replies: list[Any] = [
                         {"role": "tool", "tool_call_id": call.id, "content": "Iron: 5."}
                         for call in message.tool_calls or []
                     ]

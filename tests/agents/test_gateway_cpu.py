@@ -77,4 +77,5 @@ def test_the_command_serves_a_folder_until_it_is_interrupted(tmp_path: Path) -> 
     finally:
         process.kill()
         process.wait()
+        assert process.stdout
         process.stdout.close()

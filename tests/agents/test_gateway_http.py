@@ -81,7 +81,7 @@ def test_values_that_clients_send_unasked_are_no_errors() -> None:
         gateway = make_gateway(make_sampler(["Yes."]))
         transport = httpx.ASGITransport(gateway.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            body = {
+            body: dict[str, Any] = {
                 "n": 1,
                 "stop": None,
                 "seed": None,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import FunctionToolParam, Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from agents.rollout.packing import pack
@@ -29,7 +29,13 @@ from tests.support.gateway_toy import (
 from tests.support.toy import toy_tokenizer
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "iron"}}\n</tool_call>'
-TOOL = {"type": "function", "strict": True, **SEARCH["function"]}
+TOOL: FunctionToolParam = {
+    "type": "function",
+    "strict": True,
+    "name": "search",
+    "description": SEARCH["function"]["description"],
+    "parameters": SEARCH["function"]["parameters"],
+}
 TOOL_2 = {"type": "function", **LOOK["function"]}
 SAYS = [f"I look.\n{CALL}", "It is 5.", "It is 6."]
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

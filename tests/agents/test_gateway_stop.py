@@ -93,7 +93,7 @@ def test_a_conversation_goes_on_from_the_tokens_and_not_from_the_text(is_streame
             async with client_of(session.base_url) as client:
                 answer: Any = await client.chat.completions.create(
                     model="policy",
-                    messages=[QUESTION],  # type: ignore[list-item]
+                    messages=[QUESTION],
                     stop=["\nObservation:"],
                     stream=is_streamed,
                 )
@@ -171,7 +171,8 @@ def test_whatever_stops_what_is_trained_on_is_what_was_sampled(seed: int, turns:
         gateway = make_gateway(sampler, context_length=100_000)
         session = gateway.sessions.open(ITEM, url="http://gateway", expires=False)
         transport = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app))
-        expected_samples, talk = [], [QUESTION]
+        expected_samples: list[tuple[list[int], list[int]]] = []
+        talk: list[Any] = [QUESTION]
         async with client_of(session.base_url, http_client=transport) as client:
             for _ in range(turns):
                 ahead = copy.deepcopy(sampler)  # to know what it is about to say

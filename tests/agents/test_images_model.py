@@ -244,8 +244,8 @@ def test_a_model_of_this_machine_comes_with_its_processor(folder: Path, tmp_path
         return
     with LocalModel(tmp_path, seed=1).load(context_length=LIMITS.context_length) as model:
         assert isinstance(model.sampler, TransformersSampler)
-        trajectory = play_episode(model.sampler, Gallery(), toy_item(1), policy=ContextPolicy(), limits=SHORT)
-        assert [s.response_ids for s in pack(trajectory)] == [
+        episode = play_episode(model.sampler, Gallery(), toy_item(1), policy=ContextPolicy(), limits=SHORT)
+        assert [s.response_ids for s in pack(episode)] == [
             s.response_ids for s in pack(trajectory(folder, seed=1))
         ]
 

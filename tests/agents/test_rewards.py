@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import pytest
@@ -118,7 +118,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("value", [1, True, 0.5, np.float32(0.5), np.int64(2), Fraction(1, 2)])
-def test_numbers_of_any_kind(value: object) -> None:
+def test_numbers_of_any_kind(value: SupportsFloat) -> None:
     assert compute(reward(lambda: value), make_reward_input("x")).reward == float(value)
 
 

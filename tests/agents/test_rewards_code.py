@@ -65,7 +65,8 @@ def test_a_program_that_hangs_is_wrong_and_tried_no_further(monkeypatch: pytest.
         "n = int(input())\nwhile n == 1: pass\nprint(n)",
         tests={"inputs": ["0", "1", "2"], "outputs": ["0", "1", "2"]},
     )
-    assert (result.reward, result.metrics["passed"]) == (0.0, pytest.approx(1 / 3))
+    assert result.reward == 0.0
+    assert result.metrics["passed"] == pytest.approx(1 / 3)
     assert value_of("while True: pass", tests=["assert True"]).reward == 0.0
 
 

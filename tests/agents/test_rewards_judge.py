@@ -325,7 +325,8 @@ def test_settings_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
             LLMJudge(endpoint, prompt=prompt)
     with pytest.raises(ValidationError, match="lowest below a highest"):
         JudgeSettings(lowest=1.0, highest=1.0)
-    for bad in ({"url": "127.0.0.1:9"}, {"tries": 0}, {"requests_per_s": 0.0}, {"concurrent": -1}):
+    values: tuple[dict[str, Any], ...] = ({"url": "127.0.0.1:9"}, {"tries": 0}, {"requests_per_s": 0.0})
+    for bad in (*values, {"concurrent": -1}):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             Endpoint(**{"url": "http://127.0.0.1:9/v1", "model": "toy", **bad})
     monkeypatch.delenv("NO_KEY", raising=False)

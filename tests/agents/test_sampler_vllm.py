@@ -197,7 +197,12 @@ def test_a_cancelled_request_is_aborted(sampler: VllmSampler, monkeypatch: pytes
     """It would end in an earlier step than the one that follows it, and be answered."""
     answers: list[dict[str, Any]] = []
     receive = sampler._receive
-    monkeypatch.setattr(sampler, "_receive", lambda answer: (answers.append(answer), receive(answer)))
+
+    def note(answer: dict[str, Any]) -> None:
+        answers.append(answer)
+        receive(answer)
+
+    monkeypatch.setattr(sampler, "_receive", note)
 
     async def play() -> None:
         params = SamplingParams(max_tokens=100)

@@ -147,7 +147,12 @@ def test_every_request_waits_for_its_place(monkeypatch: pytest.MonkeyPatch) -> N
     """The places themselves are in `test_rewards_judge.py`."""
     waits_s = []
     wait_s = RateLimiter.wait_s
-    monkeypatch.setattr(RateLimiter, "wait_s", lambda self: waits_s.append(wait_s(self)) or waits_s[-1])
+
+    def note(limiter: RateLimiter) -> float:
+        waits_s.append(wait_s(limiter))
+        return waits_s[-1]
+
+    monkeypatch.setattr(RateLimiter, "wait_s", note)
     engine = Engine()
     engine.search(*"abcdef", requests_per_s=50)
     assert len(engine.queries) == len(waits_s) == 6

@@ -83,8 +83,8 @@ def test_a_template_that_shows_tools_and_writes_the_format_is_accepted(format: s
 def test_what_the_template_writes_is_read(format: str) -> None:
     tokenizer = with_template(TEMPLATES[format])
     for arguments in ARGUMENTS:
-        says = {"role": "assistant", "content": "", "tool_calls": []}
-        says["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        says = {"role": "assistant", "content": "", "tool_calls": [call]}
         text = tokenizer.apply_chat_template([{"role": "user", "content": ""}, says], tokenize=False)
         turn = FORMATS[format].parse(
             text.rpartition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>\n")

@@ -23,6 +23,7 @@ from envs.builtin.alfworld.mini import spec as mini
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.types import StepResult
+from tests.support.openings import read_opening
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")),
@@ -101,7 +102,7 @@ def play_expert(name: str, index: int) -> tuple[str, list[StepResult]]:
         spec = get_env(name)
         assert spec.make_item is not None
         env, item = spec.make(), spec.make_item(index)
-        opening = await env.reset(item)
+        opening = await read_opening(env, item)
         results = [await env.step(step.resolve("")) for step in spec.expert(item)]
         await env.close()
         return opening, results
@@ -173,7 +174,7 @@ def test_it_is_told_as_agentgym_tells_it_and_lists_what_can_be_done() -> None:
     async def play() -> None:
         spec = get_env("alfworld-mini")
         env, index = spec.make(), bathroom()
-        opening = await env.reset(mini.GAMES.make_item(index))
+        opening = await read_opening(env, mini.GAMES.make_item(index))
         assert opening.startswith("You are in the middle of a room. Looking quickly around you, you see")
         assert "\nYour task is to: " in opening
         actions = await env.inspect("available_actions")  # type: ignore[attr-defined]

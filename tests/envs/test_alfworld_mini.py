@@ -76,7 +76,7 @@ def test_the_same_bytes_are_made_whatever_the_hash_seed(tmp_path: Path) -> None:
     for seed in ("1", "2"):
         (tmp_path / seed).mkdir()
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", DIGEST, tmp_path / seed]
+        command = [sys.executable, "-c", DIGEST, str(tmp_path / seed)]
         digests.add(
             subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
         )

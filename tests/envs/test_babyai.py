@@ -102,6 +102,7 @@ def test_every_listed_action_is_accepted_and_no_other() -> None:
     env = BabyAIEnv()
     reset(env, 36)
     level = env.level
+    assert level
     before = (level.pprint_grid(), level.step_count)
     for wrong in ("", "fly", "go to pink ball 1", "pick up", "go to red ball", "turn left\nturn right extra"):
         result = step(env, wrong)
@@ -122,7 +123,8 @@ def test_the_reward_is_minigrids_and_running_out_of_steps_truncates() -> None:
     item = make_item(0)
     asyncio.run(env.reset(item))
     level = env.level
-    results = [asyncio.run(env.step(step.action)) for step in expert(item)]
+    assert level
+    results = [asyncio.run(env.step(step.resolve(""))) for step in expert(item)]
     assert results[-1].reward == pytest.approx(1 - 0.9 * level.step_count / level.max_steps)
     assert results[-1].terminated
     assert results[-1].success
@@ -144,7 +146,7 @@ def is_solved(index: int) -> bool:
     result = StepResult("")
     for turn in SPEC.solve(make_item(index)):
         assert not result.terminated
-        result = step(env, turn.action)
+        result = step(env, turn.resolve(""))
     return result.success
 
 
@@ -165,7 +167,8 @@ def test_an_object_that_is_locked_away_with_its_key_cannot_be_reached(index: int
     level = make_level(index)
     cells = [(x, y) for x in range(level.width) for y in range(level.height)]
     entities = {cell: level.grid.get(*cell) for cell in cells}
-    reachable = {tuple(map(int, level.agent_pos))}
+    x, y = map(int, level.agent_pos)
+    reachable = {(x, y)}
     while True:
         keys = {entities[c].color for c in reachable if entities[c] is not None and entities[c].type == "key"}
         around = {(x + dx, y + dy) for x, y in reachable for dx, dy in AHEAD}

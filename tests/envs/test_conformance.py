@@ -20,6 +20,7 @@ from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
 from envs.types import Item, StepResult
 from tests.support.leaks import Growth, measure, some_items
+from tests.support.openings import read_opening
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class Sample:
     async def play(
         self, env: Environment
     ) -> tuple[str, list[StepResult], list[StepResult], list[str | None]]:
-        opening = await env.reset(self.item)
+        opening = await read_opening(env, self.item)
         keys = [read_state_key(env)]
         garbage = []
         for action in GARBAGE:
@@ -192,7 +193,7 @@ def test_nothing_is_played_before_a_reset_or_after_the_end(sample: Sample) -> No
         with pytest.raises(RuntimeError, match="before reset"):
             await env.step("look around")
         await env.close()
-        results = await run_script(env, sample.solution, observation=await env.reset(sample.item))
+        results = await run_script(env, sample.solution, observation=await read_opening(env, sample.item))
         assert results[-1].terminated
         with pytest.raises(RuntimeError, match="after the end"):
             await env.step("look around")

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -78,12 +79,9 @@ def server() -> Iterator[Server]:
 
 
 def a_set(
-    server: Server, *paths: str, unpack: bool = False, required_paths: tuple[str, ...] = (), **fields: object
+    server: Server, *paths: str, unpack: bool = False, required_paths: tuple[str, ...] = (), **fields: Any
 ) -> DataSet:
-    files = tuple(
-        replace(DataFile(path=path, url=f"{server.url}/{path}", unpack=unpack), **fields)
-        for path in paths  # type: ignore[arg-type]
-    )
+    files = tuple(DataFile(path=path, url=f"{server.url}/{path}", unpack=unpack, **fields) for path in paths)
     return DataSet(name="toy", about="a toy", required_paths=required_paths or paths, files=files)
 
 
@@ -129,7 +127,7 @@ def test_what_is_here_is_not_downloaded_again(server: Server) -> None:
     [({"bytes": 5}, "bytes is 3000000, not 5"), ({"sha256": "0" * 64}, "not 0{64}")],
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(
-    server: Server, fields: dict[str, object], message: str
+    server: Server, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DownloadFailed, match=message):
         fetch(a_set(server, "big.bin", **fields))

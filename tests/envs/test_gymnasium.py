@@ -15,6 +15,7 @@ from envs.base import read_state_key
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import EnvSpec, get_env
 from envs.types import StepResult
+from tests.support.openings import read_opening
 
 SEEDS = range(5)
 
@@ -22,7 +23,7 @@ SEEDS = range(5)
 def play(spec: EnvSpec, actions: list[str], *, seed: int = 0) -> tuple[str, list[StepResult]]:
     async def episode() -> tuple[str, list[StepResult]]:
         env = spec.make()
-        opening = await env.reset(seeded_item(spec.name, seed))
+        opening = await read_opening(env, seeded_item(spec.name, seed))
         results: list[StepResult] = []
         for action in actions:
             if not (results and results[-1].terminated):

@@ -19,6 +19,7 @@ from envs.runtime.processes import ProcessHost
 from envs.types import Item, StepResult
 from tests.support.hosted_threads import ThreadedRogue
 from tests.support.hosted_toy import Rogue, make_failing, make_without_java
+from tests.support.openings import read_opening
 from tests.support.toy import ToyEnv, toy_item, toy_spec
 from tests.support.waiting import wait_until_async
 
@@ -115,7 +116,7 @@ def test_a_killed_process_is_a_crash_at_once_and_known_to_be_dead(host_of: Any) 
             await asyncio.wait_for(hanging, 30)  # the step itself takes ten minutes
         assert not env.is_alive
         await env.close()
-        assert "rogue_7" in await env.reset(ITEM)  # it starts another
+        assert "rogue_7" in await read_opening(env, ITEM)  # it starts another
         os.kill(env.pid, signal.SIGKILL)
         await wait_until_async(lambda: not env.is_alive)  # without a call
         await close_all(env, host)
@@ -188,7 +189,7 @@ def test_a_lost_fork_server_is_replaced() -> None:
             await env.step("hang")
         await env.close()
         await until_gone(worker.pid)
-        assert "rogue_7" in await env.reset(ITEM)
+        assert "rogue_7" in await read_opening(env, ITEM)
         await close_all(env, host)
 
     asyncio.run(main())
@@ -213,7 +214,7 @@ def test_where_modules_have_threads_workers_are_not_forked() -> None:
     async def main() -> None:
         host = ProcessHost(ThreadedRogue)
         env = HostedEnv(host)
-        assert "rogue_7" in await env.reset(ITEM)
+        assert "rogue_7" in await read_opening(env, ITEM)
         pid = env.pid or 0
         assert "alone" in psutil.Process(pid).cmdline()
         program = int((await env.step("spawn")).observation)

@@ -62,7 +62,7 @@ def test_scripts_solve_tasks_from_observations_and_pages_give_the_rewards() -> N
 
     results = asyncio.run(main())
     *turns, wrong, stop = results
-    lengths = [len(SPEC.expert(task_item)) for task_item in items]
+    lengths = [len(SPEC.solve(task_item)) for task_item in items]
     assert len(turns) == sum(lengths)
     lasts = [turns[sum(lengths[: n + 1]) - 1] for n in range(len(lengths))]
     assert all(last == replace(turns[-1], reward=1.0, terminated=True, success=True) for last in lasts)

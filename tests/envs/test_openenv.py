@@ -17,6 +17,7 @@ from envs.adapters.seeds import seeded_item
 from envs.errors import ConfigError, EnvCrashed
 from envs.registry import get_env
 from envs.types import Item, StepResult
+from tests.support.openings import read_opening
 from tests.support.waiting import wait_until
 
 SERVER = Path(__file__).parents[1] / "support" / "openenv_server.py"
@@ -55,7 +56,7 @@ def _item(address: str, index: int = 0) -> Item:
 async def _play(address: str, actions: list[str], *, index: int = 0) -> tuple[str, list[StepResult]]:
     env = get_env(f"openenv:{address}").make()
     try:
-        return await env.reset(_item(address, index)), [await env.step(action) for action in actions]
+        return await read_opening(env, _item(address, index)), [await env.step(action) for action in actions]
     finally:
         await env.close()
         await env.close()
@@ -84,13 +85,13 @@ def test_two_sessions_at_once_do_not_disturb_each_other(address: str) -> None:
         spec = get_env(f"openenv:{address}/riddle")
         first, second = spec.make(), spec.make()
         letters = [
-            (await env.reset(_item(address, i)))[len("It begins with ")]
+            (await read_opening(env, _item(address, i)))[len("It begins with ")]
             for env, i in ((first, 0), (second, 1))
         ]
         words = [next(word for word in WORDS if word[0] == letter) for letter in letters]
         results = await asyncio.gather(first.step(words[0]), second.step(words[1]))
         assert [result.success for result in results] == [True, True]
-        again = await first.reset(_item(address, 1))
+        again = await read_opening(first, _item(address, 1))
         assert again[len("It begins with ")] == letters[1]
         await asyncio.gather(first.close(), second.close())
         return letters
@@ -169,7 +170,7 @@ def test_a_server_that_has_hung_up_is_called_again_by_the_next_episode() -> None
             assert await env.reset(_item(address, 1)) == "hello\nAction: move, string"
             with pytest.raises(EnvCrashed, match="step: ConnectionClosed"):
                 await env.step("on")
-            assert (await env.reset(_item(address, 2))).startswith("hello")
+            assert (await read_opening(env, _item(address, 2))).startswith("hello")
             await env.close()
 
     asyncio.run(play())

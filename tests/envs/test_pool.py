@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Generic, TypeVar
 
 import pytest
 
@@ -16,22 +16,24 @@ from envs.types import StepResult
 from tests.support.toy import ToyEnv, toy_item
 from tests.support.waiting import wait_until_async
 
+E = TypeVar("E", bound=ToyEnv)
 
-class Factory:
+
+class Factory(Generic[E]):
     """Makes toy environments and records them."""
 
-    def __init__(self, make: Callable[[], Any] = ToyEnv) -> None:
-        self.instances: list[Any] = []
+    def __init__(self, make: Callable[[], E]) -> None:
+        self.instances: list[E] = []
         self._make = make
 
-    def __call__(self) -> ToyEnv:
+    def __call__(self) -> E:
         self.instances.append(self._make())
         return self.instances[-1]
 
 
 def test_never_more_than_its_capacity() -> None:
     async def main() -> None:
-        make = Factory()
+        make = Factory(ToyEnv)
         pool = EnvPool(make, capacity=3)
         lent = 0
         most_lent = 0
@@ -60,7 +62,7 @@ def test_never_more_than_its_capacity() -> None:
 
 def test_first_come_first_served() -> None:
     async def main() -> None:
-        pool = EnvPool(Factory(), capacity=1)
+        pool = EnvPool(Factory(ToyEnv), capacity=1)
         order: list[int] = []
 
         async def user(number: int) -> None:
@@ -76,7 +78,7 @@ def test_first_come_first_served() -> None:
 
 def test_waiting_ends_at_the_timeout_and_says_why() -> None:
     async def main() -> None:
-        pool = EnvPool(Factory(), capacity=2)
+        pool = EnvPool(Factory(ToyEnv), capacity=2)
         async with pool.lease(), pool.lease():
             with pytest.raises(EpisodeTimeout, match=r"2 of the pool's 2 .*max_live_envs") as error_info:
                 async with pool.lease(timeout_s=0.02):
@@ -91,7 +93,7 @@ def test_waiting_ends_at_the_timeout_and_says_why() -> None:
 
 def test_a_broken_instance_is_closed_and_replaced() -> None:
     async def main() -> None:
-        make = Factory()
+        make = Factory(ToyEnv)
         pool = EnvPool(make, capacity=1)
         with pytest.raises(KeyError):
             async with pool.lease() as failing:
@@ -124,7 +126,7 @@ def test_an_instance_that_cannot_even_close_is_let_go() -> None:
 
 def test_fresh_means_a_new_instance_within_the_cap() -> None:
     async def main() -> None:
-        make = Factory()
+        make = Factory(ToyEnv)
         pool = EnvPool(make, capacity=1)
         async with pool.lease() as first:
             pass
@@ -140,7 +142,7 @@ def test_fresh_means_a_new_instance_within_the_cap() -> None:
 
 def test_a_cancelled_waiter_and_a_cancelled_user_leave_no_hole() -> None:
     async def main() -> None:
-        make = Factory()
+        make = Factory(ToyEnv)
         pool = EnvPool(make, capacity=1)
 
         async def user() -> None:
@@ -161,7 +163,7 @@ def test_a_cancelled_waiter_and_a_cancelled_user_leave_no_hole() -> None:
 @pytest.mark.parametrize("ticks", range(6))
 def test_cancellation_at_any_moment_of_a_grant(ticks: int) -> None:
     async def main() -> None:
-        pool = EnvPool(Factory(), capacity=1)
+        pool = EnvPool(Factory(ToyEnv), capacity=1)
         async with pool.lease():
             pass  # one warm instance
 
@@ -185,7 +187,7 @@ def test_starts_are_spread_over_the_loops_turns() -> None:
     """Hundreds of samples start at once; between two starts, other tasks run."""
 
     async def main() -> None:
-        pool = EnvPool(Factory(), capacity=50)
+        pool = EnvPool(Factory(ToyEnv), capacity=50)
         events: list[str] = []
         everyone_started = asyncio.Event()
 
@@ -231,7 +233,7 @@ def test_what_cannot_be_made_is_a_fault_and_takes_no_slot() -> None:
 
 def test_closing_the_pool() -> None:
     async def main() -> None:
-        make = Factory()
+        make = Factory(ToyEnv)
         pool = EnvPool(make, capacity=2)
         async with pool.lease(), pool.lease():
             pass
@@ -278,7 +280,7 @@ def test_closing_turns_the_others_away_though_one_has_just_been_cancelled() -> N
 
 
 def test_a_pool_outlives_an_event_loop_that_was_cut_short() -> None:
-    pool = EnvPool(Factory(), capacity=2)
+    pool = EnvPool(Factory(ToyEnv), capacity=2)
 
     async def user(seconds: float) -> None:
         async with pool.lease(timeout_s=1) as env:
@@ -318,8 +320,8 @@ def test_a_dead_instance_is_replaced_and_not_lent() -> None:
         pool = EnvPool(make, capacity=2)
         async with pool.lease(), pool.lease():
             pass
-        for env in make.instances:
-            env.is_alive = False
+        for instance in make.instances:
+            instance.is_alive = False
         async with pool.lease(timeout_s=1) as env:
             assert await env.reset(toy_item()) == "Goal: reach 3."
             assert [dead.resets for dead in make.instances] == [0, 0, 1]
@@ -333,7 +335,7 @@ def test_a_dead_instance_is_replaced_and_not_lent() -> None:
 
 def test_an_instance_is_recycled_after_its_last_episode() -> None:
     async def main() -> None:
-        make = Factory()
+        make = Factory(ToyEnv)
         pool = EnvPool(make, capacity=1, max_episodes=3)
         for _ in range(7):
             async with pool.lease(timeout_s=1) as env:

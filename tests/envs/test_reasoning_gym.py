@@ -12,6 +12,7 @@ from envs.errors import ConfigError
 from envs.registry import get_env
 from envs.types import Item, StepResult
 from tasks.data.items import item_from_json, item_to_json
+from tests.support.openings import read_opening
 
 pytestmark = pytest.mark.skipif(
     find_spec("reasoning_gym") is None, reason="needs a C compiler: pip install reasoning-gym==0.1.25"
@@ -23,7 +24,7 @@ EVALUATING = ("binary_matrix", "countdown", "n_queens", "puzzle24", "spiral_matr
 def ask(item: Item, answer: str) -> tuple[str, StepResult]:
     async def episode() -> tuple[str, StepResult]:
         env = get_env(item.env).make()
-        question = await env.reset(item)
+        question = await read_opening(env, item)
         result = await env.step(answer)
         await env.close()
         return question, result
@@ -49,13 +50,14 @@ def test_sums_are_answered_by_arithmetic_and_told_from_wrong_ones() -> None:
 def test_queens_are_placed_on_several_lines_by_the_packages_own_answer() -> None:
     spec = get_env("reasoning-gym:n_queens")
     item = seeded_item(spec.name, 5)
-    (message,) = spec.expert(item)
-    assert "\n" not in message.action
-    board = [line.split() for line in message.action.split("\\n")]
+    (message,) = spec.solve(item)
+    action = message.resolve("")
+    assert "\n" not in action
+    board = [line.split() for line in action.split("\\n")]
     queens = [(row, line.index("Q")) for row, line in enumerate(board)]
     for sign in (-1, 0, 1):
         assert len({column + sign * row for row, column in queens}) == 8
-    assert ask(item, message.action)[1].success
+    assert ask(item, action)[1].success
     # The package gives half for the same board in another form: a reward, and no success.
     assert ask(item, str(board))[1] == StepResult("The answer is not right.", 0.5, terminated=True)
 
@@ -65,7 +67,7 @@ def test_the_expert_is_right(name: str) -> None:
     spec = get_env(f"reasoning-gym:{name}")
     for index in range(4):
         item = seeded_item(spec.name, index)
-        assert ask(item, spec.expert(item)[0].action)[1].success
+        assert ask(item, spec.solve(item)[0].resolve(""))[1].success
 
 
 def test_no_question_is_asked_twice() -> None:

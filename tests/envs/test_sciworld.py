@@ -82,7 +82,7 @@ def test_gold_paths_reach_full_marks(number: str) -> None:
             assert opening.startswith("Your task is to")
             rewards = []
             for step in expert(item):
-                result = await env.step(step.action)
+                result = await env.step(step.resolve(""))
                 rewards.append(result.reward)
                 if result.terminated:
                     break
@@ -100,13 +100,13 @@ def test_the_same_item_is_the_same_whatever_was_played_before() -> None:
     """Java's own order of objects differs from game to game: here in the container that the path opens."""
     item, other_item = make_item(35), make_item(34)
 
-    async def play(*items: Item):
+    async def play(*items: Item) -> list[object]:
         env = SciWorldEnv()
         try:
             for item in items:
-                results = [await env.reset(item)]
+                results: list[object] = [await env.reset(item)]
                 for step in path:
-                    result = await env.step(step.action)
+                    result = await env.step(step.resolve(""))
                     results.append((result.observation, result.reward))
                     if result.terminated:
                         break
@@ -144,6 +144,7 @@ def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process() -> None:
     async def main() -> None:
         env = SciWorldEnv()
         await env.reset(make_item(0))
+        assert env.jvm
         pid = env.jvm.pid
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Exception, match=r"."):
@@ -152,6 +153,7 @@ def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process() -> None:
         await env.close()
         assert not psutil.pid_exists(pid)
         await env.reset(make_item(1))  # it starts another
+        assert env.jvm
         second_pid = env.jvm.pid
         await env.close()
         assert not psutil.pid_exists(second_pid)

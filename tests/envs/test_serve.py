@@ -296,8 +296,8 @@ def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
             full_answer = await http.post("/create", json={})
             assert full_answer.status_code == 401
             assert "Bearer" in full_answer.json()["detail"]
-            for wrong in ("Bearer three", "Basic %%", "Bearer", "one", b"Bearer \xff"):
-                assert (await http.get("/metrics", headers={"Authorization": wrong})).status_code == 401
+            for wrong in (b"Bearer three", b"Basic %%", b"Bearer", b"one", b"Bearer \xff"):
+                assert (await http.get("/metrics", headers={b"Authorization": wrong})).status_code == 401
             first_owner = {"Authorization": "Bearer one"}
             # a token in the URL, as AgentGym's clients can have it
             two = {"Authorization": "Basic " + base64.b64encode(b"any:two").decode()}

@@ -19,6 +19,7 @@ from envs.adapters.textarena import SINGLE_PLAYER_GAMES
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.types import StepResult
+from tests.support.openings import read_opening
 
 ROOT = Path(__file__).parents[2]
 RANDOM_DRAWS = ("textarena:Blackjack-v0", "textarena:2048-v0")
@@ -34,7 +35,7 @@ def hanoi(disks: int, start: str, end: str, spare: str) -> Iterator[str]:
 
 async def play(name: str, seed: int, actions: list[str]) -> tuple[str, list[StepResult]]:
     env = get_env(name).make()
-    opening, results = await env.reset(seeded_item(name, seed)), list[StepResult]()
+    opening, results = await read_opening(env, seeded_item(name, seed)), list[StepResult]()
     for action in actions:
         if not (results and results[-1].terminated):
             results.append(await env.step(action))
@@ -59,7 +60,7 @@ def test_numbers_are_found_by_halving_on_one_instance_after_another() -> None:
     async def search() -> set[int]:
         env, matches = spec.make(), set()
         for item in spec.split(0).test[:8]:
-            low, high = map(int, re.findall(r"between (\d+) and (\d+)", await env.reset(item))[0])
+            low, high = map(int, re.findall(r"between (\d+) and (\d+)", await read_opening(env, item))[0])
             while True:
                 guess = (low + high) // 2
                 result = await env.step(f"[{guess}]")
@@ -84,7 +85,9 @@ def test_episodes_side_by_side_are_what_each_is_alone(name: str) -> None:
     async def together() -> list[tuple[str, list[StepResult]]]:
         spec = get_env(name)
         envs = [spec.make(), spec.make()]
-        openings = [await env.reset(seeded_item(name, seed)) for env, seed in zip(envs, (1, 2), strict=True)]
+        openings = [
+            await read_opening(env, seeded_item(name, seed)) for env, seed in zip(envs, (1, 2), strict=True)
+        ]
         results: list[list[StepResult]] = [[], []]
         for action in actions:
             for env, of_one in zip(envs, results, strict=True):
@@ -119,7 +122,7 @@ async def openings(names: list[str]) -> dict[str, str]:
     for name in names:
         env = get_env(name).make()
         for index in (11, 4):
-            views[f"{name} {index}"] = await env.reset(seeded_item(name, index))
+            views[f"{name} {index}"] = await read_opening(env, seeded_item(name, index))
     return views
 
 

@@ -24,6 +24,7 @@ from envs.builtin.textcraft.world import Problem, display_name, goals, load_book
 from envs.errors import ConfigError
 from envs.registry import get_env
 from envs.types import StepResult
+from tests.support.openings import read_opening
 
 
 def test_the_package_s_544_goals_are_there_by_depth() -> None:
@@ -90,7 +91,7 @@ def step(env: TextCraftEnv, action: str) -> StepResult:
 def _play(problem: Problem) -> bool:
     env = TextCraftEnv()
     env.start(problem)
-    *before, last = [step(env, turn.action) for turn in solve(problem)]
+    *before, last = [step(env, turn.resolve("")) for turn in solve(problem)]
     assert not any(result.reward or result.terminated for result in before)
     return last.reward == 1.0 and last.success and last.terminated
 
@@ -115,7 +116,7 @@ def test_the_experts_mistakes_are_refused_by_the_game_and_corrected() -> None:
         env = TextCraftEnv()
         env.start(problem)
         for turn in play(problem, Mistakes(slips=lambda: rng.random() < 0.15)):
-            result = step(env, turn.step.action)
+            result = step(env, turn.step.resolve(""))
             assert turn.is_correct != result.observation.startswith("Could not"), (turn, result)
             mistakes += not turn.is_correct
         assert result.success
@@ -157,7 +158,7 @@ def test_what_the_expert_misreads_is_refused_at_last_and_read_again() -> None:
         env = TextCraftEnv()
         env.start(problem)
         for turn in play(problem, Mistakes(misreads=misread, insists=lambda: rng.random() < 0.3)):
-            result = step(env, turn.step.action)
+            result = step(env, turn.step.resolve(""))
             if result.observation.startswith("Could not"):
                 assert not turn.is_correct, turn
                 num_refused += 1
@@ -270,10 +271,10 @@ def test_a_listing_gives_the_numbers_of_a_server_that_lists_its_files_so(tmp_pat
     assert item.item_id == f"{spec.name}_12"
     assert get_env(item.env).name == spec.name
     env = spec.make()
-    opening = asyncio.run(env.reset(item))
+    opening = asyncio.run(read_opening(env, item))
     assert opening.endswith(f"Goal: craft {display_name(upstream_goals[12][0])}.")
     for step in spec.solve(item):
-        result = asyncio.run(env.step(step.action))
+        result = asyncio.run(env.step(step.resolve("")))
     assert result.success
     assert goals() == tuple(sorted(load_book("").item_recipes_min_depth(1), key=lambda goal: goal[1]))
 

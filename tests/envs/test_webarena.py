@@ -368,13 +368,13 @@ def test_an_address_and_pages_are_judged() -> None:
 @chromium
 def test_a_login_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEBARENA_LOGINS", str(tmp_path))
-    monkeypatch.setitem(login._FORMS, "shopping", ("/login", "Email", "Password", "Sign In"))  # type: ignore[index]
+    monkeypatch.setitem(login._FORMS, "shopping", ("/login", "Email", "Password", "Sign In"))
     case = task(eval_types=["string_match"], logged_in=True, reference_answers={"exact_match": "x"})
     with site() as shop:
         asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), names=["shopping"], folder=tmp_path))
         assert "Hello Ada" in play(shop, case, state=storage_state(case.logins))[0]
         assert "Sign in" in play(shop, task(eval_types=["url_match"]))[0]
-        monkeypatch.setitem(login.ACCOUNTS, "shopping", {"username": "x", "password": "y"})  # type: ignore[index]
+        monkeypatch.setitem(login.ACCOUNTS, "shopping", {"username": "x", "password": "y"})
         with pytest.raises(ConfigError, match=r"shopping .* rejects WebArena's account 'x'"):
             asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), names=["shopping"], folder=tmp_path))
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from envs.builtin.webarena.evaluators import score, url_matches
+from envs.builtin.webarena.evaluators import Page, score, url_matches
 from envs.builtin.webarena.sites import Sites
 from envs.builtin.webarena.tasks import Task, read_tasks
 from envs.builtin.webarena_local.env import (
@@ -117,6 +118,7 @@ FACTS = {
 
 def answers(task: Task) -> list[str]:
     references = task.eval.reference_answers
+    assert references
     return [*references.must_include, *([references.exact_match] if references.exact_match else [])]
 
 
@@ -144,10 +146,25 @@ def test_the_cheapest_of_a_category_is_the_one_that_is_asked_for(ask: Ask) -> No
             assert task.eval.reference_url == f"__SHOPPING__/catalogue/{slug}_{key}"
 
 
+class NoPages:
+    """No page is open."""
+
+    url = ""
+
+    async def content(self) -> str:
+        raise AssertionError("no page is looked at")
+
+    async def evaluate(self, expression: str) -> Any:
+        raise AssertionError("no page is looked at")
+
+    def open_tab(self, url: str) -> AbstractAsyncContextManager[Page]:
+        raise AssertionError("no page is looked at")
+
+
 def worth(task: Task, answer: str) -> float:
-    """Of an answer alone: no page is looked at."""
+    """Of an answer alone."""
     nowhere = Sites({}, {})
-    return asyncio.run(score(task, answer=answer, pages=None, sites=nowhere, judge=None, helpers={}))
+    return asyncio.run(score(task, answer=answer, pages=NoPages(), sites=nowhere, judge=None, helpers={}))
 
 
 def test_no_answer_no_wrong_answer_and_no_first_page_is_right() -> None:

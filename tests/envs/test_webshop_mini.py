@@ -121,7 +121,7 @@ def test_the_buyer_reaches_full_marks_by_the_pages_alone(kind: GoalKind) -> None
 
     async def play(number: int, steps: Sequence[ExpertStep]) -> list[StepResult]:
         await env.reset(Item(item_id=f"webshop-mini_{number}", env="webshop-mini"))
-        return [await env.step(step.action) for step in steps]
+        return [await env.step(step.resolve("")) for step in steps]
 
     for number in range(0, len(shop.goals), 9):
         steps = solve(shop, shop.find_goal(number))
@@ -139,7 +139,8 @@ def test_the_buyer_clicks_only_and_repeats_only_what_is_on_the_page(shop: Shop) 
         goal = shop.find_goal(number)
         visit = Session(shop, goal)
         for step in solve(shop, goal):
-            name, _, argument = step.action.removesuffix("]").partition("[")
+            action = step.resolve("")
+            name, _, argument = action.removesuffix("]").partition("[")
             assert name == "search" or argument.lower() in visit.page.clickables
             if "[SEP]" in step.thought:
                 row, _, limit = step.thought.removesuffix(".").rpartition(" below ")
@@ -151,7 +152,7 @@ def test_the_buyer_clicks_only_and_repeats_only_what_is_on_the_page(shop: Shop) 
                 read += 1
             else:
                 assert step.thought.endswith(f": {argument}.")
-            visit.act(step.action)
+            visit.act(action)
     assert read >= 18
 
 

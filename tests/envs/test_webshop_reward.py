@@ -28,7 +28,7 @@ PANASONIC = (
 
 
 def product(**changes: Any) -> Product:
-    defaults = {
+    defaults: dict[str, Any] = {
         "asin": "B1",
         "title": "Peak Basketball Shoes",
         "category": "fashion",
@@ -46,7 +46,7 @@ def product(**changes: Any) -> Product:
 
 
 def goal(*, title: str = "Peak Basketball Shoes", **changes: Any) -> Goal:
-    defaults = {
+    defaults: dict[str, Any] = {
         "product": product(title=title),
         "instruction": "",
         "attributes": ("non slip", "memory foam"),

@@ -63,7 +63,7 @@ def blocks() -> Iterator[Block]:
 BLOCKS = list(blocks())
 
 
-def blocks_in(*languages: str) -> Any:
+def blocks_in(*languages: str) -> pytest.MarkDecorator:
     matches = [block for block in BLOCKS if block.language in languages]
     return pytest.mark.parametrize("block", matches, ids=map(str, matches))
 

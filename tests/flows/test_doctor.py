@@ -187,8 +187,8 @@ def test_a_run_without_java_stops_before_anything_starts(project: Path, tmp_path
 
 def test_playing_by_the_experts_hints_solves_the_item() -> None:
     item = make_item(30)
-    solution = get_env("textcraft").expert(item)
-    lines = ["?", *(line for step in solution for line in ("expert", "inventory", step.action))]
+    solution = get_env("textcraft").solve(item)
+    lines = ["?", *(line for step in solution for line in ("expert", "inventory", step.resolve("")))]
     done = call("play", "textcraft", "textcraft_30", lines="\n".join(lines))
     assert done.exit_code == 0, done.output
     hints = [

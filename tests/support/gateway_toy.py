@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionUserMessageParam
 
 from agents.gateway.gateway import Gateway
 from agents.gateway.limits import GatewayLimits
@@ -20,8 +21,8 @@ from tests.support.toy import toy_tokenizer
 
 ITEM = Item(item_id="toy_7", env="toy", metadata={"target": 3})
 CONTEXT = 2000
-QUESTION = {"role": "user", "content": "Goal: reach 3."}
-SEARCH = {
+QUESTION: ChatCompletionUserMessageParam = {"role": "user", "content": "Goal: reach 3."}
+SEARCH: ChatCompletionFunctionToolParam = {
     "type": "function",
     "function": {
         "name": "search",
@@ -34,7 +35,10 @@ SEARCH = {
     },
 }
 
-LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+LOOK: ChatCompletionFunctionToolParam = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def tokenizer_with(format: str = "hermes") -> Any:

@@ -12,7 +12,7 @@ from agents.types import Completion, SamplingParams
 
 VOCAB = 97
 CONTEXT = 256
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 80,

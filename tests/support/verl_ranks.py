@@ -34,4 +34,6 @@ def main(rank: int, size: int, port: int, request: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), *map(Path, sys.argv[4:6]))
+    rank, size, port = map(int, sys.argv[1:4])
+    request, out = map(Path, sys.argv[4:6])
+    main(rank, size, port, request, out)

@@ -285,6 +285,7 @@ def test_clip_cov_draws_by_its_seed_alone() -> None:
     def chosen_tokens(seed: int) -> list[list[int]]:
         torch.rand(seed + 1)  # whatever else has drawn
         is_clipped = clip_cov.per_token(replace(tokens(inputs), seed=seed)).clipped
+        assert is_clipped is not None
         return is_clipped.nonzero().tolist()
 
     assert chosen_tokens(3) == chosen_tokens(3)
@@ -340,14 +341,13 @@ def test_gspo_and_geo_mean_by_hand() -> None:
 
 
 def test_every_algorithm_is_named_by_its_key() -> None:
-    required_values = {
+    required_values: dict[str, dict[str, Any]] = {
         "distill": {"teacher": "models/teacher"},
         "gdpo": {"rewards": {"reward": 1.0}},
         "sft": {"data": ["episodes.jsonl"]},
     }
     for name in ALGORITHMS:
-        values: dict[str, Any] = {"name": name} | required_values.get(name, {})
-        algorithm: Algorithm = parse_algorithm(values)
+        algorithm: Algorithm = parse_algorithm({"name": name, **required_values.get(name, {})})
         assert algorithm.name == name
         assert parse_algorithm(algorithm.model_dump()) == algorithm, "what is recorded can be read"
 

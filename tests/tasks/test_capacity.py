@@ -171,7 +171,7 @@ class Disk:
 
     def usage(self, path: Path) -> Any:
         used_bytes = sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
-        return shutil._ntuple_diskusage(self._size, used_bytes, self._size - used_bytes)  # type: ignore[attr-defined]
+        return shutil._ntuple_diskusage(self._size, used_bytes, self._size - used_bytes)
 
 
 def write_checkpoint(folder: Path, step: int) -> None:

@@ -57,7 +57,8 @@ def test_two_of_three_steps_raise_one_alert_and_one_step_raises_none(monitor: st
         assert alerts_at_end(series(*harmless), LIMITS) == []
     steps = series(sign, {}, sign)
     (alert,) = new_alerts(steps, LIMITS)
-    assert (alert.monitor, alert.step, alert.value) == (monitor, 9, pytest.approx(value))
+    assert (alert.monitor, alert.step) == (monitor, 9)
+    assert alert.value == pytest.approx(value)
     assert "\n" not in alert.text
     assert f"{alert.limit:g}" in alert.text
     assert "train.watch." in alert.text

@@ -1,6 +1,7 @@
 """The comparison of runs against a table done by hand."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -84,7 +85,7 @@ def test_a_place_that_cannot_be_written_to_is_refused(runs: list[Path]) -> None:
 @pytest.fixture
 def runs_with_report(runs: list[Path]) -> list[Path]:
     """Three of the runs with their reports; the last one plays another environment."""
-    changes = [{}, {"train__lr": 0.5, "seed": 3}, {"data__parts": {"babyai": {}}}]
+    changes: list[dict[str, Any]] = [{}, {"train__lr": 0.5, "seed": 3}, {"data__parts": {"babyai": {}}}]
     for run, overrides in zip(runs, changes, strict=False):
         report(toy_pipeline(**overrides), run)
     return runs[:3]

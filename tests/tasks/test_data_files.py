@@ -68,7 +68,7 @@ def test_questions_come_from_each_kind_of_file(name: str) -> None:
 
 
 def test_parquet_keeps_whole_numbers_lists_objects_and_gaps() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "messages": [{"role": "user", "content": "a"}],
             "level": 1,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from agents.clients.endpoint import Endpoint
 from agents.types import Trajectory
@@ -262,7 +261,7 @@ def test_a_model_of_a_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch: p
 
 
 def test_other_policies_and_requests_have_other_folders() -> None:
-    policies = [
+    policies: list[SavedPolicy | Endpoint] = [
         SavedPolicy(name="runs/a", folder=MODEL),
         SavedPolicy(name="runs/a", folder=MODEL, step=3),
         SavedPolicy(name="runs/b", folder=MODEL),
@@ -270,7 +269,9 @@ def test_other_policies_and_requests_have_other_folders() -> None:
         Endpoint("http://127.0.0.1:9/v1", "two"),
     ]
     requests = [
-        EvaluationRequest(envs=(SAY,), **more) for more in ({}, {"samples": 2}, {"where": {"depth": [1]}})
+        EvaluationRequest(envs=(SAY,)),
+        EvaluationRequest(envs=(SAY,), samples=2),
+        EvaluationRequest(envs=(SAY,), where={"depth": [1]}),
     ]
     folders = [default_folder(policy, request) for policy in policies for request in requests]
     assert len(set(folders)) == len(folders)
@@ -322,7 +323,8 @@ def test_two_evaluations_are_tested_item_by_item(tmp_path: Path) -> None:
     comparison = compare_evaluations([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     before, after, test = comparison.tests["success"]
     assert (before, after) == pytest.approx((0.4, 0.9))
-    assert (test.items, test.mean) == (5, pytest.approx(0.5))
+    assert test.items == 5
+    assert test.mean == pytest.approx(0.5)
     # Differences 1, .5, 0, .5, .5: of the 16 signs of the four, only all + and all - are as far from 0.
     assert (test.p_value, test.method) == (2 / 16, "exact")
     assert comparison.only_second == ["toy_0", "toy_3"]

@@ -120,7 +120,7 @@ def test_pictures_of_tables_and_datasets(project: Path, monkeypatch: pytest.Monk
     for train in ("data/geo/train.parquet", "hf://some/set#train"):
         part = {"env": "question", "train": train, "test": "data/geo/test.jsonl"}
         [item] = read_parts(DataSettings.model_validate({"parts": {"geo": part}}))["geo"].train
-        [image] = asyncio.run(QuestionEnv().reset(item)).images
+        [image] = Observation.wrap(asyncio.run(QuestionEnv().reset(item))).images
         assert decode_image(image).tobytes() == decode_image(WIDE).tobytes()
 
 

@@ -84,7 +84,8 @@ def test_the_same_judge_is_one_for_all_of_a_process() -> None:
     with chat_server(in_turn(says("Score: 3"))) as server:
         settings = AgentSettings.model_validate(agent_with(server.url, max_requests=1))
         first, second = reward_of(settings), reward_of(settings)
-        assert first is second is not None
+        assert first is not None
+        assert second is first
         asyncio.run(first.score(make_reward_input("x", fields=FIELDS)))
         with pytest.raises(BudgetSpent, match="budget of 1 requests is spent"):
             asyncio.run(second.score(make_reward_input("y", fields=FIELDS)))

@@ -229,6 +229,7 @@ def test_vllm_is_started_without_adapters(verl: ModuleType, model: Path, tmp_pat
 
     settings = toy_pipeline(model, train__lora=LORA, backend={"device": "cuda", "rollout": "vllm"})
     options = verl_config(settings, model=model, checkpoints=tmp_path).actor_rollout_ref.model
+    assert verl.__file__
     source = Path(verl.__file__).parent / "workers/rollout/vllm_rollout/vllm_async_server.py"
     tree = ast.parse(source.read_text())  # vLLM, which it imports, is not installed here
     [function] = [

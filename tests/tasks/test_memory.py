@@ -63,7 +63,7 @@ def test_a_cpu_node_by_hand() -> None:
     }
     by_vllm = load_pipeline("textcraft-cpu", overrides={"backend.rollout": "vllm-cpu"})
     [of_vllm] = needs(by_vllm, QWEN_3B)
-    assert of_vllm.parts == need.parts | {"vLLM's processes": samplers * 1_800_000_000}
+    assert of_vllm.parts == {**need.parts, "vLLM's processes": samplers * 1_800_000_000}
     with_reference = load_pipeline("textcraft-cpu", overrides={"train.kl": {"coef": 0.01}})
     [need] = needs(with_reference, QWEN_3B)
     assert need.parts["reference"] == 4 * 3_085_938_688

@@ -81,16 +81,15 @@ def test_successes_are_added_to_the_original_data_once_each() -> None:
         SupervisedRow(item_id="a", prompt_ids=[1, 2], response_ids=[20, 9], mask=[0, 1]),
         SupervisedRow(item_id="a", prompt_ids=[1, 2], response_ids=[20, 9], mask=[0, 1]),
     ]
-    won = {"reward": 1.0}
     samples = [
-        episode("a", [turn([20, 9])], **won),  # as a demonstration
-        episode("a", segmented(40), **won),  # new
-        episode("a", segmented(41), **won),  # new: only its first segment is there already
-        episode("a", segmented(40), **won),  # as the second
-        episode("b", segmented(40), **won),  # new: of another item
+        episode("a", [turn([20, 9])], reward=1.0),  # as a demonstration
+        episode("a", segmented(40), reward=1.0),  # new
+        episode("a", segmented(41), reward=1.0),  # new: only its first segment is there already
+        episode("a", segmented(40), reward=1.0),  # as the second
+        episode("b", segmented(40), reward=1.0),  # new: of another item
         episode("b", [turn([50])], reward=0.5),  # no success
-        replace(episode("b", [turn([51])], **won), stop_reason=StopReason.ERROR, error="X: y"),
-        episode("b", [], **won),  # nothing of the policy's
+        replace(episode("b", [turn([51])], reward=1.0), stop_reason=StopReason.ERROR, error="X: y"),
+        episode("b", [], reward=1.0),  # nothing of the policy's
     ]
     selection = select(samples, original=original, min_reward=None)
     assert selection.rows == [*original, *rows_of(samples[1]), *rows_of(samples[2]), *rows_of(samples[4])]

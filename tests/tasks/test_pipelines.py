@@ -76,7 +76,9 @@ def test_every_pipeline_is_deployed_to_prefect_without_being_listed(monkeypatch:
         assert deployments == [*(f"train-agent/{name}" for name in NAMES), "evaluate-policy/any-policy"]
         evaluation = client.read_deployment_by_name(deployments[-1])
         assert evaluation.entrypoint == "flows/evaluate_policy.py:evaluate_policy"
-        assert {"policy", "envs", "samples"} <= evaluation.parameter_openapi_schema["properties"].keys()
+        schema = evaluation.parameter_openapi_schema
+        assert schema
+        assert {"policy", "envs", "samples"} <= schema["properties"].keys()
         for name in NAMES:
             deployment = client.read_deployment_by_name(f"train-agent/{name}")
             assert deployment.parameters == {"pipeline": name}

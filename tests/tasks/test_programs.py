@@ -233,7 +233,8 @@ def test_a_reward_that_fails_drops_the_episode_and_plays_it_no_more() -> None:
         raise KeyError("a bug")
 
     async def program(base_url: str, api_key: str, item: Item) -> None:
-        episodes.append(await talk(base_url, 1))
+        episodes.append(item)
+        await talk(base_url, 1)
 
     ((trajectory,),) = play(program, num_samples=1, reward=fails_always, max_attempts=3)
     assert (trajectory.stop_reason, trajectory.attempts, len(episodes)) == (StopReason.ERROR, 1, 1)

@@ -42,7 +42,7 @@ def weigh(**block: Any) -> tuple[list[list[float]], dict[str, float]]:
     trajectories: Any = {"a_0": SimpleNamespace(), "b_0": SimpleNamespace()}
     weights, metrics = rollout_weights(
         RolloutCorrectionSettings(**block), JoinedRows(KEYS, data, trajectories)
-    )  # type: ignore[arg-type]
+    )
     return [row.tolist() for row in weights.unbind()], metrics
 
 
@@ -118,7 +118,7 @@ def test_of_conversations_of_one_row_the_weights_are_verls(
     keys = [f"x{row}_0_0" for row in range(4)]
     trajectories: Any = {f"x{row}_0": None for row in range(4)}
     correction = RolloutCorrectionSettings(level=level, cap=1.3, reject_below=below, reject_above=above)
-    weights, _ = rollout_weights(correction, JoinedRows(keys, data, trajectories))  # type: ignore[arg-type]
+    weights, _ = rollout_weights(correction, JoinedRows(keys, data, trajectories))
     assert expected_weights is not None
     torch.testing.assert_close(
         weights.to_padded_tensor(0.0), expected_weights.batch["rollout_is_weights"] * kept_mask

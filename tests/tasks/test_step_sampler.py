@@ -169,7 +169,12 @@ def test_every_item_that_was_sampled_is_remembered_by_its_last_success() -> None
 def test_a_resumed_run_draws_the_same_items_and_raises_the_horizon_at_the_same_steps(tmp_path: Path) -> None:
     """Killed after step 5 of 12: what is left is what the checkpoint has."""
     horizon = {"type": "adaptive", "max_turns": [4, 6], "raise_when": {"window": 2, "min_steps": 4}}
-    options = {"rollout__curriculum": {}, "horizon": horizon, "train__steps": 12, "items": ITEMS * 4}
+    options: dict[str, Any] = {
+        "rollout__curriculum": {},
+        "horizon": horizon,
+        "train__steps": 12,
+        "items": ITEMS * 4,
+    }
 
     def rewards(item: Item, index: int) -> float | None:
         return float(index < number(item) % 4) or None if index else 0.5

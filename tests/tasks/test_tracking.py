@@ -47,7 +47,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workspace(store: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(store)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/mlflow.db")
-    return Path("runs") / request.node.name
+    return Path("runs", request.node.name)
 
 
 @pytest.fixture
@@ -248,7 +248,10 @@ def test_a_trace_shows_the_task_and_the_turns_with_the_times_they_took(
 
 
 def test_a_round_says_why_its_horizon_was_raised() -> None:
-    steps = [{"step": 1, "horizon": 5}, {"step": 2, "horizon": 8, "horizon_reason": "8 turns, because of x"}]
+    steps: list[dict[str, Any]] = [
+        {"step": 1, "horizon": 5},
+        {"step": 2, "horizon": 8, "horizon_reason": "8 turns, because of x"},
+    ]
     assert round_params(steps, first=1, last=2) == {
         "first_step": "1",
         "last_step": "2",
@@ -325,7 +328,7 @@ def test_the_best_version_is_the_champion(workspace: Path, pipeline: Pipeline) -
         assert version.tags["success"] == f"{success:.4f}"
         assert version.tags["base_model"] == "models/textcraft-base"
         assert version.tags["git.commit"] == "abc"
-        assert "Success on the test split: 25.0% before" in version.description
+        assert "Success on the test split: 25.0% before" in (version.description or "")
         assert int(client.get_model_version_by_alias("nine", "champion").version) == best
 
 

@@ -200,8 +200,8 @@ def loss_by_hand(model: Path, groups: Groups, reference: Groups, *, observation_
     loss = loss + observation_loss * sums["observation"]
     loss.backward()
     squares = [p.grad.square().sum() for p in policy.parameters()]
-    values = {name: value.item() for name, value in sums.items()}
-    return Loss(grad_norm=sum(squares).item() ** 0.5, **values)
+    parts = {name: value.item() for name, value in sums.items()}
+    return Loss(grad_norm=sum(squares).item() ** 0.5, **parts)
 
 
 def cross_entropies(policy: Any, trajectory: Trajectory) -> Any:

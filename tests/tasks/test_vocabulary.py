@@ -122,7 +122,8 @@ def test_a_word_is_drawn_alike_after_a_space_and_not(small: Path, tmp_path: Path
         varies = (
             rows[spaced_rows].std(0) * rows[unspaced_rows].std(0) > 0
         )  # not all that a new model is made of does
-        return ((rows[ids[word]] - form_rows.mean(0)) / form_rows.std(0))[varies]
+        standardized: torch.Tensor = (rows[ids[word]] - form_rows.mean(0)) / form_rows.std(0)
+        return standardized[varies]
 
     torch.testing.assert_close(standard("zzyx"), standard("Ġzzyx"), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(standard("diamond"), standard(known_word), rtol=1e-3, atol=1e-3)

@@ -1,0 +1,9 @@
+"""The text that an episode begins with."""
+
+from envs.base import Environment
+from envs.types import Item, Observation
+
+
+async def read_opening(env: Environment, item: Item) -> str:
+    """Begin `item`; its first observation without images."""
+    return Observation.wrap(await env.reset(item)).text
