@@ -5,6 +5,7 @@ An entry point makes a name known in every process, including Ray's workers; a c
 """
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -88,7 +89,7 @@ class Registry(Mapping[str, T]):
         result = self._validate(name, value)
         entries = self._all()
         if name not in entries or entries[name].value != value:
-            caller = sys._getframe(2).f_globals.get("__name__", "?")
+            caller = inspect.stack(context=0)[2].frame.f_globals.get("__name__", "?")
             entry = _Entry(lambda: result, f"registered by {caller}", value=value)
             self._entries = self._add(entries, name, entry)
 

@@ -178,8 +178,10 @@ class Run:
                 self._session = OfflineSession(plan.pipeline, plan.workspace, progress)
             else:
                 from tasks.stages.train import TrainSession
+                from tasks.verl.process import RayTrainingProcess
 
-                self._session = TrainSession(plan.pipeline, plan.workspace, progress, serve=plan.served_at)
+                process = RayTrainingProcess(serve=plan.served_at)
+                self._session = TrainSession(plan.pipeline, plan.workspace, progress, process=process)
             self._closing.enter_context(self._session)
         return self._session
 

@@ -88,11 +88,11 @@ class Tool:
             raise ConfigError(f"tool {self.name!r}: max_concurrency {max_concurrency} lets no call through")
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
             raise ConfigError(f"tool {self.name!r} is a generator; return the whole answer")
-        # A method of a class that is being defined: `__get__` binds the instance.
-        self._unbound = (
+        self.is_unbound = (
             inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "self"
         )
-        self._signature = read_signature(function, tool=self.name, stateful=stateful, method=self._unbound)
+        """Whether it is a method of a class that is being defined: `__get__` binds the instance."""
+        self._signature = read_signature(function, tool=self.name, stateful=stateful, method=self.is_unbound)
         self.description = self._signature.description if description is None else description
         self.timeout_s = None if keeps_time else timeout_s
         self.keeps_time = keeps_time or timeout_s is not None
@@ -100,7 +100,7 @@ class Tool:
         self.max_length = max_length
         self.finish = finish
         self.stateful = stateful
-        self._function = function
+        self.function = function
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             type(function).__call__
         )
@@ -133,19 +133,19 @@ class Tool:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself."""
-        return self._function(*args, **kwargs)
+        return self.function(*args, **kwargs)
 
     def __get__(self, instance: object | None, owner: type | None = None) -> "Tool":
         """The tool of a method of `instance`."""
-        if instance is None or not self._unbound:
+        if instance is None or not self.is_unbound:
             return self
         method = copy.copy(self)
-        method._function = types.MethodType(self._function, instance)
-        method._unbound = False
+        method.function = types.MethodType(self.function, instance)
+        method.is_unbound = False
         return method
 
     async def _answer(self, arguments: Any, env: Environment | None) -> ToolResult:
-        if self._unbound:
+        if self.is_unbound:
             raise ConfigError(f"tool {self.name!r} is a method; give its instance to collect_tools")
         try:
             values = self._signature.values(arguments)
@@ -184,9 +184,9 @@ class Tool:
     async def _work(self, values: dict[str, Any]) -> ToolResult:
         try:
             if self._is_async:
-                return read_outcome(await self._function(**values))
+                return read_outcome(await self.function(**values))
             output = await run_in_thread(
-                functools.partial(_call_function, self._function, values), name=f"tool {self.name!r}"
+                functools.partial(_call_function, self.function, values), name=f"tool {self.name!r}"
             )
             return output if isinstance(output, ToolResult) else read_outcome(await output)
         except SystemExit as error:  # it ends the tool, not this program

@@ -212,10 +212,10 @@ class OfflineSession:
             request: SftRequest
             if isinstance(self._algorithm, Dpo):
                 names = _NAMES["preference"]
-                facts, request = self._preferences(steps, [*files, *samples])
+                facts, request = self.plan_preferences(steps, [*files, *samples])
             else:
                 names = _NAMES["imitation"]
-                facts, request = self._imitation(steps, files=files, samples=samples, folder=Path(folder))
+                facts, request = self.plan_imitation(steps, files=files, samples=samples, folder=Path(folder))
             facts |= _sampling_facts(groups)
             spec = make_training_spec(self._pipeline, step=steps.first_step, evidence={})
             schedules = {"horizon": max(spec.max_turns.values()), "temperature": spec.temperature}
@@ -245,7 +245,7 @@ class OfflineSession:
         earlier = file.read_text() if file.exists() else ""
         write_atomically(file, earlier + "".join(json.dumps(line) + "\n" for line in lines))
 
-    def _imitation(
+    def plan_imitation(
         self, steps: TrainedRound, *, files: Sequence[Trajectory], samples: Sequence[Trajectory], folder: Path
     ) -> tuple[dict[str, float], SftRequest]:
         """What is imitated, in numbers and as a request; `folder` may be needed until it is carried out."""
@@ -268,7 +268,7 @@ class OfflineSession:
         request = SftRequest(**self._common(steps, model=model, rows=selection.rows))
         return _selection_facts(selection, original), request
 
-    def _preferences(
+    def plan_preferences(
         self, steps: TrainedRound, trajectories: Sequence[Trajectory]
     ) -> tuple[dict[str, float], DpoRequest]:
         """The pairs, in numbers and as a request."""

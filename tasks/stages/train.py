@@ -8,7 +8,6 @@ training that collapses, with `train.watch.on_collapse: rewind`: `tasks/verl/rew
 
 import json
 import logging
-import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,28 +16,28 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn, TypeVar
 
 from agents.types import Trajectory
-from envs.errors import ConfigError, WingspanError, to_line
+from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
 from envs.types import Item
-from tasks.cluster.session import check_ray, connect_ray, end_local_ray, keep_logs, result_of
+from tasks.cluster.session import keep_logs
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts
 from tasks.data.items import evaluation_turns, read_items, spread, training_order
 from tasks.data.trajectories import summarise, write_trajectories
-from tasks.errors import Collapsed, RayDied, SamplerDied, names_dead_engine
+from tasks.errors import Collapsed, RayDied, SamplerDied
 from tasks.progress import SILENT, Progress
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import checkpoints
-from tasks.verl.actor import StepRecord, launch
+from tasks.verl.actor import StepRecord
 from tasks.verl.config import check_pipeline
 from tasks.verl.policies import copy_policy
+from tasks.verl.process import RayTrainingProcess, TrainingProcess
 from tasks.verl.rewinds import Rewind, RewindPoints, read_rewinds, seed_after, write_rewind
 
-if TYPE_CHECKING:
-    from tasks.rollout.served_policy import ServedAt
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -73,10 +72,7 @@ class RoundResult(TrainedRound):
 
 
 class TrainSession:
-    """Context that owns the training process and its files; the process starts when it is first needed.
-
-    Uses the Ray cluster that this process is connected to, else that of `RAY_ADDRESS`, else a new local one.
-    """
+    """Context that owns the training process and its files; the process starts when it is first needed."""
 
     def __init__(
         self,
@@ -84,9 +80,9 @@ class TrainSession:
         workspace: Path,
         progress: Progress = SILENT,
         *,
-        serve: "ServedAt | None" = None,
+        process: TrainingProcess | None = None,
     ) -> None:
-        """`serve`: where the policy is served while the training process is up.
+        """`process`: what trains, by default in an actor of Ray.
 
         Raises `ConfigError` for contradictory settings.
         """
@@ -98,12 +94,9 @@ class TrainSession:
         self._checkpoints = self._folder / "checkpoints"
         self._logs = self._folder / "ray-logs"
         self._progress = progress
-        self._serve = serve
-        self._actor: Any = None
+        self._process = process or RayTrainingProcess()
         self._is_started = False
         self._is_resumed = False
-        self._owns_ray = False
-        self._step = 0
         self._steps: list[dict[str, float]] = []
         self._restarts = 0
 
@@ -116,8 +109,8 @@ class TrainSession:
         """Close the session; after a signal, without waiting for the training process."""
         if error is None or isinstance(error, Exception):
             self.close()
-        elif self._actor is not None:
-            self._end_actor(graceful=False)
+        elif self._process.is_launched:
+            self._end_process(graceful=False)
 
     def prestart(self) -> None:
         """Begin the part of the start-up that needs no policy, without waiting for it.
@@ -125,7 +118,9 @@ class TrainSession:
         Most of a start-up is imports: call this before the warm-up, which leaves a core idle.
         """
         self._resume()
-        if self._actor is None and not all(self._round_file(i).exists() for i in range(self.num_rounds)):
+        if not self._process.is_launched and not all(
+            self._round_file(i).exists() for i in range(self.num_rounds)
+        ):
             with suppress(RayDied):  # `train_round` starts another
                 self._launch()
 
@@ -156,13 +151,11 @@ class TrainSession:
             self._train_up_to(steps.index)  # a new process may lack the last steps
             return self._evaluate(steps)
 
-        result: RoundResult = self._restarting(evaluate)
-        return result
+        return self._restarting(evaluate)
 
     def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
         """`RolloutRunner.run` with the policy as trained so far."""
-        groups: list[list[Trajectory]] = self._restarting(lambda: self._call("run_rollout", items, spec))
-        return groups
+        return self._restarting(lambda: self._process.run_rollout(items, spec))
 
     def export(self) -> Path:
         """Write the policy that `train.final_policy` chooses, and its tokenizer, to `workspace/policy`.
@@ -180,9 +173,9 @@ class TrainSession:
 
     def close(self) -> None:
         """End the training process, and the Ray session if this session started it."""
-        if self._actor is not None:
-            self._end_actor(graceful=self._is_started)
-        self._end_ray()
+        if self._process.is_launched:
+            self._end_process(graceful=self._is_started)
+        self._process.close()
 
     def _round(self, index: int) -> TrainedRound:
         settings = self._pipeline.train
@@ -200,14 +193,13 @@ class TrainSession:
         self._train_steps(self._round(index).last_step)
 
     def _train_steps(self, last: int) -> None:
-        if self._step < last:
-            self._progress.on_phase(f"training from step {self._step + 1}")
-        while self._step < last:
-            step = self._step + 1
+        if self._process.step < last:
+            self._progress.on_phase(f"training from step {self._process.step + 1}")
+        while self._process.step < last:
+            step = self._process.step + 1
             save = step == last or step % self._pipeline.train.save_every == 0
             steps_to_keep = self._steps_to_keep(step) if save else ()
-            record: StepRecord = self._call("run_step", save=save, steps_to_keep=steps_to_keep)
-            self._step = record.step
+            record = self._process.run_step(save=save, steps_to_keep=steps_to_keep)
             self._restarts = 0
             alerts = self._write_step(record)
             if record.raise_reason:
@@ -230,11 +222,11 @@ class TrainSession:
         if rewinds < watch.rewinds:
             self._rewind(reasons, number=rewinds + 1)
         if not is_saved:
-            self._call("save_step", steps_to_keep=self._steps_to_keep(self._step))
+            self._process.save_step(steps_to_keep=self._steps_to_keep(self._process.step))
         after = f" after rewind {rewinds} of {watch.rewinds}" if rewinds else ""
         raise Collapsed(
-            f"training stopped at step {self._step}{after}, which is saved: {reasons}; run the same command "
-            "to train on, or change the pipeline"
+            f"training stopped at step {self._process.step}{after}, which is saved: {reasons}; run the same "
+            "command to train on, or change the pipeline"
         )
 
     def _rewind(self, reasons: str, *, number: int) -> NoReturn:
@@ -242,10 +234,10 @@ class TrainSession:
 
         Raises `_Rewound`.
         """
-        watch, step = self._pipeline.train.watch, self._step
+        watch, step = self._pipeline.train.watch, self._process.step
         target = RewindPoints.read(self._folder, window=watch.window).target(step)
-        self._end_actor(graceful=True)
-        self._end_ray()
+        self._end_process(graceful=True)
+        self._process.close()
         write_rewind(self._folder, Rewind(from_step=step, to_step=target, reasons=reasons))
         self._progress.on_note(
             f"step {step}: training goes back to {f'step {target}' if target else 'its start'} "
@@ -266,7 +258,7 @@ class TrainSession:
         self._progress.on_phase("quick evaluation")
         items = quick_items(self._pipeline, self._workspace)
         spec = quick_spec(self._pipeline, step=steps.last_step)
-        groups = self._call("run_rollout", items, spec)
+        groups = self._process.run_rollout(items, spec)
         evaluation = summarise([trajectory for group in groups for trajectory in group])
         seconds = steps.seconds + time.perf_counter() - start
         result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
@@ -275,7 +267,7 @@ class TrainSession:
         write_atomically(self._round_file(steps.index), json.dumps(asdict(result), indent=1))
         return result
 
-    def _restarting(self, work: Callable[[], Any]) -> Any:
+    def _restarting(self, work: Callable[[], T]) -> T:
         """Call `work`, again with a new training process each time that one dies or training goes back."""
         from ray.exceptions import RayActorError
 
@@ -287,14 +279,14 @@ class TrainSession:
                 continue
             except (RayActorError, RayDied, SamplerDied) as error:
                 keep_logs(self._logs)
-                self._end_actor(graceful=False)
+                self._end_process(graceful=False)
                 # Ray keeps a dead trainer's placement group until the whole session has ended.
-                self._end_ray()
+                self._process.close()
                 self._restarts += 1
                 if self._restarts > MAX_RESTARTS:
                     raise WingspanError(
                         f"the training process died {self._restarts} times in a row at step "
-                        f"{self._step + 1}: {type(error).__name__}; see Ray's logs in {self._logs}"
+                        f"{self._process.step + 1}: {type(error).__name__}; see Ray's logs in {self._logs}"
                     ) from error
 
     def _ensure_started(self) -> None:
@@ -304,10 +296,10 @@ class TrainSession:
         self._check_policy()
         items = training_items(self._pipeline, self._workspace)
         write_prompts(self._pipeline, self._folder)
-        if self._actor is None:
+        if not self._process.is_launched:
             self._launch()
         self._progress.on_phase("starting the trainer")
-        self._step = self._call("start", items)
+        self._process.start(items)
         self._is_started = True
         self._write_missing_step()
         self._rewind_if_due()
@@ -344,57 +336,18 @@ class TrainSession:
 
     def _launch(self) -> None:
         self._progress.on_phase("starting Ray")
-        self._owns_ray |= connect_ray(self._pipeline)
         model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
-        self._actor = launch(
-            self._with_own_seed(),
-            model=str(model),
-            checkpoints=self._checkpoints,
-            serve=self._serve,
-        )
-        self._actor.prepare.remote()  # not awaited: if it fails, `start` repeats it and raises
+        self._process.launch(self._with_own_seed(), model=str(model), checkpoints=self._checkpoints)
+
+    def _end_process(self, *, graceful: bool) -> None:
+        self._process.end(graceful=graceful)
+        self._is_started = False
+        self._is_resumed = False
 
     def _with_own_seed(self) -> Pipeline:
         """The pipeline of the training process: each rewind gives it other draws."""
         seed = seed_after(len(read_rewinds(self._folder)), seed=self._pipeline.seed)
         return self._pipeline.model_copy(update={"seed": seed})
-
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._get(getattr(self._actor, method).remote(*args, **kwargs))
-
-    def _get(self, answer: Any) -> Any:
-        from ray.exceptions import RayActorError, RayTaskError, UnserializableException
-
-        try:
-            return result_of(answer)
-        except (RayTaskError, UnserializableException) as error:
-            # The text is a nested remote traceback; only the innermost cause matters.
-            cause: BaseException = error
-            while isinstance(cause, RayTaskError):
-                cause = cause.cause
-            if isinstance(cause, WingspanError | RayActorError):
-                raise cause from error
-            if names_dead_engine(error):  # raised in the trainer, e.g. as it puts the sampler to sleep
-                raise SamplerDied(f"the sampler's engine died after step {self._step}") from error
-            raise WingspanError(f"training failed after step {self._step}: {_error_line(cause)}") from error
-
-    def _end_actor(self, *, graceful: bool) -> None:
-        import ray
-
-        with suppress(RayDied):  # without its control service Ray does not answer
-            check_ray()
-            if graceful:
-                with suppress(Exception):  # it is killed next in any case
-                    ray.get(self._actor.stop.remote(), timeout=10)
-            ray.kill(self._actor)
-        self._actor = None
-        self._is_started = False
-        self._is_resumed = False
-
-    def _end_ray(self) -> None:
-        if self._owns_ray:
-            end_local_ray()
-            self._owns_ray = False
 
     def _write_step(self, record: StepRecord) -> list[Alert]:
         """Write the step down; returns its new signs of a collapse, which are written to `alerts.jsonl`."""
@@ -416,8 +369,9 @@ class TrainSession:
         """Write the step of the checkpoint if an earlier session was killed before it could."""
         file = self._folder / "metrics.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
-        if self._step and (not lines or json.loads(lines[-1])["step"] < self._step):
-            record = StepRecord.read(checkpoints.checkpoint_folder(self._checkpoints, step=self._step))
+        step = self._process.step
+        if step and (not lines or json.loads(lines[-1])["step"] < step):
+            record = StepRecord.read(checkpoints.checkpoint_folder(self._checkpoints, step=step))
             if record is not None:
                 self._report_alerts(self._write_step(record), is_saved=True)
 
@@ -433,14 +387,6 @@ class TrainSession:
 
 def _read_lines(file: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def _error_line(error: BaseException) -> str:
-    """The error on one line, without colours; of a remote traceback, only the last line."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    if "ray::" in text:
-        text = text.splitlines()[-1]
-    return to_line(f"{type(error).__name__}: {text}", limit=300)
 
 
 def drop_steps_after(path: Path, step: int) -> None:

@@ -37,7 +37,7 @@ SAMPLED_ITEMS = 2
 _METRICS, _TRAJECTORIES = "step.json", "trajectories.jsonl"
 """In a checkpoint: the record of its step."""
 
-_VERL_METRICS = {
+VERL_METRICS = {
     "loss": "actor/pg_loss",
     "grad_norm": "actor/grad_norm",
     "kl": "actor/ppo_kl",
@@ -242,7 +242,7 @@ class Trainer:
             "seconds_rollout": rollout.sample.seconds,
         }
         metrics |= {
-            name: float(verl_metrics[key]) for name, key in _VERL_METRICS.items() if key in verl_metrics
+            name: float(verl_metrics[key]) for name, key in VERL_METRICS.items() if key in verl_metrics
         }
         for phase, parts in _PHASES.items():
             metrics[f"seconds_{phase}"] = sum(verl_seconds.get(part, 0.0) for part in parts)

@@ -11,6 +11,8 @@ import transformers
 from agents.samplers.cpu import engine as engine_module
 from agents.samplers.cpu import scheduler
 from agents.samplers.cpu.engine import CpuEngine, Request
+from agents.samplers.cpu.kv_cache import bytes_per_token
+from agents.samplers.cpu.llama import model_shape
 from agents.types import Completion, SamplingParams
 from tests.support.sampler_toy import KINDS, SIZES, make_engine, make_model, random_tokens, rope
 
@@ -120,8 +122,9 @@ def test_whether_keys_and_values_are_cached_shared_or_computed_anew(
     """Fewer slots than live episodes, no patience with idle ones, and room for hardly a prompt."""
     monkeypatch.setattr(scheduler, "GRACE_STEPS", 0)
     monkeypatch.setattr(engine_module, "CHUNK", 7)
-    engine = make_engine(model, seed=3, max_sequences=5)
-    engine._scheduler._max_prefix_tokens = 50
+    shape = model_shape(model.config, source="the test")
+    monkeypatch.setattr(scheduler, "PREFIX_SHARE", 50.5 * bytes_per_token(shape) / 4e9)  # 50 tokens
+    engine = make_engine(model, seed=3, max_sequences=5, cache_gb=4.0)
     assert play(engine, EpisodeSet(), rng=random.Random(5), patience=0.3) == reference
     assert engine.stats.evictions > 5
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ import transformers
 
 from agents.samplers.cpu import CpuSampler
 from agents.samplers.cpu.engine import CHUNK, Request
-from agents.samplers.cpu.llama import model_shape
+from agents.samplers.cpu.llama import Llama, model_shape
 from agents.samplers.sampling import sample_tokens, uniforms
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import ConfigError, SamplerFailed
@@ -501,14 +501,18 @@ def test_a_cancelled_request_makes_room(folder: Path) -> None:
         assert len(asyncio.run(cancel_then_ask(sampler)).token_ids) == 2
 
 
-def test_a_broken_engine_fails_everyone_and_recovers(sampler: CpuSampler) -> None:
+def test_a_broken_engine_fails_everyone_and_recovers(
+    sampler: CpuSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> Never:
+        raise TypeError("broken")
+
     async def break_and_mend() -> Sequence[Any]:
         params = SamplingParams(max_tokens=4)
-        model = sampler._engine._model
-        layers, model._layers = model._layers, [None]  # type: ignore[list-item]
-        requests = [sampler.sample([1, 2, i], params=params, episode_id=str(i)) for i in range(5)]
-        failures = await asyncio.gather(*requests, return_exceptions=True)
-        model._layers = layers
+        with monkeypatch.context() as patch:
+            patch.setattr(Llama, "forward", fail)
+            requests = [sampler.sample([1, 2, i], params=params, episode_id=str(i)) for i in range(5)]
+            failures = await asyncio.gather(*requests, return_exceptions=True)
         await sampler.sample([1, 2], params=params, episode_id="0")
         return failures
 

@@ -1,6 +1,7 @@
 """vLLM on the CPU against Hugging Face's own forward and `generate`; and what becomes of its process."""
 
 import asyncio
+import json
 import math
 import os
 import signal
@@ -196,13 +197,13 @@ def test_a_bad_request_fails_alone(sampler: VllmSampler) -> None:
 def test_a_cancelled_request_is_aborted(sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would end in an earlier step than the one that follows it, and be answered."""
     answers: list[dict[str, Any]] = []
-    receive = sampler._receive
+    loads = json.loads
 
-    def note(answer: dict[str, Any]) -> None:
-        answers.append(answer)
-        receive(answer)
+    def note(line: bytes) -> dict[str, Any]:
+        answers.append(loads(line))
+        return answers[-1]
 
-    monkeypatch.setattr(sampler, "_receive", note)
+    monkeypatch.setattr(json, "loads", note)
 
     async def play() -> None:
         params = SamplingParams(max_tokens=100)

@@ -28,7 +28,7 @@ from envs.errors import ConfigError, MissingDependency, SearchFailed
 from envs.registry import get_env
 from envs.retrieval.cache import CachedRetriever, SearchCache
 from envs.retrieval.redis_server import EmbeddedServer, Redis
-from envs.retrieval.selection import retriever_at
+from envs.retrieval.remote import RemoteRetriever
 from envs.runtime.pool import EnvPool
 from envs.types import Item
 from tests.envs.test_retrieval import write_corpus
@@ -253,9 +253,8 @@ def test_the_search_tool_searches_what_the_variable_names(
         asyncio.run(Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv()))
 
 
-def test_a_retriever_that_gives_no_answer_voids_the_episode(tmp_path: Path) -> None:
-    unreachable_retriever = retriever_at("http://127.0.0.1:1")
-    unreachable_retriever._retriever._pause_s = 0.001  # type: ignore[attr-defined]
+def test_a_retriever_that_gives_no_answer_voids_the_episode() -> None:
+    unreachable_retriever = RemoteRetriever("http://127.0.0.1:1", pause_s=0.001)
     tool = search_tool(lambda _: unreachable_retriever)
     with pytest.raises(SearchFailed, match="no retriever"):
         asyncio.run(Toolbox([tool]).call("search", {"query": "q"}))

@@ -368,7 +368,7 @@ def test_an_address_and_pages_are_judged() -> None:
 @chromium
 def test_a_login_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEBARENA_LOGINS", str(tmp_path))
-    monkeypatch.setitem(login._FORMS, "shopping", ("/login", "Email", "Password", "Sign In"))
+    monkeypatch.setitem(login.FORMS, "shopping", ("/login", "Email", "Password", "Sign In"))
     case = task(eval_types=["string_match"], logged_in=True, reference_answers={"exact_match": "x"})
     with site() as shop:
         asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), names=["shopping"], folder=tmp_path))

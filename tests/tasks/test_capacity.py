@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -163,15 +163,23 @@ def test_shipped_pipelines_fit_eight_gpus_of_80_gb_without_flash_attention(name:
     assert plan.sampling < GPU * 0.9
 
 
+class Usage(NamedTuple):
+    """What `shutil.disk_usage` returns."""
+
+    total: int
+    used: int
+    free: int
+
+
 class Disk:
     """A disk of so many bytes, of which the files in `folder` take their part."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self._folder, self._size = folder, size
 
-    def usage(self, path: Path) -> Any:
+    def usage(self, path: Path) -> Usage:
         used_bytes = sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
-        return shutil._ntuple_diskusage(self._size, used_bytes, self._size - used_bytes)
+        return Usage(self._size, used_bytes, self._size - used_bytes)
 
 
 def write_checkpoint(folder: Path, step: int) -> None:

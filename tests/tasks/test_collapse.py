@@ -15,13 +15,14 @@ from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.watch import WatchSettings
 from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts
+from tasks.data.items import write_items
 from tasks.data.trajectories import NGRAM, repetition, summarise
 from tasks.errors import Collapsed
 from tasks.progress import Progress
-from tasks.stages.train import TrainSession
-from tasks.verl.actor import StepRecord
+from tasks.stages.train import TrainedRound, TrainSession
 from tests.support.report_toy import ITEMS, make_trajectory
-from tests.support.verl_toy import toy_pipeline
+from tests.support.scripted_process import ScriptedProcess
+from tests.support.verl_toy import toy_items, toy_pipeline
 
 RECORDED_RUNS = json.loads((Path(__file__).parent / "watched_runs.json").read_text())
 """Metrics of training steps: `textcraft-cpu`, as it learns; and a run on sums that collapses at step 9."""
@@ -195,29 +196,21 @@ def test_without_groups_that_are_compared_none_is_expected_to_be_informative() -
 # --- the session
 
 
-class ScriptedSession(TrainSession):
-    """A session whose training process is a list of steps."""
+class ScriptedSession:
+    """A session whose training process has these steps."""
 
     def __init__(self, workspace: Path, steps: Sequence[dict[str, float]], **watch: Any) -> None:
         self.alerts: list[Alert] = []
-        self.calls: list[str] = []
-        self._script = list(steps)
+        self.process = ScriptedProcess(lambda step: steps[step - 1] | {"step": step})
         pipeline = toy_pipeline(
             Path("m"), train__watch=watch, train__steps=20, train__steps_per_round=20, train__save_every=20
         )
-        super().__init__(pipeline, workspace, Progress(on_alert=self.alerts.append))
+        write_items(workspace / "data" / "train.jsonl", toy_items(12))
+        progress = Progress(on_alert=self.alerts.append)
+        self._session = TrainSession(pipeline, workspace, progress, process=self.process)
 
-    def _ensure_started(self) -> None:
-        self._resume()
-
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        self.calls.append(method)
-        if method != "run_step":
-            return None
-        metrics = dict(self._script[self._step])
-        return StepRecord(
-            step=int(metrics.pop("step")), metrics=metrics, trajectories=[], saved=kwargs["save"]
-        )
+    def train(self) -> TrainedRound:
+        return self._session.train_round(0)
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -227,12 +220,12 @@ def lines(file: Path) -> list[dict[str, Any]]:
 def test_a_run_stops_in_one_line_with_everything_saved(tmp_path: Path) -> None:
     session = ScriptedSession(tmp_path, RECORDED_RUNS["sums"], on_collapse="stop")
     with pytest.raises(Collapsed) as end:
-        session.train_round(0)
+        session.train()
     assert str(end.value).startswith(
         "training stopped at step 11, which is saved: the share of turns that cannot"
     )
     assert "\n" not in str(end.value)
-    assert session.calls == ["run_step"] * 11 + ["save_step"]
+    assert session.process.calls == ["run_step"] * 11 + ["save_step"]
     steps = lines(tmp_path / "train" / "metrics.jsonl")
     assert [step["step"] for step in steps] == list(range(1, 12))
     assert [step["alerts"] for step in steps] == [0] * 10 + [1]
@@ -244,8 +237,8 @@ def test_a_run_stops_in_one_line_with_everything_saved(tmp_path: Path) -> None:
 
 def test_a_warning_lets_the_run_go_on(tmp_path: Path) -> None:
     session = ScriptedSession(tmp_path, RECORDED_RUNS["sums"])
-    assert session.train_round(0).last_step == 20
-    assert session.calls == ["run_step"] * 20
+    assert session.train().last_step == 20
+    assert session.process.calls == ["run_step"] * 20
     assert [alert.monitor for alert in session.alerts][:1] == ["parse_failures"]
     assert len(lines(tmp_path / "train" / ALERTS)) == len(session.alerts)
     assert lines(tmp_path / "train" / "metrics.jsonl")[-1]["alerts"] >= 1

@@ -25,8 +25,8 @@ from tests.flows.test_lineage import AGENT_STAGES, changed_keys, keys, project
 from tests.support.chat_server import Body, chat_server, in_turn, says
 from tests.support.reward_toy import make_reward_input
 from tests.support.toy import toy_tokenizer
-from tests.tasks.test_question import _project as questions
 from tests.tasks.test_question import pipeline_of
+from tests.tasks.test_question import project as questions
 
 __all__ = ["project", "questions"]  # fixtures
 ROOT = Path(__file__).parents[2]

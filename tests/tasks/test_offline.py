@@ -241,7 +241,7 @@ def test_a_round_of_agentevol_imitates_the_original_data_and_its_own_successes_f
             episode("parity_1", [turn([token])], reward=1.0),
             episode("parity_1", [turn([token + 10])]),
         ]
-        facts, request = session._imitation(steps, files=files, samples=samples, folder=workspace / "new")
+        facts, request = session.plan_imitation(steps, files=files, samples=samples, folder=workspace / "new")
         assert facts == {"rows": 5, "rows_original": 4, "chosen": 2, "duplicates": 1}
         assert request.model == str(model)
         assert request.steps == 2
@@ -254,11 +254,11 @@ def test_nothing_to_learn_from_is_refused(workspace: Path) -> None:
     steps = TrainedRound(index=0, first_step=1, last_step=2, seconds=0.0)
     lost = [episode("parity_1", [turn([20])]), episode("parity_1", [turn([21])])]
     with pytest.raises(WingspanError, match="none of 2 episodes was good enough"):
-        OfflineSession(offline("rft", model=model), workspace)._imitation(
+        OfflineSession(offline("rft", model=model), workspace).plan_imitation(
             steps, files=[], samples=lost, folder=workspace
         )
     with pytest.raises(WingspanError, match="there are no pairs: of 2 episodes"):
-        OfflineSession(offline("dpo", model=model), workspace)._preferences(steps, lost)
+        OfflineSession(offline("dpo", model=model), workspace).plan_preferences(steps, lost)
 
 
 def run(pipeline: Pipeline, workspace: Path) -> list[dict[str, float]]:

@@ -20,6 +20,7 @@ from tasks.rollout.served_policy import ServedAt
 from tasks.stages.evaluate import evaluate
 from tasks.stages.prepare import prepare
 from tasks.stages.train import TrainSession
+from tasks.verl.process import RayTrainingProcess
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
 from tests.tasks.test_served_policy import free_port
@@ -90,7 +91,9 @@ def test_a_program_is_trained_token_exactly_and_its_policy_answers_meanwhile(
         )
         versions_after.extend(turn.completion.policy_version for t in episodes for turn in t.turns)
 
-    with TrainSession(pipeline, workspace, Progress(on_step=on_step), serve=address) as session:
+    with TrainSession(
+        pipeline, workspace, Progress(on_step=on_step), process=RayTrainingProcess(serve=address)
+    ) as session:
         result = session.evaluate_round(session.train_round(0))
         questioner.is_over.set()
         session.export()

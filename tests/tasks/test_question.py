@@ -33,7 +33,7 @@ TRAIN, TEST = "data/train.jsonl", "data/test.jsonl"
 
 
 @pytest.fixture(autouse=True)
-def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     write(TRAIN, *({"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(5)))

@@ -19,9 +19,9 @@ from tasks.rollout.runner import make_training_spec
 from tasks.rollout.step import StepSample
 from tasks.stages.train import RoundResult, TrainSession
 from tasks.verl import checkpoints
-from tasks.verl.actor import StepRecord
 from tasks.verl.rewinds import RewindPoints, most_checkpoints, read_rewinds, seed_after
 from tasks.verl.rollout import RolloutManager
+from tests.support.scripted_process import ScriptedProcess
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import register, toy_items, toy_pipeline
 
@@ -35,17 +35,26 @@ class SessionKilled(BaseException):
     """What `kill -9` is to a session: nothing else of it runs."""
 
 
-class ScriptedSession(TrainSession):
-    """A session whose training process is a function, which writes checkpoints with nothing in them."""
+class ProcessOfSession(ScriptedProcess):
+    """Knows the rewinds so far; with `is_killed_at_end`, it takes its session with it."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        super().__init__(lambda step: script(step, len(read_rewinds(folder))))
+        self.is_killed_at_end = False
+
+    def end(self, *, graceful: bool) -> None:
+        if self.is_killed_at_end:
+            raise SessionKilled
+        super().end(graceful=graceful)
+
+
+class ScriptedSession:
+    """A session whose training process is a function."""
 
     def __init__(self, workspace: Path, script: Script, *, save_every: int = 2, **watch: Any) -> None:
         self.notes: list[str] = []
-        self.steps_with_seeds: list[tuple[int, int]] = []
-        """(step, seed) in order."""
-        self.most_checkpoints = 0
-        self.is_killed_at_rewind = False
-        self._script = script
-        pipeline = toy_pipeline(
+        self.process = ProcessOfSession(workspace / "train", script)
+        self.pipeline = toy_pipeline(
             Path("m"),
             train__watch={"on_collapse": "rewind", "window": WINDOW} | watch,
             train__steps=20,
@@ -54,44 +63,12 @@ class ScriptedSession(TrainSession):
         )
         write_items(workspace / "data" / "train.jsonl", toy_items(12))
         write_items(workspace / "data" / "test.jsonl", toy_items(4, first=100))
-        super().__init__(pipeline, workspace, Progress(on_note=self.notes.append))
+        progress = Progress(on_note=self.notes.append)
+        self._session = TrainSession(self.pipeline, workspace, progress, process=self.process)
 
     def run(self) -> list[RoundResult]:
-        return [self.evaluate_round(self.train_round(index)) for index in range(self.num_rounds)]
-
-    def _launch(self) -> None:
-        self._actor = object()
-        self._seed = self._with_own_seed().seed
-
-    def _end_actor(self, *, graceful: bool) -> None:
-        if self.is_killed_at_rewind:
-            raise SessionKilled
-        self._actor, self._is_started, self._is_resumed = None, False, False
-
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        if method == "start":
-            return max(checkpoints.complete_steps(self._checkpoints), default=0)
-        if method == "run_rollout":
-            return []
-        step = self._step + (method == "run_step")
-        record = StepRecord(
-            step=step,
-            metrics=dict(self._script(step, len(read_rewinds(self._folder)))),
-            trajectories=[],
-            saved=kwargs.get("save", True),
-        )
-        if method == "run_step":
-            self.steps_with_seeds.append((step, self._seed))
-        if record.saved:
-            folder = checkpoints.checkpoint_folder(self._checkpoints, step=step)
-            (folder / "actor" / "huggingface").mkdir(parents=True)
-            (folder / "actor" / "huggingface" / "model.safetensors").write_text(f"{step} {self._seed}")
-            record.write(folder)
-            self.most_checkpoints = max(
-                self.most_checkpoints, 1 + len(checkpoints.complete_steps(self._checkpoints))
-            )
-            checkpoints.mark_complete(self._checkpoints, step=step, steps_to_keep=kwargs["steps_to_keep"])
-        return record
+        session = self._session
+        return [session.evaluate_round(session.train_round(index)) for index in range(session.num_rounds)]
 
 
 def collapse_at(*steps: int) -> Script:
@@ -108,7 +85,7 @@ def test_training_goes_back_to_before_the_window_and_counts_each_step_once(tmp_p
     results = session.run()
     # Two of three steps are bad at step 14: its window is 12 to 14, and 10 the last checkpoint before it.
     other_seed = seed_after(1, seed=0)
-    assert session.steps_with_seeds == [(s, 0) for s in range(1, 15)] + [
+    assert session.process.steps_with_seeds == [(s, 0) for s in range(1, 15)] + [
         (s, other_seed) for s in range(11, 21)
     ]
     assert other_seed != 0
@@ -127,7 +104,7 @@ def test_rounds_that_are_undone_are_trained_and_evaluated_again(tmp_path: Path) 
     session = ScriptedSession(tmp_path, collapse_at(10))
     session.run()
     assert [(r.from_step, r.to_step) for r in read_rewinds(tmp_path / "train")] == [(11, 8)]
-    assert [step for step, _ in session.steps_with_seeds] == [*range(1, 12), *range(9, 21)]
+    assert [step for step, _ in session.process.steps_with_seeds] == [*range(1, 12), *range(9, 21)]
     rounds = sorted((tmp_path / "train" / "rounds").iterdir())
     assert [json.loads(file.read_text())["last_step"] for file in rounds] == [10, 20]
 
@@ -136,7 +113,7 @@ def test_a_collapse_before_the_first_checkpoint_that_is_old_enough_begins_anew(t
     session = ScriptedSession(tmp_path, collapse_at(3))
     session.run()
     assert [(r.from_step, r.to_step) for r in read_rewinds(tmp_path / "train")] == [(4, 0)]
-    assert [step for step, _ in session.steps_with_seeds] == [*range(1, 5), *range(1, 21)]
+    assert [step for step, _ in session.process.steps_with_seeds] == [*range(1, 5), *range(1, 21)]
 
 
 def test_the_checkpoint_that_training_went_back_to_is_kept_for_the_next_time(tmp_path: Path) -> None:
@@ -144,7 +121,7 @@ def test_the_checkpoint_that_training_went_back_to_is_kept_for_the_next_time(tmp
     session.run()
     rewinds = [(r.from_step, r.to_step) for r in read_rewinds(tmp_path / "train")]
     assert rewinds == [(14, 10), (12, 10), (18, 14)]
-    seeds = [seed for step, seed in session.steps_with_seeds if step == 18]
+    seeds = [seed for step, seed in session.process.steps_with_seeds if step == 18]
     assert seeds == [seed_after(2, seed=0), seed_after(3, seed=0)]
 
 
@@ -153,13 +130,17 @@ def test_after_the_last_rewind_training_stops_as_stop_does(tmp_path: Path) -> No
     session = ScriptedSession(tmp_path, always, max_rewinds=2)
     with pytest.raises(Collapsed, match="stopped at step 14 after rewind 2 of 2, which is saved: the KL"):
         session.run()
-    assert [step for step, _ in session.steps_with_seeds] == [*range(1, 15), *range(11, 15), *range(11, 15)]
+    assert [step for step, _ in session.process.steps_with_seeds] == [
+        *range(1, 15),
+        *range(11, 15),
+        *range(11, 15),
+    ]
     assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints")[-1] == 14
     assert lines(tmp_path / "train" / "metrics.jsonl")[-1]["alerts"] == 1
     # The same command trains on.
     again = ScriptedSession(tmp_path, always, max_rewinds=2)
     again.run()
-    assert again.steps_with_seeds == [(step, seed_after(2, seed=0)) for step in range(15, 21)]
+    assert again.process.steps_with_seeds == [(step, seed_after(2, seed=0)) for step in range(15, 21)]
     assert len(lines(tmp_path / "train" / "metrics.jsonl")) == 20
 
 
@@ -168,7 +149,7 @@ def test_a_kill_during_a_rewind_changes_nothing(save_every: int, tmp_path: Path)
     whole = ScriptedSession(tmp_path / "whole", collapse_at(13), save_every=save_every)
     whole.run()
     first_session = ScriptedSession(tmp_path / "killed", collapse_at(13), save_every=save_every)
-    first_session.is_killed_at_rewind = True
+    first_session.process.is_killed_at_end = True
     with pytest.raises(SessionKilled):
         first_session.run()
     assert read_rewinds(tmp_path / "killed" / "train") == []
@@ -189,14 +170,16 @@ def test_a_kill_after_a_rewind_does_not_forget_it(tmp_path: Path) -> None:
         ScriptedSession(tmp_path, script).run()
     second_session = ScriptedSession(tmp_path, collapse_at(13))
     second_session.run()
-    assert second_session.steps_with_seeds == [(step, seed_after(1, seed=0)) for step in range(11, 21)]
+    assert second_session.process.steps_with_seeds == [
+        (step, seed_after(1, seed=0)) for step in range(11, 21)
+    ]
     assert len(read_rewinds(tmp_path / "train")) == 1
 
 
 def test_few_checkpoints_are_kept(tmp_path: Path) -> None:
     session = ScriptedSession(tmp_path, lambda *_: {"kl": 0.0}, save_every=1)
     session.run()
-    assert session.most_checkpoints == most_checkpoints(session._pipeline.train) == 5
+    assert session.process.most_checkpoints == most_checkpoints(session.pipeline.train) == 5
     assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints")[-2:] == [19, 20]
 
 
@@ -276,7 +259,9 @@ def test_episodes_that_were_sampled_ahead_are_not_taken_after_a_rewind(
         history=History(),
     )
     manager.restore_ahead(tmp_path)
-    assert (manager._ahead is not None) == is_taken
+    (tmp_path / "next").mkdir()
+    manager.save_ahead(tmp_path / "next")
+    assert (tmp_path / "next" / "ahead.pickle").exists() == is_taken
     manager.close()
 
 

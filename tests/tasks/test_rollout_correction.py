@@ -166,7 +166,7 @@ def test_what_verl_says_of_the_difference_is_recorded(verl: ModuleType) -> None:
     from verl import DataProto
     from verl.utils.debug.metrics import calculate_debug_metrics
 
-    from tasks.verl.actor import _VERL_METRICS
+    from tasks.verl.actor import VERL_METRICS
 
     sampler = torch.tensor([[0.5, 0.2, 0.1, 1.0], [0.8, 0.4, 0.25, 1.0]])
     ratio = torch.tensor([[1.0, 1.5, 3.0, 1.0], [0.5, 2.5, 1.0, 1.0]])
@@ -181,9 +181,9 @@ def test_what_verl_says_of_the_difference_is_recorded(verl: ModuleType) -> None:
     )
     metrics = calculate_debug_metrics(batch)
     differences = [0.0, 0.1, 0.2, 0.4, 0.6, 0.0]
-    assert metrics[_VERL_METRICS["rollout_probs_diff_mean"]] == pytest.approx(sum(differences) / 6, abs=1e-6)
-    assert metrics[_VERL_METRICS["rollout_probs_diff_max"]] == pytest.approx(0.6, abs=1e-6)
-    assert {"rollout_corr/mean", "rollout_corr/capped", "rollout_corr/rejected"} <= {*_VERL_METRICS.values()}
+    assert metrics[VERL_METRICS["rollout_probs_diff_mean"]] == pytest.approx(sum(differences) / 6, abs=1e-6)
+    assert metrics[VERL_METRICS["rollout_probs_diff_max"]] == pytest.approx(0.6, abs=1e-6)
+    assert {"rollout_corr/mean", "rollout_corr/capped", "rollout_corr/rejected"} <= {*VERL_METRICS.values()}
 
 
 @pytest.mark.heavy

@@ -8,10 +8,12 @@ import pytest
 
 from envs.errors import ConfigError, WingspanError
 from tasks.data.items import write_items
-from tasks.stages.train import RoundResult, TrainSession, _error_line, drop_steps_after
+from tasks.stages.train import RoundResult, TrainSession, drop_steps_after
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
 from tasks.verl.config import check_pipeline
+from tasks.verl.process import describe_remote
+from tests.support.scripted_process import ScriptedProcess
 from tests.support.verl_toy import toy_items, toy_pipeline
 
 WARMUP = {"demonstrations": 1, "noise": 0.0, "steps": 1, "batch_size": 1, "lr": 1e-3}
@@ -79,11 +81,14 @@ def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> N
     checkpoint = tmp_path / "train" / "checkpoints" / "global_step_2"
     checkpoint.mkdir(parents=True)
     StepRecord(step=2, metrics={"success": 0.5}, trajectories=[], saved=True).write(checkpoint)
+    checkpoints.mark_complete(checkpoint.parent, step=2)
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
     file.write_text(json.dumps({"step": 1, "success": 0.25}) + "\n")
     for _ in range(2):
-        with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
-            session._step = 2
-            session._write_missing_step()
+        process = ScriptedProcess(lambda _: {})
+        with TrainSession(toy_pipeline(Path("m")), tmp_path, process=process) as session:
+            session.train_round(0)
+        assert not process.calls
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     assert steps == [{"step": 1, "success": 0.25}, {"step": 2, "success": 0.5, "alerts": 0}]
 
@@ -128,5 +133,5 @@ def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(
 
 def test_a_remote_traceback_in_an_error_is_cut_to_its_cause() -> None:
     remote = "\x1b[36mray::Worker.update()\x1b[39m (pid=7)\n  File \"x.py\", line 3\nKeyError: 'x'\n"
-    assert _error_line(RuntimeError(remote)) == "RuntimeError: KeyError: 'x'"
-    assert _error_line(RuntimeError("two\n lines")) == "RuntimeError: two lines"
+    assert describe_remote(RuntimeError(remote)) == "RuntimeError: KeyError: 'x'"
+    assert describe_remote(RuntimeError("two\n lines")) == "RuntimeError: two lines"

@@ -12,10 +12,9 @@ import pytest
 from agents.types import SamplingParams
 from tasks.cluster.session import start_local_ray
 from tasks.errors import SamplerDied, names_dead_engine
-from tasks.stages.train import TrainSession
+from tasks.verl.process import await_trainer
 from tasks.verl.rollout import VerlSampler
 from tests.support.engine_server import EngineServer
-from tests.support.verl_toy import toy_pipeline
 
 pytestmark = pytest.mark.slow
 
@@ -75,13 +74,12 @@ def test_a_dead_engine_in_a_living_actor_is_a_dead_sampler(
 
 
 def test_the_trainers_own_calls_to_a_dead_engine_start_training_anew(
-    start: Callable[[str], Engine], tmp_path: Path
+    start: Callable[[str], Engine],
 ) -> None:
-    """`_restarting` goes on from the last checkpoint where a call ends in `SamplerDied`."""
-    session = TrainSession(toy_pipeline(tmp_path), tmp_path)
+    """A session goes on from the last checkpoint where a call ends in `SamplerDied`."""
     server = start("dead elsewhere").server
     with pytest.raises(SamplerDied, match="engine died after step 0"):
-        session._get(server.generate.remote(request_id="sleep"))
+        await_trainer(server.generate.remote(request_id="sleep"), step=0)
 
 
 def test_what_the_engine_survives_does_not_end_the_run(start: Callable[[str], Engine]) -> None:

@@ -13,6 +13,8 @@ from envs.errors import ConfigError
 
 GRACE_STEPS = 32
 """A sequence that was idle for fewer steps keeps its slot while others are active."""
+PREFIX_SHARE = 0.5
+"""Of the cache's memory, for prompts that episodes share; the rest is for the episodes."""
 REMEMBERED = 65_536
 """Episodes whose openings are remembered, whether or not they are cached."""
 
@@ -39,18 +41,18 @@ class Scheduler:
         self, shape: ModelShape, *, context_length: int, max_sequences: int, cache_gb: float
     ) -> None:
         """The limits are those of `CpuEngine`. Raises `ConfigError` if not one sequence fits."""
-        half = cache_gb * 1e9 / 2
+        for_prefixes = cache_gb * 1e9 * PREFIX_SHARE
         per_slot = bytes_per_token(shape) * context_length
-        count = min(max_sequences, int(half / per_slot))
+        count = min(max_sequences, int((cache_gb * 1e9 - for_prefixes) / per_slot))
         if count < 1:
             raise ConfigError(
                 f"cache_gb {cache_gb} and max_sequences {max_sequences} leave no room for an episode: one of "
-                f"{context_length} tokens takes {2 * per_slot / 1e9:.3g} GB; raise one, "
+                f"{context_length} tokens takes {per_slot / (1 - PREFIX_SHARE) / 1e9:.3g} GB; raise one, "
                 "or lower rollout.context_length"
             )
         self.slots = Slots(shape, count=count, columns=context_length)
         self.evictions = 0
-        self._max_prefix_tokens = int(half / bytes_per_token(shape))
+        self._max_prefix_tokens = int(for_prefixes / bytes_per_token(shape))
         self._by_slot: list[CachedSequence | None] = [None] * count
         self._by_episode: dict[str, CachedSequence] = {}
         self._prefixes: dict[tuple[int, ...], Prefix] = {}

@@ -29,7 +29,7 @@ ACCOUNTS: Mapping[str, Mapping[str, str]] = {
     "shopping": {"username": "emma.lopez@gmail.com", "password": "Password.123"},
     "shopping_admin": {"username": "admin", "password": "admin1234"},
 }
-_FORMS: Mapping[str, tuple[str, str, str, str]] = {
+FORMS: Mapping[str, tuple[str, str, str, str]] = {
     "reddit": ("/login", "Username", "Password", "Log in"),
     "gitlab": ("/users/sign_in", "Username or email", "Password", "Sign in"),
     "shopping": ("/customer/account/login/", "Email", "Password", "Sign In"),
@@ -81,7 +81,7 @@ async def log_in(sites: Sites, *, names: Sequence[str], folder: Path) -> None:
     lease = await BrowserLease.acquire()
     try:
         for site in names:
-            path, user_label, password_label, button = _FORMS[site]
+            path, user_label, password_label, button = FORMS[site]
             url = sites.urls[site]
             session = await BrowserSession.open(lease.chromium, origins=[url], urls=[url + path])
             try:

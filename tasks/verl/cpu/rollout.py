@@ -28,8 +28,8 @@ def register() -> None:
     for backend in BACKENDS:
         verl_rollout._ROLLOUT_REGISTRY[(backend, "async")] = f"{__name__}.CpuRollout"
         RolloutReplicaRegistry.register(backend, lambda: CpuReplica)
-    LLMServerManager._init_global_load_balancer = _init_load_balancer
-    LLMServerManager.get_client = _get_client
+    LLMServerManager._init_global_load_balancer = init_load_balancer
+    LLMServerManager.get_client = get_client
 
 
 def _samplers(replica_rank: int, config: Any) -> list[str]:
@@ -160,17 +160,17 @@ class CpuServerClient(LLMServerClient):  # type: ignore[misc]
         )
 
 
-_verl_init_load_balancer = LLMServerManager._init_global_load_balancer
-_verl_get_client = LLMServerManager.get_client
+verl_init_load_balancer = LLMServerManager._init_global_load_balancer
+verl_get_client = LLMServerManager.get_client
 
 
-async def _init_load_balancer(self: LLMServerManager) -> None:
+async def init_load_balancer(self: LLMServerManager) -> None:
     if self.rollout_config.name not in BACKENDS:
-        await _verl_init_load_balancer(self)
+        await verl_init_load_balancer(self)
 
 
-def _get_client(self: LLMServerManager, client_cls: type | None = None, **kwargs: Any) -> LLMServerClient:
+def get_client(self: LLMServerManager, client_cls: type | None = None, **kwargs: Any) -> LLMServerClient:
     if self.rollout_config.name not in BACKENDS:
-        return _verl_get_client(self, client_cls, **kwargs)
+        return verl_get_client(self, client_cls, **kwargs)
     samplers = [sampler for replica in self.rollout_replicas for sampler in replica.servers]
     return CpuServerClient(self.config, samplers)

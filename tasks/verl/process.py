@@ -1,0 +1,140 @@
+"""The training process, as the session of a training uses it: a `Trainer` in an actor of Ray."""
+
+import re
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agents.types import Trajectory
+from envs.errors import WingspanError, to_line
+from envs.types import Item
+from tasks.cluster.session import check_ray, connect_ray, end_local_ray, result_of
+from tasks.config.pipelines import Pipeline
+from tasks.errors import RayDied, SamplerDied, names_dead_engine
+from tasks.rollout.runner import RolloutSpec
+from tasks.verl.actor import StepRecord, launch
+
+if TYPE_CHECKING:
+    from tasks.rollout.served_policy import ServedAt
+
+
+class TrainingProcess(Protocol):
+    """Trains step by step. It is launched, then started; after `end` it can be launched again.
+
+    Every call raises `RayActorError`, `RayDied` or `SamplerDied` if what it needs has died, and
+    `WingspanError` for other failures.
+    """
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether `launch` was called, and not `end` since."""
+
+    @property
+    def step(self) -> int:
+        """The last step that it has reported; 0 before the first."""
+
+    def launch(self, pipeline: Pipeline, *, model: str, checkpoints: Path) -> None:
+        """Begin the start-up, without waiting for it. `model`: the policy where there is no checkpoint."""
+
+    def start(self, items: Sequence[Item]) -> None:
+        """Load the checkpoint that `checkpoints.resume` chose, whose step is then `step`."""
+
+    def run_step(self, *, save: bool, steps_to_keep: Collection[int]) -> StepRecord:
+        """Train the next step; with `save`, write its checkpoint, and remove those not to keep."""
+
+    def save_step(self, *, steps_to_keep: Collection[int]) -> None:
+        """Write the checkpoint of the last step."""
+
+    def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
+        """`RolloutRunner.run` with the policy as trained so far."""
+
+    def end(self, *, graceful: bool) -> None:
+        """End it; `graceful`: let it end its own processes first."""
+
+    def close(self) -> None:
+        """End the Ray session, if a launch has started it."""
+
+
+class RayTrainingProcess:
+    """Uses the Ray cluster that this process is connected to, else that of `RAY_ADDRESS`, else a new one."""
+
+    def __init__(self, *, serve: "ServedAt | None" = None) -> None:
+        """`serve`: where the policy is served while the training process is up."""
+        self.step = 0
+        self._serve = serve
+        self._actor: Any = None
+        self._owns_ray = False
+
+    @property
+    def is_launched(self) -> bool:
+        return self._actor is not None
+
+    def launch(self, pipeline: Pipeline, *, model: str, checkpoints: Path) -> None:
+        self._owns_ray |= connect_ray(pipeline)
+        self._actor = launch(pipeline, model=model, checkpoints=checkpoints, serve=self._serve)
+        self._actor.prepare.remote()  # not awaited: if it fails, `start` repeats it and raises
+
+    def start(self, items: Sequence[Item]) -> None:
+        self.step = self._call("start", items)
+
+    def run_step(self, *, save: bool, steps_to_keep: Collection[int]) -> StepRecord:
+        record: StepRecord = self._call("run_step", save=save, steps_to_keep=steps_to_keep)
+        self.step = record.step
+        return record
+
+    def save_step(self, *, steps_to_keep: Collection[int]) -> None:
+        self._call("save_step", steps_to_keep=steps_to_keep)
+
+    def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
+        groups: list[list[Trajectory]] = self._call("run_rollout", items, spec)
+        return groups
+
+    def end(self, *, graceful: bool) -> None:
+        import ray
+
+        with suppress(RayDied):  # without its control service Ray does not answer
+            check_ray()
+            if graceful:
+                with suppress(Exception):  # it is killed next in any case
+                    ray.get(self._actor.stop.remote(), timeout=10)
+            ray.kill(self._actor)
+        self._actor = None
+
+    def close(self) -> None:
+        if self._owns_ray:
+            end_local_ray()
+            self._owns_ray = False
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await_trainer(getattr(self._actor, method).remote(*args, **kwargs), step=self.step)
+
+
+def await_trainer(answer: Any, *, step: int) -> Any:
+    """Wait for a call of the training process, whose last step is `step`.
+
+    Raises the `WingspanError` or `RayActorError` that it ended with, `SamplerDied` if that is due to a dead
+    engine of vLLM, and `WingspanError` for anything else.
+    """
+    from ray.exceptions import RayActorError, RayTaskError, UnserializableException
+
+    try:
+        return result_of(answer)
+    except (RayTaskError, UnserializableException) as error:
+        # The text is a nested remote traceback; only the innermost cause matters.
+        cause: BaseException = error
+        while isinstance(cause, RayTaskError):
+            cause = cause.cause
+        if isinstance(cause, WingspanError | RayActorError):
+            raise cause from error
+        if names_dead_engine(error):  # raised in the trainer, e.g. as it puts the sampler to sleep
+            raise SamplerDied(f"the sampler's engine died after step {step}") from error
+        raise WingspanError(f"training failed after step {step}: {describe_remote(cause)}") from error
+
+
+def describe_remote(error: BaseException) -> str:
+    """The error on one line, without colours; of a remote traceback, only the last line."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    if "ray::" in text:
+        text = text.splitlines()[-1]
+    return to_line(f"{type(error).__name__}: {text}", limit=300)
