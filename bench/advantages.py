@@ -10,7 +10,7 @@ and milliseconds of its CPU time, the fewest of several calls: other work on the
 Prints one JSON object:
 
 - `write`: to fill a new tensor of the result's shape with zeros
-- `ours`: `Algorithm.estimate`, by algorithm
+- `ours`: `OnlineAlgorithm.estimate`, by algorithm
 - `verl`: verl's function, by the name of ours
 """
 
@@ -27,8 +27,8 @@ from torch import Tensor
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
+from tasks.algorithms.algorithm import OnlineAlgorithm
 from tasks.algorithms.conversations import Conversations
-from tasks.algorithms.offline import OfflineAlgorithm
 from tasks.algorithms.registry import ALGORITHMS, parse_algorithm
 
 GROUP_SIZE = 8
@@ -46,13 +46,16 @@ VERL = {
 }
 """By our name: verl's, its fastest where it has two, and options."""
 
+INCOMPLETE = ("distill", "gdpo", "sft")
+"""Algorithms that need a parameter."""
+
 
 def measure(*, conversations: int, tokens: int, repeats: int) -> dict[str, Any]:
     """CPU milliseconds of each estimator and of verl's function, the best of `repeats`, by name."""
     torch.set_num_threads(1)
     batch = random_batch(conversations, tokens)
-    online = [name for name in ALGORITHMS if not issubclass(ALGORITHMS.find(name), OfflineAlgorithm)]
-    algorithms = [parse_algorithm(name) for name in online if name != "gdpo"]
+    parsed = [parse_algorithm(name) for name in ALGORITHMS if name not in INCOMPLETE]
+    algorithms = [algorithm for algorithm in parsed if isinstance(algorithm, OnlineAlgorithm)]
     return {
         "conversations": conversations,
         "tokens": tokens,

@@ -32,7 +32,7 @@ from tasks.config.capacity import checkpoint_bytes, disk_bytes, read_model_size
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, check_reward, check_vision
 from tasks.config.memory import check_memory
-from tasks.config.offline import OfflineSettings, check_offline, is_offline
+from tasks.config.offline import OfflineSettings, check_offline
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.prompts import check_prompts
 from tasks.data.files import check_data
@@ -81,7 +81,7 @@ def check_run(
     check_server()
     check_tracking()
     plan = make_plan(name, overrides=overrides, workspace=workspace, if_changed=if_changed)
-    if served_at is not None and is_offline(plan.pipeline.train):
+    if served_at is not None and isinstance(plan.pipeline.train, OfflineSettings):
         raise ConfigError(
             f"--serve-policy: {plan.pipeline.train.algorithm.name} trains offline, and serves no policy; "
             "leave it out"

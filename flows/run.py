@@ -27,7 +27,7 @@ from flows.plan import Plan
 from flows.prefect_runs import emit_collapse, read_receipt
 from flows.progress import Display, StageState
 from flows.versioning import commit_to_dvc
-from tasks.config.offline import is_offline
+from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import load_pipeline
 from tasks.data.collapse import Alert
@@ -172,7 +172,7 @@ class Run:
         """The session of the train stage, the same one in each call."""
         if self._session is None:
             plan, progress = self.plan, self._training_progress()
-            if is_offline(plan.pipeline.train):
+            if isinstance(plan.pipeline.train, OfflineSettings):
                 from tasks.stages.offline import OfflineSession
 
                 self._session = OfflineSession(plan.pipeline, plan.workspace, progress)

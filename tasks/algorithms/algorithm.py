@@ -1,5 +1,6 @@
-"""What every algorithm is made of: an advantage estimator, a policy loss, and how tokens are weighed."""
+"""What online algorithms are made of: an advantage estimator, a policy loss, and how tokens are weighed."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -48,15 +49,20 @@ class OverlongPenalty(Settings):
 
 
 class Algorithm(Settings):
-    """One algorithm's parameters. Subclasses set `name`, the defaults, and implement `estimate`."""
+    """One algorithm's parameters. It is an `OnlineAlgorithm` or an `OfflineAlgorithm`."""
+
+    name: str
+
+
+class OnlineAlgorithm(Algorithm):
+    """Estimates advantages of episodes that the policy has just sampled. Subclasses set `name` and the
+    defaults, and implement `estimate`."""
 
     compares_group: ClassVar[bool] = True
     """Whether an advantage is relative to the other episodes of the item: groups then need two episodes that
     can be trained on, and one with fewer is left out."""
     skips_equal_groups: ClassVar[bool] = True
     """Whether a group whose advantages are all 0 (`has_advantages`) need not be trained on."""
-    needs_critic: ClassVar[bool] = False
-    """Whether it is an `ActorCritic`."""
     needs_sum_pi_squared: ClassVar[bool] = False
     """Whether the squared probabilities of the vocabulary are added up for each sampled token."""
     needs_greedy: ClassVar[bool] = False
@@ -65,7 +71,6 @@ class Algorithm(Settings):
     """Whether turns are compared that were taken in the same state: the environments must have states
     (`EnvSpec.has_states`)."""
 
-    name: str
     loss: AnyLoss = Vanilla()
     aggregation: Aggregation = "seq-mean-token-mean"
     dynamic_sampling: DynamicSampling | None = None
@@ -84,7 +89,7 @@ class Algorithm(Settings):
         return values
 
     @model_validator(mode="after")
-    def _samples_dynamically_by_groups(self) -> "Algorithm":
+    def _samples_dynamically_by_groups(self) -> "OnlineAlgorithm":
         if self.dynamic_sampling is not None and not self.skips_equal_groups:
             raise ValueError(
                 f"dynamic_sampling: {self.name} learns from groups of equal rewards, too; leave it out"
@@ -95,12 +100,12 @@ class Algorithm(Settings):
         """False if all advantages of the group are sure to be 0; `scores`: rewards less the penalty."""
         return len(set(scores)) > 1
 
+    @abstractmethod
     def estimate(self, batch: "Conversations") -> "Estimate":
         """The advantage of each sampled token; the rewards are of trajectories that are trained on."""
-        raise NotImplementedError
 
 
-class ActorCritic(Algorithm):
+class ActorCritic(OnlineAlgorithm):
     """An algorithm with a critic: `estimate` is given its values, and returns what it learns to predict.
 
     Its advantages are generalized advantage estimates (Schulman et al. 2015, arXiv 1506.02438); a subclass
@@ -109,7 +114,6 @@ class ActorCritic(Algorithm):
 
     compares_group = False
     skips_equal_groups = False
-    needs_critic = True
 
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """γ, the discount of a step."""

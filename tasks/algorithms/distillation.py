@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from agents.settings import Positive, Seconds, Settings, describe_invalid
-from tasks.algorithms.algorithm import Aggregation, Algorithm
+from tasks.algorithms.algorithm import Aggregation, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
@@ -45,7 +45,7 @@ TeacherSource = Annotated[Path | TeacherEndpoint, BeforeValidator(_parse_teacher
 """A folder in Hugging Face format, or an endpoint: each with the policy's vocabulary."""
 
 
-class Distillation(Algorithm):
+class Distillation(OnlineAlgorithm):
     """log π_teacher − log π at each sampled token, with no credit for later ones: the gradient is that of the
     reverse KL divergence of the policy from the teacher, in the contexts that the policy has sampled.
 
@@ -74,7 +74,7 @@ class Distillation(Algorithm):
         """None is the policy that training starts from, frozen."""
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         import torch
 
         from tasks.algorithms.builtin.grpo import Grpo

@@ -7,20 +7,18 @@ that its steps would sample online: `rollout.items_per_step` items for each step
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import model_validator
 
 from agents.settings import Positive
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import Algorithm, OnlineAlgorithm
 
-_ONLINE = frozenset(Algorithm.model_fields) - {"name"}
+_ONLINE = OnlineAlgorithm.model_fields.keys() - Algorithm.model_fields.keys()
 """Parameters of advantages and of policy losses, of which these algorithms have none."""
 
 
 class OfflineAlgorithm(Algorithm):
     """What these algorithms have in common; `tasks/stages/offline.py` knows `Imitation` and `Dpo`."""
 
-    compares_group: ClassVar[bool] = False
-    skips_equal_groups: ClassVar[bool] = False
     repeats: ClassVar[bool] = False
     """Whether training may have several rounds, each of which begins anew."""
     needs_groups: ClassVar[bool] = False
@@ -43,11 +41,6 @@ class OfflineAlgorithm(Algorithm):
                 f"{', '.join(unused_keys)}: not used by an algorithm that learns offline; leave it out"
             )
         return values
-
-    @model_serializer(mode="wrap")
-    def _without_advantages(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = serialize(self)
-        return {name: value for name, value in values.items() if name not in _ONLINE}
 
     @property
     def is_sampling(self) -> bool:

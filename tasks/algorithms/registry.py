@@ -1,5 +1,6 @@
 """The algorithms by name, and `train.algorithm` as it is written in `pipelines.yaml`."""
 
+import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -9,7 +10,8 @@ from pydantic import ValidationError
 from agents.settings import describe_invalid
 from envs.errors import ConfigError
 from envs.plugins import Registry
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import Algorithm, OnlineAlgorithm
+from tasks.algorithms.offline import OfflineAlgorithm
 
 _BUILTIN = (
     "agentevol",
@@ -50,8 +52,12 @@ def _load(name: str) -> type[Algorithm]:
 
 
 def _validate(name: str, value: Any) -> type[Algorithm]:
-    if not (isinstance(value, type) and issubclass(value, Algorithm)):
-        raise ConfigError(f"algorithm {name!r} is {value!r:.60}; give a subclass of Algorithm")
+    if not (isinstance(value, type) and issubclass(value, OnlineAlgorithm | OfflineAlgorithm)):
+        raise ConfigError(
+            f"algorithm {name!r} is {value!r:.60}; give a subclass of OnlineAlgorithm or OfflineAlgorithm"
+        )
+    if inspect.isabstract(value):
+        raise ConfigError(f"algorithm {name!r} is {value!r:.60}, which has no `estimate`; implement it")
     return value
 
 
@@ -71,7 +77,7 @@ def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
     ALGORITHMS.register(name, algorithm)
 
 
-def parse_algorithm(value: Any) -> Any:
+def parse_algorithm(value: Any) -> Algorithm:
     """The algorithm that a pipeline names: `grpo`, or `{name: grpo, normalize_by_std: false}`.
 
     Raises `ValueError` for an unknown name, and for a parameter that this algorithm does not have.

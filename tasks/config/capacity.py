@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
 from tasks.config.lora import LoraSettings
 from tasks.config.pipelines import Pipeline
 from tasks.config.safetensors import read_shapes
@@ -107,8 +108,10 @@ def memory_plan(pipeline: Pipeline, size: ModelSize, *, gpu: int = 0) -> MemoryP
     tokens, workers = pipeline.train.micro_batch_tokens, pipeline.backend.workers
     embeddings = size.vocabulary * size.width * (1 if size.tied else 2)
     layer = (size.parameters - embeddings) // max(1, size.layers)
-    critic = size.critic_parameters if pipeline.train.algorithm.needs_critic else 0
-    chunk = tokens if pipeline.train.algorithm.needs_sum_pi_squared else min(tokens, CHUNK_TOKENS)
+    critic = size.critic_parameters if isinstance(pipeline.train.algorithm, ActorCritic) else 0
+    algorithm = pipeline.train.algorithm
+    is_whole = isinstance(algorithm, OnlineAlgorithm) and algorithm.needs_sum_pi_squared
+    chunk = tokens if is_whole else min(tokens, CHUNK_TOKENS)
     inside = 12 * size.width + 6 * size.mlp_width
     lora = pipeline.train.lora
     if lora is None:
@@ -128,7 +131,9 @@ def memory_plan(pipeline: Pipeline, size: ModelSize, *, gpu: int = 0) -> MemoryP
 
 def checkpoint_bytes(size: ModelSize, train: TrainSettings) -> int:
     """Size on disk of one checkpoint, with that of a critic if `train` has one."""
-    critic = CRITIC_CHECKPOINT_BYTES * size.critic_parameters if train.algorithm.needs_critic else 0
+    critic = (
+        CRITIC_CHECKPOINT_BYTES * size.critic_parameters if isinstance(train.algorithm, ActorCritic) else 0
+    )
     if train.lora is None:
         return CHECKPOINT_BYTES * size.parameters + critic
     adapters = CHECKPOINT_BYTES * size.adapter_parameters(train.lora)

@@ -66,7 +66,7 @@ class OfflineSettings(TrainSettings):
 
 
 def is_offline(train: Any) -> bool:
-    """Whether a block `train`, as it is written or as it is read, names an algorithm that learns offline."""
+    """Whether a block `train`, as it is written or already parsed, is of an algorithm that learns offline."""
     if not isinstance(train, Mapping):
         return isinstance(train, OfflineSettings)
     algorithm = train.get("algorithm")

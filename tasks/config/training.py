@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, fie
 
 from agents.settings import Positive, Seconds, Settings
 from agents.types import EpisodeLimits, SamplingParams
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import Algorithm, OnlineAlgorithm
 from tasks.algorithms.registry import parse_algorithm
 from tasks.config.curriculum import CurriculumSettings
 from tasks.config.lora import LoraSettings
@@ -185,6 +185,13 @@ class TrainSettings(Settings):
     therefore there by default, null switches it off, and old log-probs are the trainer's in either case. The
     CPU engine computes the same as the trainer: with it, the block is for `async` alone."""
 
+    @property
+    def online_algorithm(self) -> OnlineAlgorithm:
+        """`algorithm`, of a training that is online; raises `TypeError` for one that learns offline."""
+        if not isinstance(self.algorithm, OnlineAlgorithm):
+            raise TypeError(f"{self.algorithm.name} learns offline: it has no advantages")
+        return self.algorithm
+
     @field_validator("watch", mode="after")
     @classmethod
     def _watch_what_there_is(cls, watch: WatchSettings, info: ValidationInfo) -> WatchSettings:
@@ -192,7 +199,9 @@ class TrainSettings(Settings):
         algorithm = info.data.get("algorithm")
         if watch.max_kl_reference is not None and "kl" in info.data and info.data["kl"] is None:
             raise ValueError("max_kl_reference limits what train.kl measures; give train.kl as well")
-        if algorithm is None or algorithm.compares_group or watch.min_informative_groups is None:
+        if algorithm is None or watch.min_informative_groups is None:
+            return watch
+        if isinstance(algorithm, OnlineAlgorithm) and algorithm.compares_group:
             return watch
         if "min_informative_groups" in watch.model_fields_set:
             raise ValueError(f"min_informative_groups: {algorithm.name} compares no groups; leave it out")

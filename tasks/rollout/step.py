@@ -145,7 +145,7 @@ class StepSampler:
         replaced themselves.
         """
         batch, batch_items, added_groups = list(groups), list(items), list[Group]()
-        sampling = self._pipeline.train.algorithm.dynamic_sampling
+        sampling = self._pipeline.train.online_algorithm.dynamic_sampling
         drawn_ids = {item.item_id for item in items}
         for refill in range(1, 1 + (sampling.max_refills if sampling else 0)):
             places = [place for place, group in enumerate(batch) if not is_informative(group)]
@@ -180,7 +180,7 @@ class StepSampler:
         return "; ".join(reasons)
 
     async def _sample_greedily(self, items: Sequence[Item], spec: RolloutSpec) -> list[float | None]:
-        if not self._pipeline.train.algorithm.needs_greedy:
+        if not self._pipeline.train.online_algorithm.needs_greedy:
             return [None] * len(items)
         greedy = replace(spec, name=f"{spec.name} greedy", num_samples=1, temperature=0.0)
         groups = await self._run(items, greedy)

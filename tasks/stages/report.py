@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from tasks.config.offline import is_offline
+from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves, read_changes
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import training_turns
@@ -82,7 +82,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         totals=totals(results),
         dropped=dropped_by_place(results),
         phases=phase_table(results),
-        is_offline=is_offline(pipeline.train),
+        is_offline=isinstance(pipeline.train, OfflineSettings),
         parameters=group_leaves(pipeline.model_dump(mode="json")),
         changed=read_changes(workspace),
         quick_items=quick_items(results),

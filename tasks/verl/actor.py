@@ -18,6 +18,7 @@ from agents.samplers.vllm import PYTHON_VARIABLE, find_python
 from agents.types import Trajectory
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
+from tasks.algorithms.algorithm import ActorCritic
 from tasks.cluster.address import cluster_address
 from tasks.cluster.memory import check_nodes
 from tasks.cluster.placement import Placement, place_workers
@@ -191,7 +192,7 @@ class Trainer:
         validate_config(
             self._config,
             use_reference_policy=train.kl is not None,
-            use_critic=train.algorithm.needs_critic,
+            use_critic=isinstance(train.algorithm, ActorCritic),
         )
         tokenizer = AutoTokenizer.from_pretrained(self._model)
         teacher = make_teacher(self._pipeline, model=self._model, tokenizer=tokenizer)

@@ -10,6 +10,7 @@ from verl.trainer.ppo.core_algos import kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
 from agents.types import Trajectory
+from tasks.algorithms.algorithm import ActorCritic
 from tasks.algorithms.conversations import Conversations, Estimate, Joined, rewards_of, turns_of
 from tasks.config.training import RolloutCorrectionSettings, TrainSettings
 from tasks.verl.rows import overlong_penalty, parent_key, segment_number
@@ -105,10 +106,11 @@ def estimate_advantages(
     `trajectories`: theirs, in that order; `greedy_rewards`: by uid of the group; `teacher_scores`: by key of
     the trajectory, as `Teacher.score` gives them.
     """
+    algorithm = train.online_algorithm
     uids = list(map(parent_key, trajectories))
     groups = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
     rewards = rewards_of(list(trajectories.values()), rows.mask)
-    if train.algorithm.overlong is not None:
+    if algorithm.overlong is not None:
         for number, trajectory in enumerate(trajectories.values()):
             last = int(rows.mask[number].sum()) - 1
             rewards[number, last] -= overlong_penalty(trajectory, train, context_length=context_length)
@@ -124,9 +126,9 @@ def estimate_advantages(
             [teacher_scores.get(key) for key in trajectories], old_log_probs, rows.mask
         )
         metrics |= distill_metrics
-    values = rows.join("values") if train.algorithm.needs_critic else None
-    greedy = [greedy_rewards[uid] for uid in uids] if train.algorithm.needs_greedy else None
-    estimate = train.algorithm.estimate(
+    values = rows.join("values") if isinstance(algorithm, ActorCritic) else None
+    greedy = [greedy_rewards[uid] for uid in uids] if algorithm.needs_greedy else None
+    estimate = algorithm.estimate(
         Conversations(
             trajectories=list(trajectories.values()),
             group=torch.tensor([groups[uid] for uid in uids]),
@@ -135,7 +137,7 @@ def estimate_advantages(
             turn=turns_of(list(trajectories.values()), rows.mask),
             old_log_probs=old_log_probs,
             values=values,
-            sum_pi_squared=rows.join("sum_pi_squared") if train.algorithm.needs_sum_pi_squared else None,
+            sum_pi_squared=rows.join("sum_pi_squared") if algorithm.needs_sum_pi_squared else None,
             greedy_rewards=None if greedy is None else torch.tensor(greedy, dtype=torch.float64),
             teacher_log_probs=teacher_log_probs,
             num_played=num_played,

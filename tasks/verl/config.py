@@ -10,7 +10,7 @@ from agents.prompting.images import has_vision
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.requirements.detection import pip_install
-from tasks.algorithms.algorithm import ActorCritic
+from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
 from tasks.algorithms.builtin.self_distill import SelfDistill
 from tasks.algorithms.distillation import Distillation, TeacherEndpoint
 from tasks.cluster.placement import Placement
@@ -183,7 +183,7 @@ def _cpu(pipeline: Pipeline) -> dict[str, Any]:
 
 def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
     model_options = gpu_model_options(model)
-    if pipeline.train.algorithm.needs_sum_pi_squared:
+    if pipeline.train.online_algorithm.needs_sum_pi_squared:
         model_options["use_fused_kernels"] = False  # they never hold the logits of a token at once
     return {
         **{f"actor_rollout_ref.model.{name}": value for name, value in model_options.items()},
@@ -247,6 +247,8 @@ def _check_turns(pipeline: Pipeline) -> None:
 
 def _check_algorithm(pipeline: Pipeline) -> None:
     algorithm, rollout, train = pipeline.train.algorithm, pipeline.rollout, pipeline.train
+    if not isinstance(algorithm, OnlineAlgorithm):
+        return  # `check_offline` checks it
     if algorithm.compares_group and rollout.group_size < 2:
         raise ConfigError(
             f"rollout.group_size {rollout.group_size}: {algorithm.name} compares the samples of an item with "

@@ -61,7 +61,7 @@ def policy_loss(
     required_fields = ("response_mask", "loss_mask", "old_log_probs", "advantages")
     rows = data.select(*required_fields, *optional).to_padded_tensor()
     mask = rows["response_mask"].to(bool)
-    weights = mask * data["dp_size"] * _row_weights(train.algorithm.aggregation, data, context_length)
+    weights = mask * data["dp_size"] * _row_weights(train.online_algorithm.aggregation, data, context_length)
 
     def add_up(values: torch.Tensor) -> torch.Tensor:
         return torch.where(mask, values * weights, 0.0).sum()
@@ -75,7 +75,7 @@ def policy_loss(
         conversation_tokens=data["conversation_tokens"],
         seed=random_key("loss", int(data[DRAWS_SEED]), *data["conversation"].tolist()),
     )
-    result = train.algorithm.loss.per_token(tokens)
+    result = train.online_algorithm.loss.per_token(tokens)
     loss = add_up(result.losses * rows.get("rollout_is_weights", 1.0))
     metrics: dict[str, Any] = {"actor/pg_loss": Metric(value=loss, aggregation=AggregationType.SUM)}
     metrics["actor/ppo_kl"] = _mean(-tokens.log_ratios, mask)

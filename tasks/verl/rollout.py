@@ -192,7 +192,7 @@ class RolloutManager:
                 train,
                 context_length=context_length,
             )
-            if uid in greedy_rewards or not train.algorithm.needs_greedy
+            if uid in greedy_rewards or not train.online_algorithm.needs_greedy
             else []
             for uid, group in zip(uids, sample.batch, strict=True)
         ]

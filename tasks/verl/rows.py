@@ -21,20 +21,20 @@ from tasks.verl.vision import side_by_side, vision_of
 def trainable(group: Sequence[Trajectory], train: TrainSettings, *, context_length: int) -> list[Trajectory]:
     """The episodes of a group that are trained on."""
     usable = [t for t in group if is_usable(t)]
-    if train.algorithm.compares_group and len(usable) < 2:
+    if train.online_algorithm.compares_group and len(usable) < 2:
         return []
-    if train.algorithm.skips_equal_groups and not has_gradient_without_advantage(train):
+    if train.online_algorithm.skips_equal_groups and not has_gradient_without_advantage(train):
         scores = [t.reward - overlong_penalty(t, train, context_length=context_length) for t in usable]
-        return usable if train.algorithm.has_advantages(usable, scores) else []
+        return usable if train.online_algorithm.has_advantages(usable, scores) else []
     return usable
 
 
 def overlong_penalty(trajectory: Trajectory, train: TrainSettings, *, context_length: int) -> float:
     """What the algorithm takes from the reward of a trajectory with a long context; 0.0 without a rule."""
-    if train.algorithm.overlong is None:
+    if train.online_algorithm.overlong is None:
         return 0.0
     tokens = max(len(p.prompt_ids) + len(p.response_ids) for p in pack(trajectory))
-    return train.algorithm.overlong.of(tokens, context_length=context_length)
+    return train.online_algorithm.overlong.of(tokens, context_length=context_length)
 
 
 def has_gradient_without_advantage(train: TrainSettings) -> bool:

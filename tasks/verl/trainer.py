@@ -129,7 +129,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         return dp_size * self._pipeline.train.mini_batches
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        needs_squares = self._pipeline.train.algorithm.needs_sum_pi_squared
+        needs_squares = self._pipeline.train.online_algorithm.needs_sum_pi_squared
         batch.extra_info["calculate_sum_pi_squared"] = needs_squares
         batch = super()._compute_old_log_prob(batch, metrics)
         if needs_squares:
@@ -154,7 +154,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         rollout = self._rollout
         fields = ["response_mask", "old_log_probs", "rollout_log_probs", "ref_log_prob", "values"]
-        if self._pipeline.train.algorithm.needs_sum_pi_squared:
+        if self._pipeline.train.online_algorithm.needs_sum_pi_squared:
             fields.append("sum_pi_squared")
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         output: dict[str, Any] = {}
@@ -244,7 +244,7 @@ def update_options(
         PLAYED_EPISODES: rollout.items_per_step * rollout.group_size / train.mini_batches,
         PLAYED_TOKENS: played_tokens / train.mini_batches,
         OBSERVATION_TOKENS: observation_tokens / train.mini_batches,
-        WHOLE_CONVERSATIONS: train.algorithm.loss.needs_whole_conversations,
+        WHOLE_CONVERSATIONS: train.online_algorithm.loss.needs_whole_conversations,
         "mini_batch_size": rows // train.mini_batches,
         "epochs": train.epochs,
         "seed": pipeline.seed + step,

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
-from envs.errors import WingspanError
+from envs.errors import ConfigError, WingspanError
 from envs.types import Item
-from tasks.algorithms.algorithm import Algorithm
-from tasks.algorithms.registry import ALGORITHMS, parse_algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.offline import OfflineAlgorithm
+from tasks.algorithms.registry import ALGORITHMS, parse_algorithm, register_algorithm
+from tests.support.algorithms import parse_online
 
 torch = pytest.importorskip("torch")
 
@@ -26,6 +28,7 @@ from tasks.algorithms.conversations import (  # noqa: E402
     turns_of,
 )
 from tasks.algorithms.losses.loss import PolicyLoss, Tokens  # noqa: E402
+from tasks.algorithms.losses.vanilla import Vanilla  # noqa: E402
 
 GROUPS = (
     # tokens and reward of each turn
@@ -129,7 +132,7 @@ def test_gdpo_normalises_each_reward_apart() -> None:
     ]
     actual = advantages({"name": "gdpo", "rewards": {"reward": 1, "points": 1}}, batch_of(trajectories))
     assert float(actual[0, 0]) == pytest.approx(float(actual[1, 0]), abs=1e-4)
-    missing = parse_algorithm({"name": "gdpo", "rewards": {"point": 1}})
+    missing = parse_online({"name": "gdpo", "rewards": {"point": 1}})
     with pytest.raises(WingspanError, match=r"'point', which x_0, sample 0, does not have; it has: points"):
         missing.estimate(batch_of(trajectories))
 
@@ -347,7 +350,7 @@ def test_every_algorithm_is_named_by_its_key() -> None:
         "sft": {"data": ["episodes.jsonl"]},
     }
     for name in ALGORITHMS:
-        algorithm: Algorithm = parse_algorithm({"name": name, **required_values.get(name, {})})
+        algorithm = parse_algorithm({"name": name, **required_values.get(name, {})})
         assert algorithm.name == name
         assert parse_algorithm(algorithm.model_dump()) == algorithm, "what is recorded can be read"
 
@@ -376,14 +379,29 @@ def test_what_an_algorithm_does_not_know_is_refused(value: Any, message: str) ->
         parse_algorithm(value)
 
 
+class WithoutEstimate(OnlineAlgorithm):
+    name: str = "without_estimate"
+
+
+def test_only_online_algorithms_estimate_and_one_that_does_not_is_refused() -> None:
+    classes = [ALGORITHMS.find(name) for name in ALGORITHMS]
+    offline = [found for found in classes if not issubclass(found, OnlineAlgorithm)]
+    assert offline
+    assert all(issubclass(found, OfflineAlgorithm) and not hasattr(found, "estimate") for found in offline)
+    assert not any(issubclass(found, OfflineAlgorithm) for found in classes if found not in offline)
+    with ALGORITHMS.scope(), pytest.raises(ConfigError, match="has no `estimate`"):
+        register_algorithm("without_estimate", WithoutEstimate)
+
+
 def test_a_loss_without_a_name_is_the_algorithms_own() -> None:
-    dapo = parse_algorithm({"name": "dapo", "loss": {"dual_clip": 5}})
+    dapo = parse_online({"name": "dapo", "loss": {"dual_clip": 5}})
+    assert isinstance(dapo.loss, Vanilla)
     assert (dapo.loss.name, dapo.loss.clip_high, dapo.loss.dual_clip) == ("vanilla", 0.28, 5)
-    assert parse_algorithm({"name": "rloo", "loss": "cispo"}).loss.name == "cispo"
+    assert parse_online({"name": "rloo", "loss": "cispo"}).loss.name == "cispo"
 
 
 def advantages(algorithm: Any, batch: Conversations) -> Any:
-    return parse_algorithm(algorithm).estimate(batch).advantages
+    return parse_online(algorithm).estimate(batch).advantages
 
 
 def conversations(
@@ -464,8 +482,7 @@ def conversation(
 
 
 def loss_of(name: str, options: dict[str, Any] | None = None) -> PolicyLoss:
-    loss: PolicyLoss = parse_algorithm({"name": "grpo", "loss": {"name": name, **(options or {})}}).loss
-    return loss
+    return parse_online({"name": "grpo", "loss": {"name": name, **(options or {})}}).loss
 
 
 def loss_inputs() -> dict[str, Any]:

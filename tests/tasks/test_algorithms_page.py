@@ -9,7 +9,7 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from agents.settings import Settings
-from tasks.algorithms.algorithm import Aggregation, Algorithm
+from tasks.algorithms.algorithm import ActorCritic, Aggregation, OnlineAlgorithm
 from tasks.algorithms.distillation import Distillation
 from tasks.algorithms.losses.library import AnyLoss
 from tasks.algorithms.losses.loss import PolicyLoss
@@ -19,8 +19,9 @@ from tasks.config.training import KlSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 OFFLINE_PAGE = (Path(__file__).parents[2] / "docs" / "offline.md").read_text()
-OFFLINE = [name for name in ALGORITHMS if issubclass(ALGORITHMS.find(name), OfflineAlgorithm)]
-ONLINE = [name for name in ALGORITHMS if name not in OFFLINE]
+CLASSES = {name: ALGORITHMS.find(name) for name in ALGORITHMS}
+OFFLINE = {name: found for name, found in CLASSES.items() if issubclass(found, OfflineAlgorithm)}
+ONLINE = {name: found for name, found in CLASSES.items() if issubclass(found, OnlineAlgorithm)}
 LOSSES: list[type[PolicyLoss]] = list(get_args(get_args(AnyLoss)[0]))
 
 
@@ -38,10 +39,10 @@ def code(cell: str) -> list[str]:
 
 def test_every_algorithm_has_its_line() -> None:
     rows = {code(row[0])[0]: row for row in table("Algorithms")}
-    assert rows.keys() == set(ONLINE)
+    assert rows.keys() == ONLINE.keys()
     for name, (_, _, needs, differences, _) in rows.items():
-        algorithm = ALGORITHMS.find(name)
-        assert (needs == "critic") == algorithm.needs_critic, name
+        algorithm = ONLINE[name]
+        assert (needs == "critic") == issubclass(algorithm, ActorCritic), name
         assert (needs == "greedy") == algorithm.needs_greedy, name
         assert (needs == "states") == algorithm.compares_states, name
         assert (needs == "Σπ²") == algorithm.needs_sum_pi_squared, name
@@ -58,12 +59,12 @@ def changes(loss: PolicyLoss) -> list[str]:
     """How an algorithm's loss differs from the default one."""
     if loss.name != "vanilla":
         return [loss.name]
-    default = Algorithm.model_fields["loss"].default
+    default = OnlineAlgorithm.model_fields["loss"].default
     return [text for name, value in loss if value != getattr(default, name) for text in (name, str(value))]
 
 
-def is_changed(algorithm: type[Algorithm], field: str) -> bool:
-    return bool(algorithm.model_fields[field].default != Algorithm.model_fields[field].default)
+def is_changed(algorithm: type[OnlineAlgorithm], field: str) -> bool:
+    return bool(algorithm.model_fields[field].default != OnlineAlgorithm.model_fields[field].default)
 
 
 def parameters(settings: type[Settings], *, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -92,13 +93,13 @@ def default_of(field: Any) -> str:
 
 def test_every_parameter_of_an_algorithm_has_its_line() -> None:
     rows = [(code(row[0])[0], row[1], row[2].strip("`")) for row in table("Parameters")]
-    common = list(parameters(Algorithm))
+    common = list(parameters(OnlineAlgorithm))
     assert [(name, default) for name, owner, default in rows if owner == "all"] == common
     own_parameters = {
         (algorithm, parameter, default)
         for algorithm in ONLINE
-        for parameter, default in parameters(ALGORITHMS.find(algorithm))
-        if parameter.partition(".")[0] not in Algorithm.model_fields
+        for parameter, default in parameters(CLASSES[algorithm])
+        if parameter.partition(".")[0] not in OnlineAlgorithm.model_fields
     }
     page_rows = {(algorithm, name, default) for name, owner, default in rows for algorithm in code(owner)}
     assert page_rows == own_parameters
@@ -123,7 +124,7 @@ def test_every_aggregation_and_key_of_kl_has_its_line() -> None:
 
 def test_what_dynamic_sampling_is_refused_for_is_listed() -> None:
     [sentence] = re.findall(r"too: ([^.]*)\.", PAGE)
-    assert set(code(sentence)) == {name for name in ONLINE if not ALGORITHMS.find(name).skips_equal_groups}
+    assert set(code(sentence)) == {name for name in ONLINE if not ONLINE[name].skips_equal_groups}
 
 
 def test_every_offline_algorithm_and_its_parameters_have_their_lines() -> None:
@@ -131,8 +132,8 @@ def test_every_offline_algorithm_and_its_parameters_have_their_lines() -> None:
     own_parameters = {
         (algorithm, parameter, default)
         for algorithm in OFFLINE
-        for parameter, default in parameters(ALGORITHMS.find(algorithm))
-        if parameter.partition(".")[0] not in Algorithm.model_fields
+        for parameter, default in parameters(CLASSES[algorithm])
+        if parameter.partition(".")[0] not in OnlineAlgorithm.model_fields
     }
     rows = [(row[0].strip("`"), row[1], row[2].strip("`")) for row in table("Parameters", page=OFFLINE_PAGE)]
     page_rows = {

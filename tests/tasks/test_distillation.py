@@ -11,12 +11,12 @@ import pytest
 
 from agents.types import StopReason, Trajectory, Turn
 from envs.errors import ConfigError
-from tasks.algorithms.registry import parse_algorithm
 from tasks.config.pipelines import Pipeline
 from tasks.errors import TeacherFailed
 from tasks.rollout.teacher import Teacher, check_teacher, make_teacher
 from tasks.verl.config import check_pipeline
 from tasks.verl.rows import trainable
+from tests.support.algorithms import parse_online
 from tests.support.scored_episodes import Constant, episode, episode_of, make_turn
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
@@ -143,7 +143,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl() -> None:
     old = policy.detach()
     one = torch.ones(7, 1, dtype=torch.bool)
     batch = conversations(old_log_probs=old[:, None], teacher_log_probs=teacher[:, None], mask=one)
-    advantages = parse_algorithm({"name": "distill", "teacher": "t"}).estimate(batch).advantages[:, 0]
+    advantages = parse_online({"name": "distill", "teacher": "t"}).estimate(batch).advantages[:, 0]
     loss = -(old.exp() * advantages * (policy - old).exp()).sum()
     (of_loss,) = torch.autograd.grad(loss, logits)
     torch.testing.assert_close(of_loss, of_kl)
@@ -156,7 +156,7 @@ def test_rewards_may_be_added() -> None:
         mask=torch.ones(2, 1, dtype=torch.bool),
         rewards=torch.tensor([[1.0], [0.0]]),
     )
-    algorithm = parse_algorithm({"name": "distill", "teacher": "t", "reward_weight": 0.1})
+    algorithm = parse_online({"name": "distill", "teacher": "t", "reward_weight": 0.1})
     deviation = math.sqrt(0.5)
     assert algorithm.estimate(batch).advantages[:, 0].tolist() == pytest.approx(
         [0.5 + 0.1 * 0.5 / deviation, -1.0 - 0.1 * 0.5 / deviation], abs=1e-5

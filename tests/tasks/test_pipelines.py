@@ -110,7 +110,7 @@ def test_a_name_is_a_block_whose_parameters_can_be_set() -> None:
         "train.algorithm.loss": "cispo",
         "train.algorithm.loss.clip_high": 3,
     }
-    algorithm = load_pipeline("textcraft-cpu", overrides=overrides).train.algorithm
+    algorithm = load_pipeline("textcraft-cpu", overrides=overrides).train.online_algorithm
     assert (algorithm.name, algorithm.loss.name, algorithm.loss.model_dump()["clip_high"]) == (
         "rloo",
         "cispo",

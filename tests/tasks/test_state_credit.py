@@ -14,8 +14,8 @@ import pytest
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
-from tasks.algorithms.registry import parse_algorithm
 from tasks.verl.config import check_pipeline
+from tests.support.algorithms import parse_online
 from tests.support.verl_toy import register, toy_pipeline
 
 torch = pytest.importorskip("torch")
@@ -166,7 +166,7 @@ def test_penalties_on_tokens_belong_to_their_turns() -> None:
     """As those of a KL in the reward."""
     batch = conversations([GROUP])
     noise = torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask
-    actual = parse_algorithm("gigpo").estimate(replace(batch, rewards=batch.rewards - noise)).advantages
+    actual = parse_online("gigpo").estimate(replace(batch, rewards=batch.rewards - noise)).advantages
     with_penalty = [
         replace(
             turn_chain,
@@ -179,7 +179,7 @@ def test_penalties_on_tokens_belong_to_their_turns() -> None:
         )
         for row, turn_chain in enumerate(GROUP)
     ]
-    values_by_hand = parse_algorithm("gigpo").estimate(conversations([with_penalty])).advantages
+    values_by_hand = parse_online("gigpo").estimate(conversations([with_penalty])).advantages
     torch.testing.assert_close(actual, values_by_hand, atol=1e-5, rtol=1e-4)
 
 
@@ -187,7 +187,7 @@ def test_a_conversation_without_any_state_is_refused_when_it_comes_to_that() -> 
     """A server of an earlier version sends none."""
     batch = conversations([(SUCCESS, TurnChain([Step(None), Step(None)]))])
     with pytest.raises(WingspanError, match="graphgpo: x_0, sample 1, has no states; give x a state_key"):
-        parse_algorithm("graphgpo").estimate(batch)
+        parse_online("graphgpo").estimate(batch)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def wander(rng: random.Random) -> TurnChain:
 def assert_turns(algorithm: Any, groups: Sequence[Sequence[TurnChain]], values_by_hand: Any) -> None:
     """Every token of a turn has the turn's advantage; padding has none."""
     batch = conversations(groups)
-    actual = parse_algorithm(algorithm).estimate(batch).advantages
+    actual = parse_online(algorithm).estimate(batch).advantages
     rows = [row for group in values_by_hand for row in group]
     turn_chains = [turn_chain for group in groups for turn_chain in group]
     by_hand = torch.zeros(batch.mask.shape)
@@ -311,7 +311,7 @@ def assert_turns(algorithm: Any, groups: Sequence[Sequence[TurnChain]], values_b
 
 def turn_values(algorithm: Any, groups: Sequence[Sequence[TurnChain]]) -> list[list[list[float]]]:
     """By group, conversation and turn."""
-    rows = iter(parse_algorithm(algorithm).estimate(conversations(groups)).advantages.tolist())
+    rows = iter(parse_online(algorithm).estimate(conversations(groups)).advantages.tolist())
     result = []
     for group in groups:
         values: list[Any] = []

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from tasks.algorithms.registry import parse_algorithm
+from tests.support.algorithms import parse_online
 from tests.tasks.test_algorithms import GROUPS, advantages, batch_of, conversation, conversations
 
 torch = pytest.importorskip("torch")
@@ -79,7 +79,7 @@ def advantages_of(name: str) -> Advantages:
             for i, episode in enumerate(group)
         ]
         batch = batch_of(members)
-        actual = parse_algorithm(name).estimate(batch).advantages
+        actual = parse_online(name).estimate(batch).advantages
         return [row[starts].tolist() for row, starts in zip(actual, batch.turn_starts, strict=True)]
 
     return of_group
@@ -146,7 +146,7 @@ def test_turn_ppo_by_hand() -> None:
     """A turn is a step: neither its tokens nor the values within it count."""
     gamma, lam = 0.9, 0.7
     batch = conversations(GROUPS, with_values=True)
-    estimate = parse_algorithm({"name": "turn_ppo", "gamma": gamma, "lam": lam}).estimate(batch)
+    estimate = parse_online({"name": "turn_ppo", "gamma": gamma, "lam": lam}).estimate(batch)
     assert batch.values is not None
     flat: list[float] = []
     rows = zip(batch.values.tolist(), (c for group in GROUPS for c in group), strict=True)
@@ -177,8 +177,9 @@ def test_turn_ppo_by_hand() -> None:
 def test_turn_ppo_is_ppo_where_every_turn_has_one_token() -> None:
     batch = conversations(((((1, 0.0), (1, 1.0)), ((1, 0.5),)),), with_values=True)
     options = {"gamma": 0.8, "lam": 0.6}
-    by_turn = parse_algorithm({"name": "turn_ppo", **options}).estimate(batch)
-    by_token = parse_algorithm({"name": "ppo", **options}).estimate(batch)
+    by_turn = parse_online({"name": "turn_ppo", **options}).estimate(batch)
+    by_token = parse_online({"name": "ppo", **options}).estimate(batch)
     torch.testing.assert_close(by_turn.advantages, by_token.advantages)
     torch.testing.assert_close(by_turn.returns, by_token.returns)
+    assert by_turn.return_weights is not None
     assert by_turn.return_weights.tolist() == [[1.0, 1.0], [1.0, 0.0]]

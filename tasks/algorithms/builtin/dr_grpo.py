@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Aggregation, Algorithm
+from tasks.algorithms.algorithm import Aggregation, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class DrGrpo(Algorithm):
+class DrGrpo(OnlineAlgorithm):
     """R − mean of the group, and tokens weighed alike whatever their conversation's length.
 
     GRPO without its two biases, towards easy and hard items and towards long failures: Liu et al. 2025 (arXiv
@@ -19,7 +19,7 @@ class DrGrpo(Algorithm):
     aggregation: Aggregation = "seq-mean-token-sum-norm"
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import Estimate
 
         scores = batch.scores

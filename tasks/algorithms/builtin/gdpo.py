@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from envs.errors import WingspanError
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class Gdpo(Algorithm):
+class Gdpo(OnlineAlgorithm):
     """The weighted sum of GRPO's advantages for each of several metrics of an episode, whitened over the
     step.
 
@@ -28,7 +28,7 @@ class Gdpo(Algorithm):
     """Weights by metric of the trajectory; `reward` is the episode's own."""
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`. Raises `WingspanError` for a trajectory without one of the metrics."""
+        """As of `OnlineAlgorithm`. Raises `WingspanError` for a trajectory without one of the metrics."""
         from tasks.algorithms.conversations import Estimate
 
         total = batch.scores.new_zeros(len(batch.group))

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from agents.types import Trajectory
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class Gigpo(Algorithm):
+class Gigpo(OnlineAlgorithm):
     """GRPO's advantage of the conversation + `step_weight` · the turn's advantage among those of the group
     that were taken in the same state.
 
@@ -33,11 +33,11 @@ class Gigpo(Algorithm):
     normalize_by_std: bool = True
 
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
-        """As of `Algorithm`: equal sums of rewards that are due at different turns compare unequal."""
+        """As of `OnlineAlgorithm`: equal sums of rewards that are due at different turns compare unequal."""
         return len(set(scores)) > 1 or any(scores) or any(turn.reward for t in group for turn in t.turns)
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         import torch
 
         from tasks.algorithms.conversations import Estimate, discounted_returns

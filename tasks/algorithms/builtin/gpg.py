@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 from tasks.algorithms.losses.gpg import Gpg as GpgLoss
 from tasks.algorithms.losses.library import AnyLoss
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class Gpg(Algorithm):
+class Gpg(OnlineAlgorithm):
     """α·(R − mean of the group), with the plain policy gradient as the loss.
 
     α is the number of episodes played by the number of those in groups whose rewards differ: the gradient is
@@ -22,7 +22,7 @@ class Gpg(Algorithm):
     loss: AnyLoss = GpgLoss()
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import Estimate
 
         scores = batch.scores

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ GOAL_REWARD = 10.0
 """Of the reference implementation; after normalisation only its ratio to 1e-6 matters."""
 
 
-class Graphgpo(Algorithm):
+class Graphgpo(OnlineAlgorithm):
     """`episode_weight` · GRPO's advantage of the conversation + `step_weight` · the turn's advantage by how
     near it came to the goal, whether its own episode reached it or not.
 
@@ -41,11 +41,11 @@ class Graphgpo(Algorithm):
     normalize_by_std: bool = True
 
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
-        """As of `Algorithm`: once the goal is known, turns of equal rewards may differ."""
+        """As of `OnlineAlgorithm`: once the goal is known, turns of equal rewards may differ."""
         return len(set(scores)) > 1 or any(trajectory.success for trajectory in group)
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         import torch
 
         from tasks.algorithms.conversations import Estimate

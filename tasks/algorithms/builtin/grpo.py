@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class Grpo(Algorithm):
+class Grpo(OnlineAlgorithm):
     """(R − mean of the group) / (standard deviation of the group + 1e-6), on every token.
 
     Shao et al. 2024 (arXiv 2402.03300, section 4.1.2). verl: `grpo`.
@@ -17,7 +17,7 @@ class Grpo(Algorithm):
     name: str = "grpo"
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`; exactly 0 for a group of equal rewards."""
+        """As of `OnlineAlgorithm`; exactly 0 for a group of equal rewards."""
         from tasks.algorithms.conversations import Estimate
 
         scores = batch.scores

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class GrpoPassk(Algorithm):
+class GrpoPassk(OnlineAlgorithm):
     """Highest reward of the group − the second highest, for the conversation that has the highest; 0 for the
     others.
 
@@ -20,7 +20,7 @@ class GrpoPassk(Algorithm):
     normalize_by_std: bool = True
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         import torch
 
         from tasks.algorithms.conversations import Estimate

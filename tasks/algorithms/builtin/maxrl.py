@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class Maxrl(Algorithm):
+class Maxrl(OnlineAlgorithm):
     """(R − mean of the group) / mean of the group, 0 where the mean is not positive.
 
     For rewards of 0 and 1, an item weighs 1/p with p its share of successes: the gradient of log p instead of
@@ -18,7 +18,7 @@ class Maxrl(Algorithm):
     name: str = "maxrl"
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import Estimate
 
         scores = batch.scores

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class Opo(Algorithm):
+class Opo(OnlineAlgorithm):
     """R − the mean of the group weighed by the number of sampled tokens.
 
     The baseline of least variance if every token's gradient is as long as any other's: Hao et al. 2025 (arXiv
@@ -18,7 +18,7 @@ class Opo(Algorithm):
     name: str = "opo"
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import Estimate
 
         scores = batch.scores

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class OptimalTokenBaseline(Algorithm):
+class OptimalTokenBaseline(OnlineAlgorithm):
     """The sum of the rewards from a token on − its mean over the conversations of the group that have a token
     in this place, weighed by W; 0 instead of the mean where only one has.
 
@@ -25,7 +25,7 @@ class OptimalTokenBaseline(Algorithm):
     name: str = "optimal_token_baseline"
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         import torch
 
         from tasks.algorithms.conversations import Estimate, discounted_returns

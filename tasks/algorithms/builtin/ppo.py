@@ -19,7 +19,7 @@ class Ppo(ActorCritic):
     name: str = "ppo"
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`, with returns A + V."""
+        """As of `OnlineAlgorithm`, with returns A + V."""
         from tasks.algorithms.conversations import Estimate, gae
 
         values = batch.critic_values

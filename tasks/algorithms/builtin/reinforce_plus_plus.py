@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class ReinforcePlusPlus(Algorithm):
+class ReinforcePlusPlus(OnlineAlgorithm):
     """The discounted sum of the rewards from each token on, whitened over all tokens of the step.
 
     Without a group: any `rollout.group_size` will do. Hu 2025 (arXiv 2501.03262, section 3). verl:
@@ -25,7 +25,7 @@ class ReinforcePlusPlus(Algorithm):
     """Discount of a token."""
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import Estimate, discounted_returns
 
         returns = discounted_returns(batch.rewards, gamma=self.gamma) * batch.mask

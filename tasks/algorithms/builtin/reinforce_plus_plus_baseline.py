@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class ReinforcePlusPlusBaseline(Algorithm):
+class ReinforcePlusPlusBaseline(OnlineAlgorithm):
     """R − mean of the group, whitened over all tokens of the step.
 
     Hu 2025 (arXiv 2501.03262, section 3.3). verl: `reinforce_plus_plus_baseline`.
@@ -19,7 +19,7 @@ class ReinforcePlusPlusBaseline(Algorithm):
     name: str = "reinforce_plus_plus_baseline"
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import Estimate
 
         scores = batch.scores

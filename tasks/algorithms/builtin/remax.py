@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 from envs.errors import WingspanError
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class Remax(Algorithm):
+class Remax(OnlineAlgorithm):
     """The sum of the rewards from each token on − the reward of the item's greedy episode.
 
     Li et al. 2023 (arXiv 2310.10505, algorithm 2). Each step plays one more episode an item. verl: `remax`.
@@ -22,7 +22,7 @@ class Remax(Algorithm):
     name: str = "remax"
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import Estimate, discounted_returns
 
         if batch.greedy_rewards is None:

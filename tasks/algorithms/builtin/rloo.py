@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class Rloo(Algorithm):
+class Rloo(OnlineAlgorithm):
     """R − the mean of the *other* conversations of the group.
 
     Ahmadian et al. 2024 (arXiv 2402.14740, equation 8). verl: `rloo`.
@@ -17,7 +17,7 @@ class Rloo(Algorithm):
     name: str = "rloo"
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import Estimate
 
         scores, size = batch.scores, batch.group_size()

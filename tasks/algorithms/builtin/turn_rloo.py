@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Aggregation, Algorithm
+from tasks.algorithms.algorithm import Aggregation, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class TurnRloo(Algorithm):
+class TurnRloo(OnlineAlgorithm):
     """The sum of the rewards from a turn on − its mean over the *other* conversations of the group that have
     this turn; where none has, RLOO's advantage of the whole conversation.
 
@@ -25,7 +25,7 @@ class TurnRloo(Algorithm):
     """A mean over a conversation's tokens would be a bias towards length again."""
 
     def estimate(self, batch: "Conversations") -> "Estimate":
-        """As of `Algorithm`."""
+        """As of `OnlineAlgorithm`."""
         import torch
 
         from tasks.algorithms.conversations import Estimate, discounted_returns
