@@ -40,6 +40,8 @@ IfChanged = Literal["refuse", "restart", "resume"]
 CODE = ("envs", "agents", "tasks", "flows")
 """Packages: a dependency in one of them is code, not data."""
 
+_OUTPUTS = ("outs", "metrics", "plots")
+"""What a stage writes, in `dvc.yaml`; DVC's commands for metrics and plots read the last two."""
 _EXPRESSION = re.compile(r"\$\{([^}]+)\}")
 
 
@@ -107,7 +109,7 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
             workspace=workspace,
             deps=tuple(resolve(dep) for dep in body["deps"]),
             params={key: _lookup(values, key) for key in keys},
-            outs=tuple(resolve(out) for out in body["outs"]),
+            outs=tuple(resolve(out) for kind in _OUTPUTS for out in body.get(kind, [])),
         )
     stages = {name: _add_user_files(stage, pipeline) for name, stage in stages.items()}
     return stages if pipeline.warmup is not None else _without_warmup(stages)

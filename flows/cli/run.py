@@ -1,5 +1,6 @@
 """The commands that run pipelines, or parts of them, and `wingspan plan`, which says what a run would do."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -98,11 +99,26 @@ def stage(
     pipeline: PipelineName,
 ) -> None:
     """Run one stage of a pipeline in its workspace; `dvc repro` calls this."""
+    _take_code_from_here()
     from flows.endings.stopping import Stoppable
     from flows.train_agent import run_stage
 
     with Stoppable(_resume_line()):
         run_stage.fn(name, pipeline)  # a plain call, which needs no Prefect server
+
+
+def _take_code_from_here() -> None:
+    """Start again with the code of the working directory, if it has its own.
+
+    `dvc exp run --queue` and `--temp` run the stages in a copy of the project, and DVC hashes its code; the
+    installed command imports that of the project, which may have changed since.
+    """
+    here, imported = Path("flows"), Path(__file__).parents[1]
+    if (here / "__init__.py").exists() and not here.samefile(imported):
+        paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+        program = "from flows.cli.app import main; main()"
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        os.execve(sys.executable, [sys.executable, "-c", program, *sys.argv[1:]], environment)
 
 
 def base() -> None:

@@ -1,4 +1,4 @@
-"""Stage `report`: a page about a run, and its plots as files.
+"""Stage `report`: a page about a run, its plots as files, and its main figures for DVC.
 
 Chooses the contents and their wording. `tasks/reporting/results.py` reads the workspace, `chart_style.py`
 styles the plots, and `templates/` holds the layout. The page needs no network and no script; text of
@@ -8,6 +8,7 @@ versions of the code.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +20,7 @@ from tasks.data.items import training_turns
 from tasks.progress import SILENT, Progress
 from tasks.reporting import charts, figures
 from tasks.reporting.excerpts import choose_pairs
+from tasks.reporting.figure_files import write_figures
 from tasks.reporting.intervals import gain_interval, wilson
 from tasks.reporting.pages import duration, render_page, write_page
 from tasks.reporting.results import (
@@ -56,11 +58,13 @@ class Change:
 
 
 def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> Path:
-    """Write `report/index.html` and its plots (`*.svg`, `*.png`) from the files in `workspace`.
+    """Write `report/index.html` and its plots (`*.svg`, `*.png`) from the files in `workspace`, and the files
+    of `tasks/reporting/figure_files.py`.
 
     The page names what is missing. Returns the page's path.
     """
     results = read_results(workspace)
+    changes = {mode: change_of(results, mode=mode) for mode in MODES}
     stages = stages_of(horizon_steps(results, pipeline=pipeline))
     all_groupings = groupings(results)
     plots = figures.all_plots(results, stages=stages, groupings=all_groupings)
@@ -71,7 +75,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         results=results,
         stages=stages,
         modes=MODES,
-        changes={mode: change_of(results, mode=mode) for mode in MODES},
+        changes=changes,
         groupings=all_groupings,
         pairs=choose_pairs(
             results,
@@ -93,7 +97,33 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     path = write_page(workspace / "report", page=page, plots=plots)
     text = json.dumps(pipeline.model_dump(mode="json"), indent=2, ensure_ascii=False)
     path.with_name(PARAMETERS).write_text(text + "\n")
+    metrics = main_figures(results, changes=changes)
+    write_figures(workspace, metrics=metrics, results=results, groupings=all_groupings)
     return path
+
+
+def main_figures(results: Results, *, changes: Mapping[str, Change | None]) -> dict[str, float]:
+    """The figures that two runs are compared by, those that are known.
+
+    `success` on the test split with its 95% interval (`_low`, `_high`), `success_before` training and the
+    `gain`, also with its interval; the same two rates of greedy episodes; the number of test `items`, of
+    training `steps`, and the `minutes` that all stages but the report took.
+    """
+    figures: dict[str, float] = {}
+    if change := changes["sampled"]:
+        rates = {"success": change.after, "success_before": change.before, "gain": change.gain}
+        intervals = {"success": change.after_interval, "gain": change.gain_interval}
+        for name, rate in rates.items():
+            figures[name] = rate
+            if name in intervals:
+                figures[f"{name}_low"], figures[f"{name}_high"] = intervals[name]
+    if greedy := changes["greedy"]:
+        figures |= {"greedy": greedy.after, "greedy_before": greedy.before, "items": greedy.items}
+    if results.steps:
+        figures["steps"] = len(results.steps)
+    if results.seconds:
+        figures["minutes"] = sum(results.seconds.values()) / 60
+    return figures
 
 
 def horizon_steps(results: Results, *, pipeline: Pipeline) -> list[int]:

@@ -148,3 +148,20 @@ def test_a_pipeline_of_ones_own_is_dvcs_by_one_line_also_without_a_warmup(
     by_flow = yaml.safe_load(lock.read_text())["stages"]
     for stage in ("prepare@mine", "warmup@mine"):
         assert by_flow[stage] == by_repro[stage]
+
+
+def test_a_copy_of_the_project_runs_its_own_code(tmp_path: Path) -> None:
+    """As `dvc exp run --queue` makes one, whose code is what DVC hashes."""
+    program = tmp_path / "flows" / "cli" / "app.py"
+    program.parent.mkdir(parents=True)
+    for folder in (program.parent, program.parent.parent):
+        (folder / "__init__.py").touch()
+    program.write_text("import sys\ndef main(): print('the copy', *sys.argv[1:])\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "from flows.cli.app import main; main()", "stage", "prepare", "babyai-cpu"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "the copy stage prepare babyai-cpu\n", done.stderr

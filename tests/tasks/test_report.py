@@ -97,6 +97,26 @@ def test_the_headline(page: Page) -> None:
     assert "Greedy: 25.0% → 75.0%, +50.0 points" in text
 
 
+def test_the_main_figures_are_a_flat_file(workspace: Path) -> None:
+    metrics = json.loads((workspace / "metrics.json").read_text())
+    low, high = wilson(0.5, n=4)
+    gain_low, gain_high = gain_interval(0.25, 0.5, n=4)
+    assert metrics == {
+        "success": 0.5,
+        "success_low": pytest.approx(low, abs=1e-6),
+        "success_high": pytest.approx(high, abs=1e-6),
+        "success_before": 0.25,
+        "gain": 0.25,
+        "gain_low": pytest.approx(gain_low, abs=1e-6),
+        "gain_high": pytest.approx(gain_high, abs=1e-6),
+        "greedy": 0.75,
+        "greedy_before": 0.25,
+        "items": 4,
+        "steps": 4,
+        "minutes": 0.5,
+    }
+
+
 def test_the_table_by_depth_is_of_every_sample(page: Page) -> None:
     # Depth 1: (0,1)(1,0) → (1,1)(0,1); depth 2: nothing → (1,0)(0,0).
     assert ["1", "2", "50.0%", "75.0%", "+25.0", "50.0%", "100.0%", "+50.0"] in page.rows("1")
