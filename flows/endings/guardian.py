@@ -66,6 +66,8 @@ def guard(*, prefix: str = "wingspan-") -> None:
     os.register_at_fork(after_in_child=_let_go)  # a fork without exec must not hold the pipe open
     atexit.register(end_guarded)  # registered first, so it runs after Ray's and Prefect's
     os.environ[MARK] = os.environ["TMPDIR"] = folder
+    # Ray's processes set their titles; these would overwrite the environment, and so the mark.
+    os.environ["SPT_NOENV"] = "1"
     tempfile.tempdir = None  # drop the cached TMPDIR
     # torch compiles into the temporary folder what later runs can use as well.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(before, f"torchinductor_{getuser()}"))

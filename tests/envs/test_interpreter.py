@@ -230,7 +230,7 @@ MEMORY_HOGS = {
     "one process": "a = [bytes(1 << 20) for _ in range(10000)]",
     "many processes": """
 import os, time
-for _ in range(12):
+for _ in range(20):
     if os.fork() == 0:
         a = [bytearray(b'x') * (1 << 20) for _ in range(150)]
         time.sleep(60)
@@ -252,7 +252,7 @@ def test_memory_has_an_end(sandbox: Backend, code: str) -> None:
     is_killed = bool(sandbox.end("")) and run.end_reason == "its process died"
     assert is_killed or "MemoryError" in run.output or "memory" in (run.end_reason or ""), run
     assert after.output == "'alive'\n"
-    assert max(memory_samples()) < 1.2e9
+    assert max(memory_samples()) < 2e9  # a gigabyte and what other tests take meanwhile
 
 
 @contextmanager

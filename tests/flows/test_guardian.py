@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def start(code: str) -> "subprocess.Popen[str]":
+def start(code: str, *, environment: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
+    """`environment`: instead of this process's."""
     return subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -110,6 +113,33 @@ def test_a_command_that_a_command_started_ends_with_it_and_cleans_up() -> None:
     outer.kill()
     wait_until_gone([int(child), int(orphan)], [Path("/dev/shm") / memory, Path(folder)])
     outer.wait()
+
+
+RENAMED_SCRIPT = """
+import subprocess, sys, time
+from flows.endings.guardian import guard
+guard()
+program = (
+    "import time; from ray._raylet import setproctitle; setproctitle('x' * 4096); "
+    "print(flush=True); time.sleep(1000)"
+)
+child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.heavy
+def test_a_process_of_ray_that_has_set_its_title_ends_as_well() -> None:
+    """A title is written over the arguments and, where it is longer, over the environment behind them."""
+    process = start(RENAMED_SCRIPT, environment={"PATH": os.environ["PATH"]})
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    assert Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"xxx")
+    process.kill()
+    wait_until_gone([child], [])
+    process.wait()
 
 
 STOPPABLE = """
