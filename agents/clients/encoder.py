@@ -28,7 +28,8 @@ class TransformerEncoder:
     def __init__(self, model: str, *, device: str | None = None) -> None:
         """`model`: a folder in Hugging Face format, or a name on a model hub. Raises `ConfigError`."""
         import torch
-        from transformers import AutoModel, AutoTokenizer
+
+        from agents.huggingface import AutoModel, AutoTokenizer
 
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model)

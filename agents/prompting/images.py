@@ -154,7 +154,9 @@ def load_processor(model: str | Path) -> "ProcessorMixin | None":
     Raises `ConfigError` for a vision-language model without a processor, `MissingDependency` for a package
     that the processor needs.
     """
-    from transformers import AutoConfig, AutoProcessor
+    from transformers import AutoProcessor
+
+    from agents.huggingface import AutoConfig
 
     if not hasattr(AutoConfig.from_pretrained(str(model)), "vision_config"):
         return None

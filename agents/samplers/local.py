@@ -74,7 +74,7 @@ class LocalModel:
         needs.
         """
         self.check()
-        from transformers import AutoTokenizer
+        from agents.huggingface import AutoTokenizer
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(self.folder))

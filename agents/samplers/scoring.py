@@ -33,7 +33,7 @@ class LocalScorer:
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError` for a model that cannot be loaded."""
-        from transformers import AutoModelForCausalLM
+        from agents.huggingface import AutoModelForCausalLM
 
         try:
             self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
@@ -67,7 +67,7 @@ class LocalScorer:
 def read_max_length(folder: Path) -> int | None:
     """Tokens of the longest sequence that the model in `folder` reads, which is not loaded; None if it does
     not say."""
-    from transformers import AutoConfig
+    from agents.huggingface import AutoConfig
 
     config = AutoConfig.from_pretrained(folder).get_text_config()
     length = getattr(config, "max_position_embeddings", None)

@@ -43,7 +43,7 @@ class TransformersSampler:
 
         Raises `ConfigError` for a model that cannot be loaded.
         """
-        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+        from agents.huggingface import AutoModelForCausalLM, AutoModelForImageTextToText
 
         kind = AutoModelForCausalLM if processor is None else AutoModelForImageTextToText
         try:
@@ -137,7 +137,7 @@ class TransformersSampler:
         )
 
     def _decode(self, token_ids: list[int]) -> str:
-        from transformers import AutoTokenizer
+        from agents.huggingface import AutoTokenizer
 
         if self._tokenizer is None:
             self._tokenizer = AutoTokenizer.from_pretrained(self._folder)

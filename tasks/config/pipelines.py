@@ -7,6 +7,8 @@ line with its place (`pipelines.textcraft-cpu.rollout.group_size`) and a remedy.
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,7 +93,7 @@ def load_pipeline(
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: pipelines.{name} is {values!r:.60}; give a block of parameters")
     try:
-        return parse_pipeline(values, overrides=overrides or {}, location=f"pipelines.{name}")
+        return parse_pipeline(deepcopy(values), overrides=overrides or {}, location=f"pipelines.{name}")
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
 
@@ -128,12 +130,19 @@ def read_yaml(file: Path) -> Any:
     Raises `ConfigError` for a file that is missing or not YAML in UTF-8, and for a key that a block has
     twice: YAML's reader would silently take the last.
     """
+    return _parse_yaml(_read_text(file), file)
+
+
+def _read_text(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"no {file} here; run from the project's folder") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({describe(error)}); save it as UTF-8") from None
+
+
+def _parse_yaml(text: str, file: Path) -> Any:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
         node = loader.get_single_node()
@@ -143,6 +152,10 @@ def read_yaml(file: Path) -> Any:
         raise ConfigError(f"{file} is not YAML: {to_line(error)}") from None
     finally:
         loader.dispose()
+
+
+_parse_once = lru_cache(maxsize=4)(_parse_yaml)
+"""For documents that nobody changes: to list the pipelines is to load each of them."""
 
 
 def _check_keys(node: yaml.Node | None, *, file: Path) -> None:
@@ -163,7 +176,8 @@ def _check_keys(node: yaml.Node | None, *, file: Path) -> None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    document = read_yaml(file)
+    """Not to be changed: all callers get the same."""
+    document = _parse_once(_read_text(file), file)
     return document if isinstance(document, dict) else {}
 
 

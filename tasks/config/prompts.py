@@ -72,7 +72,7 @@ def load_tokenizer(model: str) -> "PreTrainedTokenizerBase":
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained(model)
-        from transformers import AutoTokenizer
+        from agents.huggingface import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(model)
     except Exception as error:  # of transformers, tokenizers, the hub's client, or a damaged file

@@ -44,7 +44,7 @@ def prepare_cloning(
 
 def load_tokenizer(model: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of `model`; raises `ConfigError`."""
-    from transformers import AutoTokenizer
+    from agents.huggingface import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(model)

@@ -33,7 +33,8 @@ def add_whole_words(
     expression.
     """
     from tokenizers import Tokenizer
-    from transformers import AutoTokenizer
+
+    from agents.huggingface import AutoTokenizer
 
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer.json"
@@ -104,7 +105,8 @@ def add_words(
     one form can be generated in the other.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from agents.huggingface import AutoModelForCausalLM
 
     policy = AutoModelForCausalLM.from_pretrained(model)
     first = len(tokenizer)

@@ -129,7 +129,7 @@ def check_teacher(pipeline: Pipeline) -> None:
         check_experts(split(pipeline.data).train, where=f"train.algorithm {algorithm.name}")
     tokenizer = None
     if Path(pipeline.model).is_dir() and not (pipeline.warmup is not None and pipeline.warmup.new_words):
-        from transformers import AutoTokenizer
+        from agents.huggingface import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(pipeline.model)
         if isinstance(algorithm, SelfDistill):
@@ -193,7 +193,7 @@ def _check_length(max_length: int | None, pipeline: Pipeline) -> None:
 
 def _check_vocabulary(folder: Path, tokenizer: "PreTrainedTokenizerBase", *, policy: str) -> None:
     """Raise `ConfigError` unless the tokenizer in `folder` has the tokens of `policy`'s, by the same ids."""
-    from transformers import AutoTokenizer
+    from agents.huggingface import AutoTokenizer
 
     ours = tokenizer.get_vocab()
     theirs = AutoTokenizer.from_pretrained(folder).get_vocab()

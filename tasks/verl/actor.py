@@ -175,9 +175,9 @@ class Trainer:
         """
         if self._config is None:
             self.prepare()
-        from transformers import AutoTokenizer
         from verl.utils.config import validate_config
 
+        from agents.huggingface import AutoTokenizer
         from tasks.rollout.teacher import make_teacher
         from tasks.verl.client import CancellingClient
         from tasks.verl.rollout import RolloutManager

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
+from agents.huggingface import AutoTokenizer
 from envs.errors import ConfigError
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import write_items

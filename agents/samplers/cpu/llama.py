@@ -135,7 +135,8 @@ def read_checkpoint(folder: Path) -> tuple[ModelShape, dict[str, torch.Tensor]]:
     Raises `ConfigError` if the folder holds no model, or one that is not supported.
     """
     from safetensors.torch import load_file
-    from transformers import AutoConfig
+
+    from agents.huggingface import AutoConfig
 
     files = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not files:

@@ -237,8 +237,7 @@ def _resolver(future: "asyncio.Future[_Result]") -> Callable[[_Result | Exceptio
 
 def is_supported(folder: str | os.PathLike[str]) -> bool:
     """Whether the engine knows the architecture of the model in `folder`."""
-    from transformers import AutoConfig
-
+    from agents.huggingface import AutoConfig
     from agents.samplers.cpu.llama import MODEL_TYPES
 
     return AutoConfig.from_pretrained(str(folder)).model_type in MODEL_TYPES

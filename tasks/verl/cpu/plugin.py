@@ -26,6 +26,7 @@ def activate() -> None:
         )
     from verl.plugin.platform.platform_manager import PlatformRegistry
 
+    import agents.huggingface  # noqa: F401  # before verl's modules import transformers' models
     from tasks.verl.cpu.platform import PlatformCpu
 
     PlatformRegistry.register(platform="cpu")(PlatformCpu)

@@ -1,0 +1,36 @@
+"""transformers' auto classes, imported without scikit-learn and SciPy.
+
+Whichever of them is used first, transformers imports its assisted decoding and its losses for detectors, and
+with them scikit-learn and SciPy where these are installed, as MLflow does. That takes more than a second of
+each process's start, and nothing here uses either.
+"""
+
+import sys
+from importlib import import_module
+
+_absent = {name: None for name in ("sklearn", "scipy") if name not in sys.modules}
+sys.modules.update(_absent)  # type: ignore[arg-type]  # Python's way to say that there is no such package
+try:
+    import_module("transformers.generation.candidate_generator")
+    import_module("transformers.modeling_utils")
+finally:
+    for _name in _absent:
+        del sys.modules[_name]
+
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+__all__ = [
+    "AutoConfig",
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
+    "AutoModelForTokenClassification",
+    "AutoTokenizer",
+]
