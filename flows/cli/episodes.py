@@ -166,10 +166,14 @@ def evaluate(
     from flows.commands.evaluate import evaluate as evaluate_and_show
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable
-    from tasks.evaluation.request import EvaluationRequest
+    from tasks.evaluation.request import PolicyEvaluation
 
     guard()
-    request = EvaluationRequest(
+    evaluation = PolicyEvaluation(
+        policy=policy,
+        step=step,
+        model=model,
+        api_key_from=api_key_from,
         envs=tuple(env),
         where=parse_where(where or []),
         split=split,
@@ -182,17 +186,10 @@ def evaluate(
         format=format,
         pipeline=pipeline,
         overrides=parse_settings(settings or []),
+        out=out,
+        track=track,
     )
     with Stoppable("stopped; the same command begins the evaluation anew"):
-        is_any_valid = evaluate_and_show(
-            policy,
-            request,
-            step=step,
-            model=model,
-            api_key_from=api_key_from,
-            out=out,
-            is_tracked=track,
-            console=Console(),
-        )
+        is_any_valid = evaluate_and_show(evaluation, console=Console())
     if not is_any_valid:
         raise typer.Exit(1)

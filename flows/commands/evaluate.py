@@ -1,7 +1,5 @@
 """`wingspan evaluate`: any policy on any environment, with a record and a table of rates."""
 
-from pathlib import Path
-
 from rich.console import Console
 
 from envs.errors import WingspanError, describe
@@ -10,7 +8,7 @@ from flows.progress import Display, StageState
 from tasks.evaluation.evaluate import default_folder, evaluate_policy
 from tasks.evaluation.models import find_policy
 from tasks.evaluation.record import EvaluationRecord, Rate
-from tasks.evaluation.request import EvaluationRequest
+from tasks.evaluation.request import PolicyEvaluation
 from tasks.reporting.pages import percent
 from tasks.tracking.evaluations import record_evaluation
 from tasks.tracking.tracker import check_tracking
@@ -19,29 +17,19 @@ STAGE = "evaluate"
 _COUNTS = ("items", "episodes", "failed")
 
 
-def evaluate(
-    policy: str,
-    request: EvaluationRequest,
-    *,
-    step: int | None = None,
-    model: str | None = None,
-    api_key_from: str | None = None,
-    out: Path | None = None,
-    is_tracked: bool = False,
-    console: Console,
-) -> bool:
+def evaluate(evaluation: PolicyEvaluation, *, console: Console) -> bool:
     """Evaluate, write and show; returns whether any episode ended without an error.
 
     Raises as `tasks.evaluation.evaluate.evaluate_policy`, and `WingspanError` if MLflow cannot record it.
     """
-    evaluated_policy = find_policy(policy, step=step, model=model, api_key_from=api_key_from)
-    if is_tracked:
+    policy = find_policy(evaluation)
+    if evaluation.track:
         check_tracking()
-    folder = out or default_folder(evaluated_policy, request)
-    title = f"{policy} on {' and '.join(request.envs)}"
+    folder = evaluation.out or default_folder(policy, evaluation)
+    title = f"{evaluation.policy} on {' and '.join(evaluation.envs)}"
     with Display(title, stages=[STAGE], steps={}, steps_per_round=1, console=console) as display:
         display.stage(STAGE, StageState.RUNNING)
-        record = evaluate_policy(request, evaluated_policy, out=folder, progress=display.progress(STAGE))
+        record = evaluate_policy(evaluation, policy, out=folder, progress=display.progress(STAGE))
         display.stage(STAGE, StageState.DONE)
     source = (
         f"pipeline {record.pipeline}" if record.pipeline else "the defaults (--pipeline NAME takes others)"
@@ -50,7 +38,7 @@ def evaluate(
     columns, rows = table(record)
     print_table(columns, rows, console=console, has_header=True)
     console.print(f"record: {folder}", markup=False, highlight=False, soft_wrap=True)
-    if is_tracked:
+    if evaluation.track:
         try:
             page = record_evaluation(record, folder)
         except Exception as error:  # whatever MLflow's client raises, the evaluation is there

@@ -104,7 +104,7 @@ def make_record(
 def default_folder(policy: SavedPolicy | Endpoint, request: EvaluationRequest) -> Path:
     """Where an evaluation is written unless `--out` says otherwise: one folder for one policy and request."""
     identity = [policy.url, policy.model] if isinstance(policy, Endpoint) else [policy.name, policy.step]
-    values = {name: getattr(request, name) for name in request.__dataclass_fields__}
+    values = {name: getattr(request, name) for name in EvaluationRequest.model_fields}
     text = json.dumps([identity, values], sort_keys=True, default=dict)
     digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]
     label = policy.model if isinstance(policy, Endpoint) else policy.name

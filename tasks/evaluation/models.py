@@ -7,6 +7,7 @@ from typing import Any
 
 from agents.clients.endpoint import Endpoint
 from agents.samplers.local import LocalModel
+from agents.settings import Settings
 from envs.errors import ConfigError, describe
 from tasks.data.hashes import path_md5
 from tasks.tracking.names import without_password
@@ -39,22 +40,31 @@ class SavedPolicy:
         return {**given_values, "md5": path_md5(self.folder)}
 
 
-def find_policy(
-    name: str, *, step: int | None = None, model: str | None = None, api_key_from: str | None = None
-) -> SavedPolicy | Endpoint:
-    """The policy `name`.
+class NamedPolicy(Settings):
+    """A policy as a user names it."""
 
-    An address (`http…`) is an endpoint, which needs the name of a `model`, and perhaps the environment
-    variable `api_key_from` that holds the key. A folder is a policy, a checkpoint or the workspace of a run:
-    its checkpoint of `step`, or else its trained policy, or else its last checkpoint. Anything else is the
-    name of a model on a hub, which is downloaded unless it was before. Raises `ConfigError`, in one line, for
-    what is not there and for options that do not belong together.
+    policy: str
+    """An address (`http…`) is an endpoint. A folder is a policy, a checkpoint or the workspace of a run: its
+    checkpoint of `step`, or else its trained policy, or else its last checkpoint. Anything else is the name
+    of a model on a hub."""
+    step: int | None = None
+    model: str | None = None
+    """Of the endpoint's models; an endpoint needs it."""
+    api_key_from: str | None = None
+    """The environment variable that holds the endpoint's key."""
+
+
+def find_policy(named: NamedPolicy) -> SavedPolicy | Endpoint:
+    """The policy; a model on a hub is downloaded unless it was before.
+
+    Raises `ConfigError`, in one line, for what is not there and for options that do not belong together.
     """
+    name, step = named.policy, named.step
     if name.startswith(("http://", "https://")):
         if step is not None:
             raise ConfigError(f"--step {step}: an endpoint ({name}) has no checkpoints; leave it out")
-        return make_endpoint(name, model=model, api_key_from=api_key_from)
-    for option, value in (("--model", model), ("--api-key-from", api_key_from)):
+        return make_endpoint(name, model=named.model, api_key_from=named.api_key_from)
+    for option, value in (("--model", named.model), ("--api-key-from", named.api_key_from)):
         if value is not None:
             raise ConfigError(f"{option} {value} is for endpoints, and {name!r} is none; leave it out")
     folder = Path(name)

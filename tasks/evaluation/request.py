@@ -7,10 +7,14 @@ is never trained.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pydantic import model_validator
+
 from agents.clients.endpoint import Endpoint
+from agents.settings import Settings
 from agents.types import EpisodeLimits
 from envs.errors import ConfigError, suggest
 from envs.registry import Split, get_env
@@ -19,7 +23,7 @@ from tasks.config.data import DataSettings, PartSettings
 from tasks.config.parameters import PARAMETERS, read_changes
 from tasks.config.pipelines import Pipeline, load_pipeline, parse_pipeline
 from tasks.data.items import evaluation_turns, split, spread
-from tasks.evaluation.models import SavedPolicy
+from tasks.evaluation.models import NamedPolicy, SavedPolicy
 from tasks.evaluation.pass_at_k import default_ks
 from tasks.rollout.runner import RolloutSpec
 
@@ -31,12 +35,11 @@ _BLOCKS = ("agent", "rollout", "evaluate", "servers")
 """What is taken from the pipeline of a run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRequest:
+class EvaluationRequest(Settings):
     """Which episodes to run, and with which settings; None leaves a value to the pipeline or the default."""
 
     envs: tuple[str, ...]
-    where: Mapping[str, Sequence[str | int | float]] = field(default_factory=dict)
+    where: Mapping[str, Sequence[str | int | float]] = {}
     """Metadata key → the values to select."""
     split: str = "test"
     items: int | None = None
@@ -49,10 +52,11 @@ class EvaluationRequest:
     seed: int | None = None
     format: str | None = None
     pipeline: str | None = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = {}
     """Parameters of the pipeline, by dotted key."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _can_be_met(self) -> "EvaluationRequest":
         """Raises `ConfigError`."""
         if not self.envs:
             raise ConfigError("no environment; name at least one, e.g. textcraft")
@@ -70,11 +74,21 @@ class EvaluationRequest:
                     f"--k {k}: pass@k needs k samples of each item, 1 to --samples {self.samples}; give "
                     "another k, or more samples"
                 )
+        return self
 
     @property
     def shown_ks(self) -> list[int]:
         """The values of k above 1; pass@1 is the mean success."""
         return [k for k in self.ks or default_ks(self.samples) if k > 1]
+
+
+class PolicyEvaluation(EvaluationRequest, NamedPolicy):
+    """What the command `wingspan evaluate` is given, and the flow `evaluate-policy` as its parameters."""
+
+    out: Path | None = None
+    """The folder to write to; None is one of its own below `runs/evaluations`."""
+    track: bool = False
+    """Whether MLflow records it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Any policy on any environment, and the paired comparison of two evaluations, with numbers done by hand."""
 
+import inspect
 import re
 import shutil
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.exceptions import ParameterTypeError
 from typer.testing import CliRunner, Result
 
 from agents.clients.endpoint import Endpoint
@@ -15,13 +17,14 @@ from agents.types import Trajectory
 from envs.errors import ConfigError
 from envs.types import Item
 from flows.cli.app import app
+from flows.cli.episodes import evaluate as evaluate_command
 from flows.evaluate_policy import evaluate_policy as evaluation_flow
 from tasks.config.parameters import write_changes
 from tasks.data.hashes import path_md5
 from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.comparison import compare_evaluations, sentences
 from tasks.evaluation.evaluate import default_folder, evaluate_policy
-from tasks.evaluation.models import SavedPolicy, find_policy
+from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.pass_at_k import pass_rates
 from tasks.evaluation.record import read_record
 from tasks.evaluation.request import EvaluationRequest, make_evaluation
@@ -99,7 +102,7 @@ def test_failed_episodes_are_counted_and_are_no_zeros(tmp_path: Path) -> None:
         return fails(400, "no") if number == 7 and next(calls) % 2 else says(f"Action: {number}")
 
     with chat_server(script) as server:
-        comparison = find_policy(server.url, model="toy")
+        comparison = find_policy(NamedPolicy(policy=server.url, model="toy"))
         request = EvaluationRequest(
             envs=(SAY,), samples=2, max_turns=1, overrides={"rollout.max_attempts": 1}
         )
@@ -141,7 +144,7 @@ def test_a_record_holds_what_repeats_it(tmp_path: Path) -> None:
         max_turns=2,
         overrides={"agent.instructions": False, "rollout.max_tokens_per_turn": 24},
     )
-    policy = find_policy(str(MODEL))
+    policy = find_policy(NamedPolicy(policy=str(MODEL)))
     first = evaluate_policy(request, policy, out=tmp_path / "a")
     assert first == read_record(tmp_path / "a")
     assert first.policy["md5"] == path_md5(MODEL)
@@ -197,13 +200,15 @@ def test_a_policy_of_a_run_is_evaluated_with_the_settings_of_the_run(tmp_path: P
     workspace = tmp_path / "run"
     shutil.copytree(MODEL, workspace / "policy")
     write_changes(workspace, name="textcraft-cpu", changed={"rollout.top_k": (0, 5), "train.lr": (3e-4, 1.0)})
-    plan = make_evaluation(EvaluationRequest(envs=("textcraft",)), find_policy(str(workspace)))
+    plan = make_evaluation(
+        EvaluationRequest(envs=("textcraft",)), find_policy(NamedPolicy(policy=str(workspace)))
+    )
     assert plan.source == "textcraft-cpu"
     assert (plan.pipeline.rollout.top_k, plan.pipeline.agent.instructions) == (5, False)
     assert set(plan.spec.max_turns) == {"one-step", "two-step", "deeper"}
     assert set(plan.spec.max_turns.values()) == {16}
     other_format = make_evaluation(
-        EvaluationRequest(envs=("babyai",), format="react"), find_policy(str(workspace))
+        EvaluationRequest(envs=("babyai",), format="react"), find_policy(NamedPolicy(policy=str(workspace)))
     )
     assert {item.env for item in other_format.items} == {"babyai"}
     assert other_format.pipeline.agent.format == "react"
@@ -221,7 +226,7 @@ def test_checkpoints_are_found_by_run_step_and_folder(tmp_path: Path) -> None:
     policy_of_step = SavedPolicy(name="", folder=last, workspace=workspace, step=4)
 
     def find(name: Path, step: int | None = None) -> SavedPolicy:
-        policy = find_policy(str(name), step=step)
+        policy = find_policy(NamedPolicy(policy=str(name), step=step))
         assert isinstance(policy, SavedPolicy)
         return policy
 
@@ -251,13 +256,13 @@ def test_a_model_of_a_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch: p
     (cache / "refs").mkdir(parents=True)
     (cache / "refs" / "main").write_text("0" * 40)
     save_tiny_model(cache / "snapshots" / ("0" * 40))
-    policy = find_policy("someone/tiny")
+    policy = find_policy(NamedPolicy(policy="someone/tiny"))
     assert isinstance(policy, SavedPolicy)
     assert (policy.folder / "config.json").exists()
     with pytest.raises(
         ConfigError, match="'someone/other': it is neither a folder nor a model that the hub gives"
     ):
-        find_policy("someone/other")
+        find_policy(NamedPolicy(policy="someone/other"))
 
 
 def test_other_policies_and_requests_have_other_folders() -> None:
@@ -397,8 +402,21 @@ def test_the_stage_has_the_same_rates() -> None:
     assert rates["pass_hat_4"] == 0.0  # of the first item alone
 
 
+def test_the_flows_parameters_are_the_commands_options() -> None:
+    names = {"env": "envs", "k": "ks", "settings": "overrides"}
+    options = {names.get(name, name) for name in inspect.signature(evaluate_command).parameters}
+    assert evaluation_flow.parameters.properties.keys() == options
+    assert evaluation_flow.parameters.required == ["policy", "envs"]
+    values = {"policy": "runs/a", "envs": [SAY]}
+    assert evaluation_flow.validate_parameters(values)["envs"] == (SAY,)
+    with pytest.raises(ParameterTypeError, match="samples: Input should be a valid integer"):
+        evaluation_flow.validate_parameters({**values, "samples": "many"})
+
+
 def test_the_flow_does_the_same(tmp_path: Path) -> None:
     with chat_server(lambda body: says(f"Action: {number_in(body)}")) as server:
-        result = evaluation_flow.fn(server.url, [SAY], model="toy", max_turns=1, out=str(tmp_path))
+        result = evaluation_flow.fn(
+            policy=server.url, envs=[SAY], model="toy", max_turns=1, out=str(tmp_path)
+        )
     assert result["record"] == str(tmp_path)
     assert result["rates"]["avg_at_1"]["mean"] == 1.0
