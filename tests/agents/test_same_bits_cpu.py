@@ -137,14 +137,16 @@ def test_whichever_of_two_engines_an_episode_is_played_by(model: Any, reference:
     assert turns_by_episode == reference
 
 
-def test_completions_that_start_again_with_the_same_weights(model: Any, reference: dict[str, Played]) -> None:
+def test_completions_that_start_again_with_the_same_weights(
+    model: Any, reference: dict[str, Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(model, seed=3)
-    steps = iter(range(10**6))
+    steps, compute = iter(range(10**6)), engine.step
 
     def step() -> list[tuple[int, Completion]]:
         if next(steps) % 10 == 9:
             engine.load_weights(model.state_dict(), policy_version=0)
-        return CpuEngine.step(engine)
+        return compute()
 
-    engine.step = step  # type: ignore[method-assign]
+    monkeypatch.setattr(engine, "step", step)
     assert play(engine, EpisodeSet(), rng=random.Random(7), patience=0.4) == reference

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -84,10 +85,10 @@ def play_policy(sampler: Sampler, policy: ContextPolicy, *, limits: EpisodeLimit
     budget=st.booleans(),
 )
 def test_what_was_sampled_trains_once_on_what_was_shown(
-    seed: int, when_full: str, keep_thoughts: bool, budget: bool
+    seed: int, when_full: Literal["stop", "fold", "drop"], keep_thoughts: bool, budget: bool
 ) -> None:
     policy = ContextPolicy(
-        when_full=when_full,  # type: ignore[arg-type]  # one of the three
+        when_full=when_full,
         keep_thoughts=keep_thoughts,
         show_budget=budget,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from envs.base import Inspectable
 from envs.builtin.alfworld import games
 from envs.builtin.alfworld import spec as real
 from envs.builtin.alfworld.games import Game, Task, read_game
@@ -174,19 +175,20 @@ def test_it_is_told_as_agentgym_tells_it_and_lists_what_can_be_done() -> None:
     async def play() -> None:
         spec = get_env("alfworld-mini")
         env, index = spec.make(), bathroom()
+        assert isinstance(env, Inspectable)
         opening = await read_opening(env, mini.GAMES.make_item(index))
         assert opening.startswith("You are in the middle of a room. Looking quickly around you, you see")
         assert "\nYour task is to: " in opening
-        actions = await env.inspect("available_actions")  # type: ignore[attr-defined]
-        observation = await env.inspect("observation")  # type: ignore[attr-defined]
+        actions = await env.inspect("available_actions")
+        observation = await env.inspect("observation")
         assert opening == f"{observation}\nAvailable actions: {', '.join(actions)}"
         assert {"go to sinkbasin 1", "inventory", "look", "help"} <= set(actions)
-        assert await env.inspect("task_type") == mini.GAMES.read(index).name  # type: ignore[attr-defined]
+        assert await env.inspect("task_type") == mini.GAMES.read(index).name
         result = await env.step("  go to   sinkbasin 1 ")
         assert result.observation.startswith("On the sinkbasin 1, you see ")
         assert (await env.step("fly")).observation.startswith("Nothing happens.")
         with pytest.raises(ConfigError, match="no fact 'weather'"):
-            await env.inspect("weather")  # type: ignore[attr-defined]
+            await env.inspect("weather")
         await env.close()
 
     asyncio.run(play())

