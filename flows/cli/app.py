@@ -20,7 +20,7 @@ from flows.cli.episodes import evaluate, play, rollout
 from flows.cli.export import export
 from flows.cli.inspect import compare, doctor, envs, pipelines, runs
 from flows.cli.run import base, deploy, plan_run, run, stage
-from flows.cli.serve import serve_env, serve_policy, serve_retriever, serve_sites
+from flows.cli.serve import serve_env, serve_policy, serve_retriever, serve_sites, view
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(stage, base, pipelines, runs, export, deploy, envs, doctor, play, rollout, evaluate, compare),
-    *(serve_env, serve_policy, serve_retriever, serve_sites),
+    *(view, serve_env, serve_policy, serve_retriever, serve_sites),
 )
 app.command()(run)
 app.command("plan")(plan_run)

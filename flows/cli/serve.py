@@ -155,3 +155,23 @@ def serve_sites(
 
     guard()
     serve_here(WEBARENA_LOCAL.prepare(), first_port=port, say=typer.echo)
+
+
+def view(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FOLDER…]",
+            help="Workspaces, evaluations, folders of these, or files of trajectories.",
+            show_default="runs",
+        ),
+    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8003,
+) -> None:
+    """Show runs and their trajectories in a browser, from their files, until Ctrl-C."""
+    import asyncio
+
+    from flows.commands.view import view as serve
+
+    asyncio.run(serve(folders or [Path("runs")], host=host, port=port, say=typer.echo))

@@ -37,12 +37,17 @@ def decoder(*folders: Path | str, special_tokens: bool = True) -> Callable[[Sequ
 
     A folder may be a name on a model hub that was downloaded before.
     """
-    file = next((file for folder in folders if (file := _tokenizer_file(folder)) is not None), None)
+    file = find_tokenizer(*folders)
     if file is None:
         return lambda _: None
     from tokenizers import Tokenizer
 
     return partial(Tokenizer.from_file(str(file)).decode, skip_special_tokens=not special_tokens)
+
+
+def find_tokenizer(*folders: Path | str) -> Path | None:
+    """The tokenizer's file in the first of `folders` that has one; as for `decoder`."""
+    return next((file for folder in folders if (file := _tokenizer_file(folder)) is not None), None)
 
 
 def _tokenizer_file(folder: Path | str) -> Path | None:

@@ -1,0 +1,71 @@
+"""Annotations: a label and a note on a trajectory, in `annotations.jsonl` next to a run's files.
+
+Lines are only ever appended. The last line about a trajectory holds; one whose label and note are empty takes
+the annotation back. A trajectory is known by its content (`digest`), so an annotation does not move to
+another episode when training is resumed and rewrites a step; `file`, `line`, `item` and `sample` are for
+people and scripts that read the file.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from envs.errors import ConfigError
+
+MAX_LABEL = 40
+MAX_NOTE = 4000
+"""Characters of a label and of a note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotation:
+    """What somebody has written about a trajectory."""
+
+    digest: str
+    file: str
+    line: int
+    item: str
+    sample: int
+    label: str
+    note: str
+    at: str
+    """When, in UTC and ISO 8601."""
+
+
+def read_annotations(path: Path) -> Iterator[Annotation]:
+    """Those of `path` in order, later ones about the same trajectory included; other lines are left out."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        try:
+            annotation = Annotation(**json.loads(line))
+        except (ValueError, TypeError, RecursionError):
+            continue  # half written, or somebody else's
+        texts = (annotation.digest, annotation.label, annotation.note, annotation.at)
+        if all(isinstance(text, str) for text in texts):
+            yield annotation
+
+
+def append_annotation(path: Path, annotation: Annotation) -> None:
+    """Append it as a line of its own, whatever the file ends with. Raises `ConfigError`."""
+    try:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                start = "" if file.read(1) == b"\n" else "\n"
+            else:
+                start = ""
+            file.write((start + json.dumps(asdict(annotation)) + "\n").encode())
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"{path} cannot be written to ({reason}); make its folder writable") from None
+
+
+def now() -> str:
+    """The time of an annotation that is made now."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,336 @@
+"""The viewer over HTTP: a page without a build step, and the JSON that it asks for.
+
+What episodes hold is hostile: pages get it as JSON alone and show it as text; no script runs but the page's
+own files (Content-Security-Policy), and no answer can be framed or taken for another type. Nobody is asked
+who they are: on a loopback address, requests under another host's name are refused, so that a web page cannot
+reach the viewer by a name of its own that leads here.
+"""
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import to_json
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agents.settings import describe_invalid
+from envs.errors import ConfigError, WingspanError, to_line
+from envs.network.server import RequestRejected, read_body
+from tasks.reporting.pages import PAGES
+from tasks.viewer import browse
+from tasks.viewer.annotations import MAX_LABEL, MAX_NOTE, Annotation, append_annotation, now
+from tasks.viewer.folders import ANNOTATIONS
+from tasks.viewer.overview import read_overview, summarise_run
+from tasks.viewer.query import KEYS, known_keys
+from tasks.viewer.reading import LineChanged, find_image, load_trajectory, read_tokens, read_trajectory
+from tasks.viewer.viewer import OpenRun, UnknownRun, Viewer
+
+STATIC = Path(__file__).parent / "static"
+LOOPBACK = ("127.0.0.1", "localhost")
+MAX_BODY_BYTES = 64 << 10
+MAX_LIMIT = 500
+"""Rows of a list in one answer."""
+MAX_SIDES = 64
+"""Trajectories that are shown side by side."""
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+class AnnotationRequest(BaseModel, extra="forbid"):
+    """Body of `POST api/annotations`: both texts replace those that were there."""
+
+    run: str
+    address: str
+    digest: str
+    """The trajectory's, as it was shown: it may have been rewritten since."""
+    label: str = Field(default="", max_length=MAX_LABEL, pattern=r"^[^\s\"]*$")
+    note: str = Field(default="", max_length=MAX_NOTE)
+
+
+class NotFound(WingspanError):
+    """There is no such thing, or no longer."""
+
+
+def viewer_app(viewer: Viewer, *, host: str) -> Starlette:
+    """The ASGI application; `host`: the address that it will listen on."""
+
+    def runs(_: Request) -> Any:
+        return {"runs": [summarise_run(run) for run in viewer.runs()]}
+
+    def run(request: Request) -> Any:
+        opened = _open(request)
+        with opened.index.connect() as connection:
+            unreadable, examples = browse.unreadable_lines(connection)
+            return {
+                "summary": summarise_run(opened.run),
+                **read_overview(opened.run),
+                "kept": browse.count_by_step(connection),
+                "total": browse.count_trajectories(connection),
+                "unreadable": {"total": unreadable, "examples": examples},
+                **_state(opened, connection),
+            }
+
+    def state(request: Request) -> Any:
+        opened = _open(request)
+        with opened.index.connect() as connection:
+            return _state(opened, connection)
+
+    def trajectories(request: Request) -> Any:
+        opened, query = _open(request), request.query_params.get("q", "")
+        with opened.index.connect() as connection:
+            rows = browse.list_trajectories(connection, query, **_page(request))
+            return {
+                "total": browse.count_trajectories(connection, query),
+                "rows": rows,
+                **_state(opened, connection),
+            }
+
+    def groups(request: Request) -> Any:
+        opened, query = _open(request), request.query_params.get("q", "")
+        with opened.index.connect() as connection:
+            total, rows = browse.list_groups(connection, query, **_page(request))
+            return {"total": total, "rows": rows, **_state(opened, connection)}
+
+    def facets(request: Request) -> Any:
+        opened, query = _open(request), request.query_params.get("q", "")
+        with opened.index.connect() as connection:
+            return {
+                "facets": browse.facets(connection, query),
+                "keys": {**KEYS, **_further_keys(connection)},
+                "sorts": list(browse.SORTS),
+                "group_sorts": list(browse.GROUP_SORTS),
+            }
+
+    def trajectory(request: Request) -> Any:
+        opened, address = _open(request), request.query_params.get("address", "")
+        with opened.index.connect() as connection:
+            row, location = _find(connection, address)
+            return {
+                "row": row,
+                "digest": location.digest,
+                "siblings": browse.siblings(connection, address),
+                **read_trajectory(load_trajectory(location), decode=opened.decode),
+                **_state(opened, connection),
+            }
+
+    def place(request: Request) -> Any:
+        opened, query = _open(request), request.query_params.get("q", "")
+        sort, address = request.query_params.get("sort", ""), request.query_params.get("address", "")
+        with opened.index.connect() as connection:
+            return browse.neighbours(connection, query, sort=sort, address=address)
+
+    def tokens(request: Request) -> Any:
+        opened = _open(request)
+        with opened.index.connect() as connection:
+            _, location = _find(connection, request.query_params.get("address", ""))
+        values, number = load_trajectory(location), _integer(request, "turn", default=-1)
+        if number >= len(values["turns"]):
+            raise NotFound(f"the trajectory has no turn {number + 1}")
+        return read_tokens(values, number=number, split=opened.split)
+
+    def sides(request: Request) -> Any:
+        """Trajectories by `address` (several), or the group of one, with their turns."""
+        opened = _open(request)
+        addresses = request.query_params.getlist("address")
+        with opened.index.connect() as connection:
+            if "group" in request.query_params:
+                members = browse.siblings(connection, request.query_params["group"])
+                addresses = [row.address for row in members]
+                if not members:
+                    raise NotFound(f"there is no trajectory {request.query_params['group']}")
+            found = [_find(connection, address) for address in addresses[:MAX_SIDES]]
+            return {
+                "total": len(addresses),
+                "sides": [
+                    {"row": row, **read_trajectory(load_trajectory(location), decode=opened.decode)}
+                    for row, location in found
+                ],
+                **_state(opened, connection),
+            }
+
+    def item(request: Request) -> Any:
+        opened, name = _open(request), request.query_params.get("item", "")
+        with opened.index.connect() as connection:
+            rows = browse.item_history(connection, name)
+            if not rows:
+                raise NotFound(f"no trajectory of the item {name!r} was kept")
+            return {"rows": rows, **_state(opened, connection)}
+
+    def image(request: Request) -> Response:
+        opened = _open(request)
+        with opened.index.connect() as connection:
+            _, location = _find(connection, request.query_params.get("address", ""))
+        turn, number = _integer(request, "turn", default=-1), _integer(request, "number", default=0)
+        found = find_image(load_trajectory(location), turn=turn, number=number)
+        if found is None:
+            raise NotFound("there is no such image")
+        return Response(found[0], media_type=found[1])
+
+    async def annotate(request: Request) -> Response:
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            raise RequestRejected(403, "annotations of other web pages (header Origin) are not taken")
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            raise RequestRejected(415, "an annotation is JSON (header Content-Type)")
+        try:
+            body = AnnotationRequest.model_validate_json(await read_body(request, MAX_BODY_BYTES))
+        except ValidationError as error:
+            raise RequestRejected(422, describe_invalid(error, AnnotationRequest)) from None
+        return _json(await run_in_threadpool(_annotate, body))
+
+    def _annotate(body: AnnotationRequest) -> Any:
+        opened = viewer.open(body.run)
+        with opened.index.connect() as connection:
+            row, location = _find(connection, body.address)
+            if location.digest != body.digest:
+                raise LineChanged(f"{body.address} was rewritten")
+        file, _, line = body.address.rpartition(":")
+        annotation = Annotation(
+            digest=body.digest,
+            file=file,
+            line=int(line),
+            item=row.item,
+            sample=row.sample,
+            label=body.label,
+            note=body.note.strip(),
+            at=now(),
+        )
+        append_annotation(opened.run.folder / ANNOTATIONS, annotation)
+        opened.refresh(is_forced=True)
+        return {"label": annotation.label, "note": annotation.note}
+
+    def _open(request: Request) -> OpenRun:
+        return viewer.open(request.query_params.get("run", ""))
+
+    reads = (runs, run, state, trajectories, groups, facets, trajectory, place, tokens, sides, item, image)
+    routes = [Route(f"/api/{read.__name__}", _endpoint(read)) for read in reads]
+    return Starlette(
+        routes=[
+            *routes,
+            Route("/api/annotations", annotate, methods=["POST"]),
+            Route("/", lambda _: FileResponse(STATIC / "index.html")),
+            # The colors of reports are those of the viewer.
+            Route("/static/palette.css", lambda _: FileResponse(PAGES / "palette.css")),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ],
+        middleware=[
+            Middleware(_Headers),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK) if host in LOOPBACK else ["*"]),
+        ],
+        exception_handlers=_HANDLERS,
+    )
+
+
+def _endpoint(read: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    def answer(request: Request) -> Response:
+        content = read(request)
+        return content if isinstance(content, Response) else _json(content)
+
+    return answer
+
+
+def _json(content: Any, *, status: int = 200) -> Response:
+    # JavaScript reads no NaN and no infinity.
+    return Response(to_json(content, inf_nan_mode="strings"), status, media_type="application/json")
+
+
+def _state(opened: OpenRun, connection: sqlite3.Connection) -> dict[str, Any]:
+    return {"generation": browse.generation(connection), "indexing": opened.index.progress}
+
+
+def _find(connection: sqlite3.Connection, address: str) -> tuple[browse.Row, browse.Location]:
+    row, location = browse.find_row(connection, address), browse.find_location(connection, address)
+    if row is None or location is None:
+        raise NotFound(f"there is no trajectory {address}; its file may have been rewritten since")
+    return row, location
+
+
+def _further_keys(connection: sqlite3.Connection) -> dict[str, str]:
+    names = known_keys(connection)
+    meanings = {"metadata": "metadata of the item", "label": "label of the episode", "metric": "metric"}
+    return {name: meaning for kind, meaning in meanings.items() for name in names[kind] if name not in KEYS}
+
+
+def _page(request: Request) -> dict[str, Any]:
+    limit = _integer(request, "limit", default=100)
+    return {
+        "sort": request.query_params.get("sort", ""),
+        "offset": max(0, _integer(request, "offset", default=0)),
+        "limit": max(1, min(limit, MAX_LIMIT)),
+    }
+
+
+def _integer(request: Request, name: str, *, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    try:
+        number = int(text)
+    except ValueError:
+        number = None
+    if number is None or abs(number) > 1 << 31:
+        raise RequestRejected(400, f"{name}={text[:40]!r} is no number")
+    return number
+
+
+def _reject(status: int) -> Callable[[Request, Exception], Response]:
+    def answer(_: Request, error: Exception) -> Response:
+        text = to_line(error) if isinstance(error, WingspanError) else str(error)
+        return _json({"error": text}, status=status)
+
+    return answer
+
+
+def _reject_request(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestRejected)
+    return _json({"error": str(error.detail)}, status=error.status)
+
+
+def _reject_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"error": error.detail}, status=error.status_code)
+
+
+_HANDLERS: Mapping[Any, Callable[[Request, Exception], Response]] = {
+    RequestRejected: _reject_request,
+    HTTPException: _reject_http,
+    UnknownRun: _reject(404),
+    NotFound: _reject(404),
+    LineChanged: _reject(409),
+    ConfigError: _reject(400),
+    sqlite3.DatabaseError: _reject(500),
+}
+
+
+class _Headers:
+    """Adds `HEADERS` to every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                names = {name for name, _ in own}
+                others = [pair for pair in message["headers"] if pair[0].lower() not in names]
+                message = {**message, "headers": [*others, *own]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)

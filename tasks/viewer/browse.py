@@ -1,0 +1,353 @@
+"""Lists of an index: trajectories, groups, the values to filter by, an item over the training.
+
+Every function takes a connection of `RunIndex.connect`, and the text of a query (`query.py`).
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.viewer.query import InvalidQuery, compile_query, known_keys
+
+FROM = "trajectories t JOIN files f ON f.id = t.file JOIN items i ON i.id = t.item"
+ORDER = "t.step IS NULL, t.step, f.key, t.line"
+"""Training by step, then evaluations; as in the files."""
+SORTS = {
+    key: f"t.{key}"
+    for key in ("step", "reward", "turns", "tokens", "logprob", "unparsed", "seconds", "sample")
+} | {"item": "i.item", "version": "t.newest", "stop": "t.stop", "success": "t.success"}
+"""What lists are sorted by; with `-` before it, descending."""
+GROUP_SORTS = {
+    "step": "step",
+    "item": "item",
+    "samples": "samples",
+    "success": "successes * 1.0 / samples",
+    "reward": "reward",
+    "spread": "spread",
+    "turns": "turns",
+}
+MAX_VALUES = 30
+"""Distinct values of a key that is offered to filter by; one with more is an identifier."""
+MAX_HISTORY = 5000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A trajectory in a list."""
+
+    address: str
+    """`FILE:LINE`, e.g. `step_0003:5`: its file and its line, counted from 1."""
+    step: int | None
+    phase: str
+    item: str
+    env: str
+    part: str
+    metadata: Mapping[str, Any]
+    labels: Mapping[str, Any]
+    sample: int
+    reward: float | None
+    success: bool
+    stop: str
+    turns: int
+    tokens: int
+    logprob: float | None
+    unparsed: int
+    versions: tuple[int, int] | None
+    seconds: float
+    error: str | None
+    images: int
+    label: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """The samples of one item in one step or evaluation that a query selects."""
+
+    first: str
+    """The address of its first sample, which names the group."""
+    step: int | None
+    phase: str
+    item: str
+    metadata: Mapping[str, Any]
+    labels: Mapping[str, Any]
+    samples: int
+    successes: int
+    reward: float | None
+    """Mean."""
+    spread: float | None
+    """Largest minus smallest reward; 0 gives no advantages."""
+    turns: float
+    """Mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facet:
+    """A key with its values among the trajectories of a query."""
+
+    key: str
+    values: Sequence[tuple[str, int, int]]
+    """Value, trajectories that have it, and those of them that succeeded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where a trajectory lies in its file."""
+
+    path: str
+    start: int
+    length: int
+    digest: str
+
+
+_COLUMNS = (
+    "f.key || ':' || t.line, t.step, f.phase, i.item, i.env, i.part, i.metadata, l.json, t.sample, t.reward, "
+    "t.success, t.stop, t.turns, t.tokens, t.logprob, t.unparsed, t.oldest, t.newest, t.seconds, t.error, "
+    "t.images, ifnull(a.label, ''), ifnull(a.note, '')"
+)
+_JOINS = f"{FROM} JOIN facts l ON l.id = t.labels LEFT JOIN annotations a ON a.digest = t.digest"
+
+
+def count_trajectories(connection: sqlite3.Connection, query: str = "") -> int:
+    """How many trajectories a query selects."""
+    where = compile_query(query, connection)
+    row = connection.execute(f"SELECT count(*) FROM {FROM} WHERE {where.sql}", where.values).fetchone()
+    return int(row[0])
+
+
+def list_trajectories(
+    connection: sqlite3.Connection, query: str = "", *, sort: str = "", offset: int = 0, limit: int = 100
+) -> list[Row]:
+    """Some of the trajectories that a query selects, in the order of `SORTS`. Raises `InvalidQuery`."""
+    where = compile_query(query, connection)
+    # Sorted as numbers alone, and only then joined with what is shown.
+    ids = f"SELECT t.id FROM {FROM} WHERE {where.sql} ORDER BY {_order(sort, SORTS)}{ORDER} LIMIT ? OFFSET ?"
+    numbers = [row[0] for row in connection.execute(ids, (*where.values, limit, offset))]
+    return _rows(connection, numbers)
+
+
+def neighbours(connection: sqlite3.Connection, query: str, *, sort: str, address: str) -> dict[str, Any]:
+    """The trajectories before and after `address` in a list, with its position (from 1); None where there
+    is none."""
+    where = compile_query(query, connection)
+    ids = f"SELECT t.id FROM {FROM} WHERE {where.sql} ORDER BY {_order(sort, SORTS)}{ORDER}"
+    numbers = [row[0] for row in connection.execute(ids, where.values)]
+    found = _find(connection, address)
+    if found is None or found not in numbers:
+        return {"position": None, "total": len(numbers), "before": None, "after": None}
+    position = numbers.index(found)
+    addresses = {
+        name: _rows(connection, [numbers[place]])[0].address if 0 <= place < len(numbers) else None
+        for name, place in (("before", position - 1), ("after", position + 1))
+    }
+    return {"position": position + 1, "total": len(numbers), **addresses}
+
+
+def list_groups(
+    connection: sqlite3.Connection, query: str = "", *, sort: str = "", offset: int = 0, limit: int = 100
+) -> tuple[int, list[GroupRow]]:
+    """How many groups the trajectories of a query belong to, and some of them. Raises `InvalidQuery`."""
+    where = compile_query(query, connection)
+    grouped = (
+        f"SELECT t.file AS file, min(t.line) AS line, t.step AS step, f.key AS key, f.phase AS phase, "
+        f"i.item AS item, i.metadata AS metadata, t.labels AS labels, count(*) AS samples, "
+        f"sum(t.success) AS successes, avg(t.reward) AS reward, max(t.reward) - min(t.reward) AS spread, "
+        f"avg(t.turns) AS turns FROM {FROM} WHERE {where.sql} GROUP BY t.file, t.item, t.labels"
+    )
+    total = connection.execute(f"SELECT count(*) FROM ({grouped})", where.values).fetchone()[0]
+    select = (
+        f"SELECT key || ':' || line, step, phase, item, metadata, l.json, samples, successes, reward, spread, "
+        f"turns FROM ({grouped}) g JOIN facts l ON l.id = g.labels "
+        f"ORDER BY {_order(sort, GROUP_SORTS)}step IS NULL, step, key, line LIMIT ? OFFSET ?"
+    )
+    names = list(GroupRow.__dataclass_fields__)
+    groups = []
+    for row in connection.execute(select, (*where.values, limit, offset)):
+        values = dict(zip(names, row, strict=True))
+        values |= {name: json.loads(values[name]) for name in ("metadata", "labels")}
+        groups.append(GroupRow(**values))
+    return int(total), groups
+
+
+def siblings(connection: sqlite3.Connection, address: str) -> list[Row]:
+    """The group of a trajectory, itself included: the samples of its item in the same file with the same
+    labels. Empty if there is no such trajectory."""
+    found = _find(connection, address)
+    select = (
+        "SELECT s.id FROM trajectories t JOIN trajectories s "
+        "ON s.file = t.file AND s.item = t.item AND s.labels = t.labels WHERE t.id = ? ORDER BY s.sample, s.line"
+    )
+    return _rows(connection, [row[0] for row in connection.execute(select, (found,))])
+
+
+def item_history(connection: sqlite3.Connection, item: str) -> list[Row]:
+    """All trajectories of an item, by step, then evaluations; at most `MAX_HISTORY`."""
+    select = f"SELECT t.id FROM {FROM} WHERE i.item = ? ORDER BY {ORDER} LIMIT ?"
+    return _rows(connection, [row[0] for row in connection.execute(select, (item, MAX_HISTORY))])
+
+
+def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
+    """The keys by which the trajectories of a query can be filtered further."""
+    where = compile_query(query, connection)
+    connection.execute("DROP TABLE IF EXISTS temp.selected")
+    connection.execute("PRAGMA query_only = 0")
+    connection.execute(
+        "CREATE TEMP TABLE selected AS SELECT t.success, t.stop, t.error, t.item, t.labels, t.metrics, t.file, "
+        f"t.digest FROM {FROM} WHERE {where.sql}",
+        where.values,
+    )
+    connection.execute("PRAGMA query_only = 1")
+    names = known_keys(connection)
+    selects = {
+        "success": "SELECT CASE success WHEN 1 THEN 'true' ELSE 'false' END, count(*), sum(success) FROM selected "
+        "GROUP BY 1",
+        "stop": "SELECT stop, count(*), sum(success) FROM selected GROUP BY 1",
+        "phase": _by("file", "files", "id", "phase"),
+        "env": _by("item", "items", "id", "env"),
+        "part": _by("item", "items", "id", "part"),
+        "label": "SELECT label, count(*), sum(success) FROM selected JOIN annotations USING (digest) "
+        "WHERE label != '' GROUP BY 1",
+        "error": "SELECT substr(error, 1, instr(error || ':', ':') - 1), count(*), sum(success) FROM selected "
+        "WHERE error IS NOT NULL GROUP BY 1",
+    }
+    result = [Facet(key=key, values=_values(connection.execute(select))) for key, select in selects.items()]
+    result += _fact_facets(connection, "item", "items", "metadata", names["metadata"])
+    result += _fact_facets(connection, "labels", "facts", "json", names["label"])
+    result.append(Facet(key="tool", values=_tools(connection)))
+    return [facet for facet in result if 1 < len(facet.values) <= MAX_VALUES or _is_telling(facet)]
+
+
+def find_location(connection: sqlite3.Connection, address: str) -> Location | None:
+    """Where the trajectory `address` lies; None if there is none."""
+    select = "SELECT f.path, t.start, t.length, t.digest FROM trajectories t JOIN files f ON f.id = t.file WHERE t.id = ?"
+    row = connection.execute(select, (_find(connection, address),)).fetchone()
+    return row and Location(path=row[0], start=row[1], length=row[2], digest=row[3])
+
+
+def find_row(connection: sqlite3.Connection, address: str) -> Row | None:
+    """The trajectory `address` as in a list; None if there is none."""
+    found = _find(connection, address)
+    return None if found is None else _rows(connection, [found])[0]
+
+
+def count_by_step(connection: sqlite3.Connection, query: str = "") -> list[tuple[int, int, int]]:
+    """Step, trajectories, and those of them that succeeded, of the training's trajectories of a query."""
+    where = compile_query(query, connection)
+    select = (
+        f"SELECT t.step, count(*), sum(t.success) FROM {FROM} WHERE t.step IS NOT NULL AND {where.sql} "
+        "GROUP BY t.step ORDER BY t.step"
+    )
+    return connection.execute(select, where.values).fetchall()
+
+
+def generation(connection: sqlite3.Connection) -> int:
+    """A number that grows with every change of the index."""
+    row = connection.execute("SELECT value FROM state WHERE name = 'generation'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def unreadable_lines(connection: sqlite3.Connection, *, limit: int = 20) -> tuple[int, list[tuple[str, str]]]:
+    """How many lines are no trajectories, and some of them: address and reason."""
+    total = connection.execute("SELECT count(*) FROM unreadable").fetchone()[0]
+    select = (
+        "SELECT f.key || ':' || u.line, u.reason FROM unreadable u JOIN files f ON f.id = u.file "
+        "ORDER BY f.key, u.line LIMIT ?"
+    )
+    return int(total), connection.execute(select, (limit,)).fetchall()
+
+
+def _find(connection: sqlite3.Connection, address: str) -> int | None:
+    key, _, line = address.rpartition(":")
+    if not line.isdecimal() or len(line) > 15:
+        return None
+    select = "SELECT t.id FROM trajectories t JOIN files f ON f.id = t.file WHERE f.key = ? AND t.line = ?"
+    row = connection.execute(select, (key, int(line))).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _rows(connection: sqlite3.Connection, numbers: Sequence[int]) -> list[Row]:
+    marks = ", ".join("?" * len(numbers))
+    select = f"SELECT t.id, {_COLUMNS} FROM {_JOINS} WHERE t.id IN ({marks})"
+    rows = {row[0]: _row(row[1:]) for row in connection.execute(select, tuple(numbers))}
+    return [rows[number] for number in numbers]
+
+
+def _row(values: Sequence[Any]) -> Row:
+    (address, step, phase, item, env, part, metadata, labels, sample, reward, success, *rest) = values
+    (stop, turns, tokens, logprob, unparsed, oldest, newest, seconds, error, images, label, note) = rest
+    return Row(
+        address=address,
+        step=step,
+        phase=phase,
+        item=item,
+        env=env,
+        part=part,
+        metadata=json.loads(metadata),
+        labels=json.loads(labels),
+        sample=sample,
+        reward=reward,
+        success=bool(success),
+        stop=stop,
+        turns=turns,
+        tokens=tokens,
+        logprob=logprob,
+        unparsed=unparsed,
+        versions=None if oldest is None else (oldest, newest),
+        seconds=seconds,
+        error=error,
+        images=images,
+        label=label,
+        note=note,
+    )
+
+
+def _order(sort: str, sorts: Mapping[str, str]) -> str:
+    """The beginning of an ORDER BY; missing values come last either way."""
+    if not sort:
+        return ""
+    column = sorts.get(sort.removeprefix("-"))
+    if column is None:
+        raise InvalidQuery(f"cannot sort by {sort!r}; sort by {', '.join(sorts)}, or -KEY for descending")
+    return f"{column} IS NULL, {column} {'DESC' if sort.startswith('-') else 'ASC'}, "
+
+
+def _by(column: str, table: str, key: str, value: str) -> str:
+    return (
+        f"SELECT x.{value}, sum(s.count), sum(s.successes) FROM (SELECT {column}, count(*) AS count, "
+        f"sum(success) AS successes FROM selected GROUP BY 1) s JOIN {table} x ON x.{key} = s.{column} "
+        f"WHERE x.{value} != '' GROUP BY 1"
+    )
+
+
+def _values(rows: Iterator[Sequence[Any]] | sqlite3.Cursor) -> list[tuple[str, int, int]]:
+    return [(str(value), int(count), int(successes)) for value, count, successes in rows]
+
+
+def _fact_facets(
+    connection: sqlite3.Connection, column: str, table: str, field: str, names: Sequence[str]
+) -> Iterator[Facet]:
+    counts = f"SELECT {column} AS id, count(*) AS count, sum(success) AS successes FROM selected GROUP BY 1"
+    select = (
+        f"SELECT CASE e.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE e.value END AS v, "
+        f"sum(s.count), sum(s.successes) FROM ({counts}) s JOIN {table} x USING (id), json_each(x.{field}) e "
+        f"WHERE e.key = ? GROUP BY 1 ORDER BY typeof(v) = 'text', v LIMIT {MAX_VALUES + 1}"
+    )
+    for name in names:
+        yield Facet(key=name, values=_values(connection.execute(select, (name,))))
+
+
+def _tools(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
+    counts = "SELECT metrics AS id, count(*) AS count, sum(success) AS successes FROM selected GROUP BY 1"
+    select = (
+        f"SELECT substr(e.key, 12), sum(s.count), sum(s.successes) FROM ({counts}) s JOIN facts x USING (id), "
+        f"json_each(x.json) e WHERE e.key LIKE 'tool\\_calls/%' ESCAPE '\\' AND e.value > 0 GROUP BY 1 "
+        f"LIMIT {MAX_VALUES + 1}"
+    )
+    return _values(connection.execute(select))
+
+
+def _is_telling(facet: Facet) -> bool:
+    """Whether a key with a single value is worth a line all the same."""
+    return len(facet.values) == 1 and facet.key in ("success", "stop", "tool", "label", "error")

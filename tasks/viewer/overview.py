@@ -1,0 +1,168 @@
+"""A run on one page, from the small files of its workspace: parameters, steps, rounds, evaluations.
+
+Files that no stage has written yet are None or empty, as are those that are being written.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.errors import ConfigError
+from tasks.evaluation.record import is_record, read_record
+from tasks.verl.policies import find_tokenizer
+from tasks.viewer.folders import RunFolder
+from tasks.viewer.lines import parse_json
+
+SERIES = (
+    "step", "episodes", "dropped", "reward", "success", "turns", "tokens_per_turn", "horizon", "entropy", "kl",
+    "informative_groups", "parse_failures", "repetition", "policy_version", "staleness", "temperature",
+    "seconds", "rollout_probs_diff_mean", "rollout_probs_diff_max",
+)  # fmt: skip
+"""The columns of `train/metrics.jsonl` that the page shows; those that a run does not have are left out."""
+LIVE_S = 60.0
+"""A run whose files have changed within these seconds is shown as running."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run in the list of runs."""
+
+    name: str
+    folder: str
+    kind: str
+    """`run`, `evaluation` or `file`."""
+    pipeline: str | None
+    step: int
+    """The last step that was recorded; 0 before the first."""
+    steps: int | None
+    """How many the run was asked for; None if that is not recorded."""
+    success: float | None
+    """Of the newest of: the final evaluation of the trained policy, the last step."""
+    success_of: str
+    """Which of the two."""
+    changed: Mapping[str, Any]
+    """Parameters that differ from `pipelines.yaml`: old and new value."""
+    curve: list[float | None]
+    """Success by step."""
+    written_at: float
+    """Seconds since the epoch: when a file of the run was last written to."""
+    is_live: bool
+
+
+def summarise_run(run: RunFolder) -> RunSummary:
+    """What a list says of `run`."""
+    folder = run.folder
+    parameters = _json(folder / "parameters.json") if run.file is None else {}
+    lines = _lines(folder / "train" / "metrics.jsonl") if run.file is None else []
+    after = _json(folder / "evaluation.json").get("after", {}).get("sampled", {}).get("success")
+    kind = "file" if run.file else "evaluation" if is_record(folder) else "run"
+    success, success_of = after, "evaluation after training"
+    if kind == "evaluation":
+        success, success_of = _recorded_success(folder), "evaluation"
+    elif kind == "file" or (after is None and not lines):
+        success, success_of = None, ""
+    elif after is None:
+        success, success_of = lines[-1].get("success"), f"step {lines[-1].get('step')}"
+    written_at = _written_at(run)
+    return RunSummary(
+        name=run.name,
+        folder=str(run.identity).encode("utf-8", "replace").decode(),
+        kind=kind,
+        pipeline=parameters.get("pipeline"),
+        step=max((int(line.get("step", 0)) for line in lines), default=0),
+        steps=_planned_steps(folder) if kind == "run" else None,
+        success=success,
+        success_of=success_of,
+        changed=parameters.get("changed") or {},
+        curve=[line.get("success") for line in lines],
+        written_at=written_at,
+        is_live=time.time() - written_at < LIVE_S,
+    )
+
+
+def read_overview(run: RunFolder) -> dict[str, Any]:
+    """The small files of a run: `series` (column → values by step), `rounds`, `evaluation`, `alerts`,
+    `rewinds`, `seconds` by stage, `provision`."""
+    if run.file is not None:
+        return {"series": {}, "rounds": [], "evaluation": {}, "alerts": [], "rewinds": [], "seconds": {}}
+    folder = run.folder
+    lines = _lines(folder / "train" / "metrics.jsonl")
+    columns = [column for column in SERIES if any(column in line for line in lines)]
+    rounds = [_json(path) for path in sorted((folder / "train" / "rounds").glob("*.json"))]
+    return {
+        "series": {column: [line.get(column) for line in lines] for column in columns},
+        "rounds": [done for done in rounds if done],
+        "evaluation": _json(folder / "evaluation.json"),
+        "alerts": _lines(folder / "train" / "alerts.jsonl"),
+        "rewinds": _lines(folder / "train" / "rewinds.jsonl"),
+        "seconds": _json(folder / "timing.json").get("stages", {}),
+    }
+
+
+def find_run_tokenizer(run: RunFolder) -> Path | None:
+    """The tokenizer of the run's policy: of the trained one, or of what training begins with."""
+    if run.file is not None:
+        return None
+    model = _recorded_parameters(run.folder).get("model")
+    folders = [run.folder / name for name in ("policy", "train/best", "warmup")]
+    return find_tokenizer(*folders, *([model] if isinstance(model, str) else []))
+
+
+def _planned_steps(folder: Path) -> int | None:
+    steps = _recorded_parameters(folder).get("train", {}).get("steps")
+    return steps if isinstance(steps, int) else None
+
+
+def _recorded_parameters(folder: Path) -> dict[str, Any]:
+    """All parameters, as far as they are recorded: while training runs, its own; in the end, all."""
+    running = _json(folder / "train" / "inputs.json").get("params", {})
+    return {**running, **_json(folder / "report" / "parameters.json")}
+
+
+def _recorded_success(folder: Path) -> float | None:
+    try:
+        rates = read_record(folder).overall.rates
+    except (ConfigError, KeyError):
+        return None
+    return next((rate.mean for name, rate in rates.items() if name.startswith("avg_at_")), None)
+
+
+def _written_at(run: RunFolder) -> float:
+    train = run.folder / "train"
+    folders = (run.folder, train, train / "trajectories", train / "metrics.jsonl")
+    times = [_mtime(path) for path in ((run.file,) if run.file else folders)]
+    return max(times)
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file; a line that is not complete yet is left out."""
+    lines = []
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return []
+    for line in content.splitlines():
+        try:
+            values = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict):
+            lines.append(values)
+    return lines

@@ -1,0 +1,322 @@
+"""The language in which trajectories are searched: one line of conditions that all hold.
+
+    step:10..20 depth:3 success:false turns>8 "could not find" -stop:max_turns
+
+A condition is `key:value`, `key:a,b` (any of them), `key:low..high` (both included, either may be missing),
+`key>value` (also `>=`, `<`, `<=`), or a text. `-` before a condition negates it. Values and texts with spaces
+are quoted. A text occurs in what the policy wrote, in an observation, in the prompt, in an annotation's note,
+or in the item's id; `said:`, `observation:` and `prompt:` search one of these. A text is words in their order,
+without regard to case and punctuation; `*` at its end continues the last word.
+
+`parse_query` knows the form, `compile_query` the keys: those of `KEYS`, and the metadata, labels and metrics
+that a run's trajectories have.
+"""
+
+import difflib
+import re
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envs.errors import ConfigError
+
+MAX_CONDITIONS = 50
+KEYS: Mapping[str, str] = {
+    "step": "training step",
+    "phase": "train, evaluation or rollout",
+    "file": "file of trajectories, e.g. step_0003",
+    "item": "item id",
+    "env": "environment",
+    "part": "part of the pipeline's data",
+    "sample": "index in the group",
+    "success": "true or false",
+    "reward": "reward of the episode",
+    "stop": "why it stopped",
+    "error": "class of the error of a dropped episode",
+    "turns": "number of turns",
+    "tokens": "tokens that the policy sampled",
+    "logprob": "mean log-prob of the sampled tokens",
+    "unparsed": "turns not in the agent's format",
+    "version": "policy version of any turn",
+    "seconds": "duration of the episode",
+    "attempts": "1 + retries",
+    "tool": "a tool that was called",
+    "images": "number of images",
+    "label": "label of an annotation",
+    "has": "note or label",
+    "said": "text of the policy",
+    "observation": "text of an observation",
+    "prompt": "text of the prompt",
+}
+"""Keys that every run has, with what they mean."""
+_NUMBERS = {
+    "step", "sample", "reward", "turns", "tokens", "logprob", "unparsed", "seconds", "attempts", "images",
+}  # fmt: skip
+_TEXTS = {
+    "phase": "f.phase",
+    "file": "f.key",
+    "item": "i.item",
+    "env": "i.env",
+    "part": "i.part",
+    "stop": "t.stop",
+}
+_PATTERN = re.compile(
+    r"""(?P<negated>-)?
+        (?: (?P<key>[^\s":<>=-][^\s":<>=]*) (?P<op>>=|<=|[:<>=]) (?P<values>(?:"[^"]*"|[^\s"])+)
+          | "(?P<quoted>[^"]*)"(?P<star>\*)? | (?P<word>\S+) )""",
+    re.VERBOSE,
+)
+_VALUES = re.compile(r'"(?P<quoted>[^"]*)"(?P<star>\*)?|(?P<bare>[^,"]+)')
+
+
+class InvalidQuery(ConfigError):
+    """The text of a query is not in the language; one line says what is wrong, and what there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition of a query."""
+
+    key: str
+    """Empty for a text."""
+    op: str
+    """`:`, `>`, `>=`, `<` or `<=`."""
+    values: tuple[str, ...]
+    is_negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A condition of SQL on `browse.FROM`, and its parameters."""
+
+    sql: str
+    values: tuple[object, ...] = ()
+
+
+def parse_query(text: str) -> list[Condition]:
+    """The conditions of `text`. Raises `InvalidQuery`."""
+    if text.count('"') % 2:
+        raise InvalidQuery('a quote (") is not closed; close it')
+    conditions = []
+    for match in _PATTERN.finditer(text):
+        if match["key"] is None:
+            word = match["word"] if match["quoted"] is None else match["quoted"] + (match["star"] or "")
+            conditions.append(Condition(key="", op=":", values=(word,), is_negated=bool(match["negated"])))
+            continue
+        values = tuple(
+            part["bare"] if part["quoted"] is None else part["quoted"] + (part["star"] or "")
+            for part in _VALUES.finditer(match["values"])
+        )
+        op = ":" if match["op"] == "=" else match["op"]
+        if not values or (op != ":" and len(values) > 1):
+            raise InvalidQuery(f"{match[0]!r} has no single value; write {match['key']}{op}VALUE")
+        conditions.append(
+            Condition(key=match["key"], op=op, values=values, is_negated=bool(match["negated"]))
+        )
+    if len(conditions) > MAX_CONDITIONS:
+        raise InvalidQuery(f"a query has at most {MAX_CONDITIONS} conditions, not {len(conditions)}")
+    return conditions
+
+
+def compile_query(text: str, connection: sqlite3.Connection) -> Where:
+    """What `text` asks of a run's index. Raises `InvalidQuery`, for an unknown key as well."""
+    parts, values = ["1"], list[object]()
+    for condition in parse_query(text):
+        where = _compile(condition, connection)
+        # NOT of an unknown value is unknown in SQL; here what has no value does not meet the condition.
+        parts.append(f"NOT ifnull({where.sql}, 0)" if condition.is_negated else f"({where.sql})")
+        values += where.values
+    return Where(" AND ".join(parts), tuple(values))
+
+
+def known_keys(connection: sqlite3.Connection) -> dict[str, list[str]]:
+    """The names that the trajectories of an index have, by kind: `metadata`, `label`, `metric` and `tool`."""
+    names: dict[str, list[str]] = {"metadata": [], "label": [], "metric": [], "tool": []}
+    for kind, name in connection.execute("SELECT kind, name FROM names ORDER BY kind, name"):
+        names[kind].append(name)
+    return names
+
+
+def _compile(condition: Condition, connection: sqlite3.Connection) -> Where:
+    key = condition.key
+    if key == "" or key in ("said", "observation", "prompt"):
+        return _any(condition.values, lambda value: _text(value, scope=key))
+    if key in _NUMBERS:
+        return _any(condition.values, lambda value: _number(f"t.{key}", condition, value))
+    if key == "version":
+        return _any(condition.values, lambda value: _version(condition, value))
+    if condition.op == ":":
+        if key in _TEXTS:
+            column = _TEXTS[key]
+            return _any(condition.values, lambda value: Where(f"{column} = ? COLLATE NOCASE", (value,)))
+        if key in _CHOICES:
+            return _any(condition.values, _CHOICES[key])
+    elif key in _TEXTS or key in _CHOICES:
+        raise InvalidQuery(f"{key!r} has no order; write {key}:VALUE")
+    return _fact(condition, known_keys(connection))
+
+
+def _any(values: Sequence[str], compile_value: Callable[[str], Where]) -> Where:
+    wheres = [compile_value(value) for value in values]
+    return Where(
+        "(" + " OR ".join(where.sql for where in wheres) + ")",
+        tuple(value for where in wheres for value in where.values),
+    )
+
+
+def _number(column: str, condition: Condition, value: str) -> Where:
+    low, high = _range(condition, value)
+    if condition.op != ":":
+        return Where(f"{column} {condition.op} ?", (low,))
+    if ".." not in value:
+        return Where(f"{column} = ?", (low,))
+    bounds = [("<= ?", high), (">= ?", low)]
+    sql = " AND ".join(f"{column} {bound}" for bound, limit in bounds if limit is not None)
+    return Where(f"({sql or f'{column} IS NOT NULL'})", tuple(x for _, x in bounds if x is not None))
+
+
+def _range(condition: Condition, value: str) -> tuple[float | None, float | None]:
+    first, dots, last = value.partition("..")
+    try:
+        low, high = (float(end) if end else None for end in (first, last))
+    except ValueError:
+        low = high = None
+        first = ""
+    if (not first and not last) or (dots and condition.op != ":"):
+        example = f"{condition.key}:3, {condition.key}:3..8 or {condition.key}>3"
+        raise InvalidQuery(f"{condition.key}{condition.op}{value} needs a number; write e.g. {example}")
+    return low, high
+
+
+def _version(condition: Condition, value: str) -> Where:
+    """Any turn's version; in between those of an episode, every version is taken to have a turn."""
+    low, high = _range(condition, value)
+    if condition.op != ":":
+        column = "t.newest" if condition.op.startswith(">") else "t.oldest"
+        return Where(f"{column} {condition.op} ?", (low,))
+    high = high if ".." in value else low
+    sql = ["t.oldest IS NOT NULL"]
+    values = []
+    if low is not None:
+        sql.append("t.newest >= ?")
+        values.append(low)
+    if high is not None:
+        sql.append("t.oldest <= ?")
+        values.append(high)
+    return Where(f"({' AND '.join(sql)})", tuple(values))
+
+
+def _success(value: str) -> Where:
+    if value.lower() not in ("true", "false"):
+        raise InvalidQuery(f"success:{value} is neither true nor false; write success:true or success:false")
+    return Where("t.success = ?", (int(value.lower() == "true"),))
+
+
+def _error(value: str) -> Where:
+    return Where("(t.error = ? OR substr(t.error, 1, ?) = ?)", (value, len(value) + 1, f"{value}:"))
+
+
+def _tool(value: str) -> Where:
+    return _among("t.metrics", "facts", "json", "e.key = ? AND e.value > 0", (f"tool_calls/{value}",))
+
+
+def _label(value: str) -> Where:
+    return Where("t.digest IN (SELECT digest FROM annotations WHERE label = ? COLLATE NOCASE)", (value,))
+
+
+def _has(value: str) -> Where:
+    if value not in ("note", "label"):
+        raise InvalidQuery(f"has:{value} is not known; write has:note or has:label")
+    return Where(f"t.digest IN (SELECT digest FROM annotations WHERE {value} != '')")
+
+
+_CHOICES: Mapping[str, Callable[[str], Where]] = {
+    "success": _success,
+    "error": _error,
+    "tool": _tool,
+    "label": _label,
+    "has": _has,
+}
+
+
+def _fact(condition: Condition, names: Mapping[str, Sequence[str]]) -> Where:
+    """A condition on metadata, a label or a metric; `metadata.KEY` and so on where a name is ambiguous."""
+    kind, dot, name = condition.key.partition(".")
+    kinds = [kind] if dot and name in names.get(kind, ()) and kind != "tool" else []
+    if not kinds:
+        name = condition.key
+        kinds = [kind for kind in ("metadata", "label", "metric") if name in names[kind]]
+    if not kinds:
+        raise _unknown_key(condition.key, names)
+    column, table, field = {
+        "metadata": ("t.item", "items", "metadata"),
+        "label": ("t.labels", "facts", "json"),
+        "metric": ("t.metrics", "facts", "json"),
+    }[kinds[0]]
+
+    def compile_value(value: str) -> Where:
+        test = _fact_value(condition, value)
+        return _among(column, table, field, f"e.key = ? AND {test.sql}", (name, *test.values))
+
+    return _any(condition.values, compile_value)
+
+
+def _fact_value(condition: Condition, value: str) -> Where:
+    is_range = condition.op != ":" or ".." in value
+    if is_range and _is_range(condition, value):
+        test = _number("e.value", condition, value)
+        return Where(f"(e.type IN ('integer', 'real') AND {test.sql})", test.values)
+    if condition.op != ":":
+        _range(condition, value)  # raises
+    alternatives: list[tuple[str, Any]] = [("(e.type = 'text' AND e.value = ? COLLATE NOCASE)", value)]
+    if value in ("true", "false"):
+        alternatives.append(("e.type = ?", value))
+    if _is_number(value):
+        alternatives.append(("(e.type IN ('integer', 'real') AND e.value = ?)", float(value)))
+    return Where(f"({' OR '.join(sql for sql, _ in alternatives)})", tuple(x for _, x in alternatives))
+
+
+def _is_range(condition: Condition, value: str) -> bool:
+    try:
+        _range(condition, value)
+    except InvalidQuery:
+        return False
+    return True
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _among(column: str, table: str, field: str, test: str, values: tuple[object, ...]) -> Where:
+    select = f"SELECT x.id FROM {table} x, json_each(x.{field}) e WHERE {test}"
+    return Where(f"{column} IN ({select})", values)
+
+
+def _text(value: str, *, scope: str) -> Where:
+    words = re.findall(r"\w+", value)
+    if not any(character.isalnum() for character in value):
+        raise InvalidQuery(f"{value!r} has no letter and no digit to search for")
+    phrase = '"' + " ".join(words) + '"' + ("*" if value.endswith("*") else "")
+    in_texts = "t.id IN (SELECT rowid FROM texts WHERE texts MATCH ?)"
+    in_prompt = "t.prompt IN (SELECT rowid FROM prompt_texts WHERE prompt_texts MATCH ?)"
+    if scope == "prompt":
+        return Where(in_prompt, (phrase,))
+    if scope:
+        return Where(in_texts, (f"{scope} : {phrase}",))
+    in_note = "t.digest IN (SELECT digest FROM annotations WHERE instr(lower(note), lower(?)))"
+    in_item = "t.item IN (SELECT id FROM items WHERE instr(lower(item), lower(?)))"
+    plain = value.rstrip("*")
+    return Where(f"({in_texts} OR {in_prompt} OR {in_note} OR {in_item})", (phrase, phrase, plain, plain))
+
+
+def _unknown_key(key: str, names: Mapping[str, Sequence[str]]) -> InvalidQuery:
+    known = [*KEYS, *names["metadata"], *names["label"], *names["metric"]]
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"keys are {', '.join(known[:40])}"
+    return InvalidQuery(f'unknown key {key!r}; {hint} A text with a colon is quoted: "…"')

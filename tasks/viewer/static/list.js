@@ -1,0 +1,256 @@
+// Trajectories, or their groups, that a query selects: search, filters, sorting; as many rows as are scrolled to.
+
+import { get } from "./api.js";
+import { count, h, number, plural, replace, seconds } from "./dom.js";
+import * as links from "./links.js";
+import { showActivity } from "./main.js";
+import { metadataText, outcome, stepText, stopText, versionText } from "./rows.js";
+import { tabs } from "./run.js";
+
+const PAGE = 100;
+const FACET_VALUES = 8;
+
+export function listView(run, { kind, query }) {
+  let q = query.get("q") ?? "", sort = query.get("sort") ?? "";
+  let rows = [], total = 0, generation = null, selected = -1, reading = null;
+  const here = (next) => (kind === "groups" ? links.toGroups : links.toList)(run, next);
+  const input = h("input", {
+    type: "search", value: q, id: "query", autocomplete: "off", spellcheck: "false",
+    placeholder: 'success:false depth:2 "could not find"', "aria-label": "Query",
+  });
+  const problem = h("p", { class: "problem", role: "alert" });
+  const total_ = h("span", { class: "total", role: "status" });
+  const sorting = h("select", { "aria-label": "Sort by", onchange: () => go({ sort: sorting.value }) });
+  const body = h("tbody");
+  const head = h("thead");
+  const facetBox = h("div", { class: "facets" });
+  const help = h("div");
+  const sentinel = h("div", { class: "sentinel" });
+  const watcher = new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting)) more();
+  }, { rootMargin: "600px" });
+
+  function go(next) {
+    location.hash = here({ q, sort, ...next });
+  }
+
+  function toggle(term) {
+    const terms = split(q);
+    go({ q: (terms.includes(term) ? terms.filter((one) => one !== term) : [...terms, term]).join(" ") });
+  }
+
+  async function readFirst(signal, limit = PAGE) {
+    reading = null;
+    const request = get(kind, { run, q, sort, limit: Math.min(500, limit) }, signal);
+    reading = request;
+    try {
+      const answer = await request;
+      if (reading !== request) return;
+      ({ rows, total, generation } = answer);
+      replace(problem);
+      showActivity(answer.indexing);
+      draw();
+      readFacets(signal);
+      return answer.indexing;
+    } catch (error) {
+      if (error.status !== 400) throw error;
+      [rows, total] = [[], 0];
+      draw();
+      replace(problem, error.message);
+    } finally {
+      if (reading === request) reading = null;
+    }
+    return null;
+  }
+
+  async function more() {
+    if (reading || rows.length >= total || !rows.length) return;
+    const request = get(kind, { run, q, sort, offset: rows.length, limit: PAGE });
+    reading = request;
+    try {
+      const answer = await request;
+      if (reading !== request) return;
+      const start = rows.length;
+      rows = rows.concat(answer.rows);
+      body.append(...answer.rows.map((row, index) => line(row, start + index)));
+    } finally {
+      if (reading === request) reading = null;
+    }
+    watcher.unobserve(sentinel);
+    watcher.observe(sentinel); // tells again if it is still in sight
+  }
+
+  async function readFacets(signal) {
+    const asked = q;
+    const { facets, keys, sorts, group_sorts } = await get("facets", { run, q: asked }, signal);
+    if (asked !== q) return;
+    const terms = split(q);
+    replace(facetBox, facets.map((facet) => facetBlock(facet, terms, toggle)),
+      !facets.length && h("p", { class: "fine" }, "All that are selected are alike in what there is to filter by."));
+    replace(help, keyHelp(keys));
+    const names = kind === "groups" ? group_sorts : sorts;
+    replace(sorting, h("option", { value: "" }, "in order"), names.flatMap((name) => [
+      h("option", { value: name }, `${name} ↑`), h("option", { value: `-${name}` }, `${name} ↓`)]));
+    sorting.value = sort;
+  }
+
+  function draw() {
+    const noun = kind === "groups" ? "group" : "trajectory";
+    replace(total_, total === 1 ? `1 ${noun}` : `${count(total)} ${noun === "group" ? "groups" : "trajectories"}`);
+    replace(head, h("tr", {}, (kind === "groups" ? GROUP_COLUMNS : COLUMNS).map(([key, text, className]) => {
+      const isSorted = sort.replace("-", "") === key;
+      return h("th", {
+        class: className ?? null, "aria-sort": isSorted ? (sort.startsWith("-") ? "descending" : "ascending") : null,
+      }, key ? h("button", {
+        type: "button", onclick: () => go({ sort: sort === key ? `-${key}` : sort === `-${key}` ? "" : key }),
+      }, text, isSorted && (sort.startsWith("-") ? " ↓" : " ↑")) : text);
+    })));
+    if (rows.length) replace(body, rows.map(line));
+    else {
+      replace(body, h("tr", { class: "none" }, h("td", { colspan: 12 }, problem.textContent ? "" :
+        q ? ["Nothing meets all conditions. ", h("button", { type: "button", onclick: () => go({ q: "" }) }, "Clear the query")]
+          : "No trajectory has been written yet. This page updates by itself.")));
+    }
+    mark();
+  }
+
+  function line(row, index) {
+    const href = target(row);
+    return h("tr", { onclick: (event) => { if (!event.target.closest("a")) { selected = index; mark(); location.hash = href; } } },
+      kind === "groups" ? groupCells(run, row, href) : cells(run, row, href));
+  }
+
+  const target = (row) => kind === "groups" ? links.toGroup(run, row.first) : links.toTrajectory(run, row.address, { q, sort });
+
+  function mark() {
+    [...body.children].forEach((row, index) => row.classList.toggle("selected", index === selected));
+  }
+
+  function select(step) {
+    if (!rows.length) return;
+    selected = Math.max(0, Math.min(rows.length - 1, selected + step));
+    mark();
+    body.children[selected].scrollIntoView({ block: "nearest" });
+  }
+
+  return {
+    title: `${kind} · ${run}`,
+    className: "wide-page",
+    crumbs: [["runs", links.toRuns()], [run, links.toRun(run)], [kind]],
+    async load({ signal }) {
+      await readFirst(signal);
+      watcher.observe(sentinel);
+      return [
+        h("div", { class: "list-head" },
+          tabs(run, kind, { q }),
+          h("form", { class: "search", role: "search", onsubmit: (event) => { event.preventDefault(); input.blur(); go({ q: input.value.trim() }); } },
+            input, h("button", {}, "Search")),
+          problem),
+        h("div", { class: "with-side" },
+          h("aside", {}, h("details", { class: "filters", open: matchMedia("(min-width: 900px)").matches },
+            h("summary", {}, "Filters"), facetBox, help)),
+          h("div", { class: "rows" },
+            h("div", { class: "list-bar" }, total_, h("label", {}, "sort ", sorting)),
+            h("div", { class: "scroll" }, h("table", { class: "list" }, head, body)),
+            sentinel)),
+      ];
+    },
+    update(next) {
+      [q, sort] = [next.get("q") ?? "", next.get("sort") ?? ""];
+      input.value = q;
+      selected = -1;
+      readFirst().catch((error) => replace(problem, error.message));
+      const nav = document.querySelector(".list-head .tabs");
+      nav?.replaceWith(tabs(run, kind, { q }));
+      return true;
+    },
+    async refresh() {
+      if (reading) return null;
+      const state = await get("state", { run });
+      if (state.generation !== generation) await readFirst(undefined, Math.max(PAGE, rows.length));
+      return state.indexing;
+    },
+    keys: [
+      [["j", "ArrowDown"], "next row", () => select(1)],
+      [["k", "ArrowUp"], "previous row", () => select(-1)],
+      [["Enter"], "open it", () => { if (rows[selected]) location.hash = target(rows[selected]); }],
+      [["/"], "search", () => { input.focus(); input.select(); }],
+      [["f"], "only failures", () => toggle("success:false")],
+      [["t", "g"], kind === "groups" ? "trajectories" : "groups",
+        () => { location.hash = (kind === "groups" ? links.toList : links.toGroups)(run, { q }); }],
+    ],
+  };
+}
+
+const COLUMNS = [
+  ["step", "step", "words"], ["item", "item", "words"], ["sample", "sample"], ["", "metadata", "words wide"], ["success", "outcome", "words"],
+  ["reward", "reward"], ["turns", "turns"], ["tokens", "tokens", "wide"], ["stop", "stop", "words wide"],
+  ["logprob", "log-prob", "wide"], ["version", "version", "wide"], ["", "note", "words wide"],
+];
+const GROUP_COLUMNS = [
+  ["step", "step", "words"], ["item", "item", "words"], ["", "metadata", "words wide"], ["success", "solved", "words"],
+  ["samples", "samples"], ["reward", "mean reward"], ["spread", "spread"], ["turns", "mean turns", "wide"],
+];
+
+const chips = (facts) => metadataText(facts).slice(0, 4).map((text) => h("span", { class: "tag" }, text.slice(0, 40)));
+
+function cells(run, row, href) {
+  return [
+    h("td", { class: "words" }, stepText(row)),
+    h("th", { scope: "row", class: "words" }, h("a", { href }, row.item)),
+    h("td", {}, row.sample),
+    h("td", { class: "words wide" }, chips(row.metadata)),
+    h("td", { class: "words" }, outcome(row)),
+    h("td", {}, number(row.reward)),
+    h("td", {}, row.turns, row.unparsed > 0 && h("span", { class: "flag", title: `${plural(row.unparsed, "turn")} not in the agent's format` }, ` (${row.unparsed})`)),
+    h("td", { class: "wide", title: seconds(row.seconds) }, count(row.tokens)),
+    h("td", { class: "words wide" }, stopText(row.stop)),
+    h("td", { class: "wide" }, number(row.logprob, 2)),
+    h("td", { class: "wide" }, versionText(row.versions)),
+    h("td", { class: "words wide note" }, row.label && h("span", { class: "tag label" }, row.label), row.note.slice(0, 80)),
+  ];
+}
+
+function groupCells(run, row, href) {
+  return [
+    h("td", { class: "words" }, stepText(row)),
+    h("th", { scope: "row", class: "words" }, h("a", { href }, row.item)),
+    h("td", { class: "words wide" }, chips(row.metadata)),
+    h("td", { class: "words" }, h("span", { class: "meter" },
+      h("i", { style: { width: `${(100 * row.successes) / row.samples}%` } })), ` ${row.successes} of ${row.samples}`),
+    h("td", {}, row.samples),
+    h("td", {}, number(row.reward)),
+    h("td", { title: row.spread === 0 ? "All rewards are equal: the group gives no advantage." : null }, number(row.spread)),
+    h("td", { class: "wide" }, number(row.turns)),
+  ];
+}
+
+function facetBlock(facet, terms, toggle) {
+  const most = Math.max(...facet.values.map(([, total]) => total));
+  const line = ([value, total, successes]) => {
+    const term = links.condition(facet.key, value);
+    const isOn = terms.includes(term);
+    return h("button", {
+      type: "button", class: "facet", "aria-pressed": String(isOn), onclick: () => toggle(term),
+      title: `${term}: ${count(total)}, ${Math.round((100 * successes) / total)}% solved`,
+    },
+      h("span", { class: "name" }, value === "true" && facet.key === "success" ? "solved" : value === "false" && facet.key === "success" ? "not solved" : facet.key === "stop" ? stopText(value) : value),
+      h("span", { class: "count" }, count(total)),
+      h("span", { class: "meter" }, h("i", { class: "all", style: { width: `${(100 * total) / most}%` } },
+        h("i", { style: { width: `${(100 * successes) / total}%` } }))));
+  };
+  const many = facet.values.slice(FACET_VALUES);
+  return h("section", {}, h("h3", {}, facet.key),
+    facet.values.slice(0, FACET_VALUES).map(line),
+    many.length > 0 && h("details", {}, h("summary", {}, `${many.length} more`), many.map(line)));
+}
+
+const keyHelp = (keys) => h("details", { class: "grammar" },
+  h("summary", {}, "How to search"),
+  h("p", {}, "Conditions that all hold: ", h("code", {}, "key:value"), ", ", h("code", {}, "key:a,b"), ", ",
+    h("code", {}, "key:1..8"), ", ", h("code", {}, "key>3"), ", a word, or ", h("code", {}, '"several words"'), "; ",
+    h("code", {}, "-"), " before one negates it, ", h("code", {}, "*"), " after a word continues it."),
+  h("dl", {}, Object.entries(keys).map(([key, text]) => [h("dt", {}, h("code", {}, key)), h("dd", {}, text)])));
+
+// The conditions of a query, without a look into them: quoted parts stay whole.
+const split = (text) => text.match(/(?:"[^"]*"|[^\s"])+/g) ?? [];

@@ -1,0 +1,30 @@
+// What several views say of a trajectory, in the same words and marks.
+
+import { h, number } from "./dom.js";
+import * as links from "./links.js";
+
+// Solved or not by form and color alike.
+export function outcome(row) {
+  if (row.error !== null && row.stop === "error") return h("span", { class: "outcome dropped", title: row.error }, "dropped");
+  return h("span", { class: `outcome ${row.success ? "solved" : "unsolved"}` }, row.success ? "solved" : "not solved");
+}
+
+export function dot(row, { run, isCurrent = false, query = {} } = {}) {
+  const kind = row.stop === "error" ? "dropped" : row.success ? "solved" : "unsolved";
+  return h("a", {
+    class: `dot ${kind}`, href: links.toTrajectory(run, row.address, query), "aria-current": isCurrent ? "true" : null,
+    title: `sample ${row.sample}: ${kind === "dropped" ? row.error : kind === "solved" ? "solved" : "not solved"}, `
+      + `reward ${number(row.reward)}, ${row.turns} turns, ${stopText(row.stop)}`,
+  }, h("span", { class: "hidden" }, `sample ${row.sample}, ${kind}`));
+}
+
+export const stopText = (stop) => stop.replaceAll("_", " ");
+
+export const stepText = (row) =>
+  row.step !== null ? `step ${row.step}`
+    : [row.phase, ...Object.values(row.labels)].join(", ");
+
+export const metadataText = (metadata) => Object.entries(metadata).map(([key, value]) => `${key} ${value}`);
+
+export const versionText = (versions) =>
+  versions === null ? "–" : versions[0] === versions[1] ? String(versions[0]) : `${versions[0]}–${versions[1]}`;

@@ -1,0 +1,152 @@
+// One run: what came out, the curves, evaluations, rounds and steps, each with its trajectories.
+
+import { get } from "./api.js";
+import { chart } from "./charts.js";
+import { ago, count, h, number, percent, plural, replace, seconds } from "./dom.js";
+import * as links from "./links.js";
+import { showActivity } from "./main.js";
+
+const CHARTS = [
+  ["success", "success", true], ["reward", "reward", false], ["turns", "turns per episode", false],
+  ["informative_groups", "informative groups", true], ["entropy", "entropy, nats per token", false],
+  ["parse_failures", "turns not in the format, per episode", false], ["tokens_per_turn", "tokens per turn", false],
+  ["repetition", "repetition", true], ["kl", "KL", false],
+  ["rollout_probs_diff_mean", "sampler–trainer difference, mean probability", false],
+];
+
+export function tabs(run, active, query = {}) {
+  const list = [["overview", "Overview", links.toRun(run)], ["trajectories", "Trajectories", links.toList(run, query)],
+    ["groups", "Groups", links.toGroups(run, query)]];
+  return h("nav", { class: "tabs", "aria-label": "Views of the run" }, list.map(([name, text, href]) =>
+    h("a", { href, "aria-current": name === active ? "page" : null }, text)));
+}
+
+export function runView(run) {
+  const box = h("div");
+  let generation = null, written = null;
+
+  async function read(signal) {
+    const facts = await get("run", { run }, signal);
+    [generation, written] = [facts.generation, facts.summary.written_at];
+    replace(box, content(run, facts));
+    showActivity(facts.indexing);
+  }
+
+  return {
+    title: run,
+    crumbs: [["runs", links.toRuns()], [run]],
+    async load({ signal }) {
+      await read(signal);
+      return box;
+    },
+    async refresh() {
+      const facts = await get("run", { run });
+      if (facts.generation !== generation || facts.summary.written_at !== written) {
+        [generation, written] = [facts.generation, facts.summary.written_at];
+        replace(box, content(run, facts));
+      }
+      return facts.indexing;
+    },
+    keys: [
+      [["t"], "trajectories", () => { location.hash = links.toList(run); }],
+      [["g"], "groups", () => { location.hash = links.toGroups(run); }],
+    ],
+  };
+}
+
+function content(run, facts) {
+  const { summary, series } = facts;
+  const pick = (index) => { location.hash = links.toList(run, { q: `step:${series.step[index]}` }); };
+  const charts = CHARTS.filter(([key]) => series[key]).map(([key, title, from0to1]) =>
+    chart({ title, steps: series.step, values: series[key], from0to1, onpick: pick }));
+  return [
+    h("h1", {}, run, summary.is_live && h("span", { class: "live" }, "live")),
+    h("p", { class: "fine path" }, summary.folder),
+    tabs(run, "overview"),
+    h("dl", { class: "facts" },
+      fact("success", percent(summary.success), summary.success_of),
+      fact("step", summary.step ? `${summary.step}${summary.steps ? ` / ${summary.steps}` : ""}` : "–"),
+      fact("trajectories kept", h("a", { href: links.toList(run) }, count(facts.total))),
+      summary.pipeline && fact("pipeline", summary.pipeline),
+      fact("last written", ago(summary.written_at))),
+    problems(facts),
+    charts.length > 0 && h("section", {},
+      h("h2", {}, "Training"),
+      h("p", {}, "Click a step to see its trajectories."),
+      h("div", { class: "charts" }, charts)),
+    h("div", { class: "beside" }, evaluations(run, facts), rounds(run, facts)),
+    Object.keys(summary.changed).length > 0 && h("section", {},
+      h("h2", {}, "Changed parameters"),
+      h("table", { class: "plain" }, h("tbody", {}, Object.entries(summary.changed).map(([key, [before, after]]) =>
+        h("tr", {}, h("th", { scope: "row" }, h("code", {}, key)), h("td", { class: "muted" }, h("s", {}, JSON.stringify(before))),
+          h("td", {}, JSON.stringify(after))))))),
+    stepTable(run, facts),
+    series.step === undefined && facts.total === 0 && h("div", { class: "empty" },
+      h("h2", {}, "Nothing to see yet"),
+      h("p", {}, "The run has written no training step and no trajectory. This page updates by itself.")),
+  ];
+}
+
+const fact = (name, value, note) =>
+  h("div", { title: note || null }, h("dt", {}, name), h("dd", {}, value), note && h("dd", { class: "note" }, note));
+
+function problems({ alerts, rewinds, unreadable }) {
+  const lines = [
+    ...alerts.slice(-5).map((alert) => `Step ${alert.step}: ${alert.text ?? alert.reason ?? JSON.stringify(alert)}`),
+    ...rewinds.map((rewind) => `Training went back from step ${rewind.from_step} to ${rewind.to_step}: ${rewind.reasons}`),
+  ];
+  if (unreadable.total) {
+    const [address, reason] = unreadable.examples[0];
+    lines.push(`${plural(unreadable.total, "line")} of the files ${unreadable.total === 1 ? "is no trajectory" : "are no trajectories"}, e.g. ${address}: ${reason}`);
+  }
+  return lines.length > 0 && h("ul", { class: "problems" }, lines.map((line) => h("li", {}, line)));
+}
+
+function evaluations(run, { evaluation }) {
+  const rows = Object.entries(evaluation).flatMap(([policy, modes]) =>
+    Object.entries(modes ?? {}).map(([mode, summary]) => [policy, mode, summary]));
+  return rows.length > 0 && h("section", {},
+    h("h2", {}, "Evaluation"),
+    h("div", { class: "scroll" }, h("table", { class: "plain" },
+      h("thead", {}, h("tr", {}, ["policy", "sampling", "success", "reward", "turns", "episodes", "dropped"].map((name) =>
+        h("th", {}, name)))),
+      h("tbody", {}, rows.map(([policy, mode, summary]) => h("tr", {},
+        h("th", { scope: "row" }, h("a", {
+          href: links.toList(run, { q: [links.condition("policy", policy), links.condition("mode", mode)].join(" ") }),
+        }, `${policy} training`)),
+        h("td", {}, mode), h("td", {}, percent(summary.success)), h("td", {}, number(summary.reward)),
+        h("td", {}, number(summary.turns)), h("td", {}, count(summary.episodes ?? 0)), h("td", {}, count(summary.dropped ?? 0))))))));
+}
+
+function rounds(run, { rounds: list }) {
+  return list.length > 0 && h("section", {},
+    h("h2", {}, "Rounds"),
+    h("div", { class: "scroll" }, h("table", { class: "plain" },
+      h("thead", {}, h("tr", {}, ["round", "steps", "success, quick evaluation", "time"].map((name) => h("th", {}, name)))),
+      h("tbody", {}, list.map((round) => h("tr", {},
+        h("th", { scope: "row" }, round.index + 1),
+        h("td", {}, h("a", { href: links.toList(run, { q: `step:${round.first_step}..${round.last_step}` }) },
+          `${round.first_step}–${round.last_step}`)),
+        h("td", {}, percent(round.evaluation?.success)),
+        h("td", {}, seconds(round.seconds))))))));
+}
+
+function stepTable(run, { series, kept }) {
+  const byStep = new Map(kept.map(([step, total, successes]) => [step, { total, successes }]));
+  const index = new Map((series.step ?? []).map((step, place) => [step, place]));
+  const steps = [...new Set([...byStep.keys(), ...index.keys()])].sort((a, b) => b - a);
+  const at = (step, column) => series[column]?.[index.get(step)];
+  return steps.length > 0 && h("section", {},
+    h("h2", {}, "Steps"),
+    h("p", {}, "Training keeps the trajectories of some groups of each step; the rates are of all its episodes."),
+    h("div", { class: "scroll tall" }, h("table", { class: "plain sticky" },
+      h("thead", {}, h("tr", {}, ["step", "kept", "episodes", "success", "reward", "turns", "horizon", "version", "time"].map((name) =>
+        h("th", {}, name)))),
+      h("tbody", {}, steps.slice(0, 2000).map((step) => h("tr", {},
+        h("th", { scope: "row" }, h("a", { href: links.toList(run, { q: `step:${step}` }) }, step)),
+        h("td", {}, h("a", { href: links.toGroups(run, { q: `step:${step}` }) }, byStep.get(step)?.total ?? 0)),
+        h("td", {}, number(at(step, "episodes"))),
+        h("td", {}, percent(at(step, "success"))), h("td", {}, number(at(step, "reward"))),
+        h("td", {}, number(at(step, "turns"))), h("td", {}, number(at(step, "horizon"))),
+        h("td", {}, number(at(step, "policy_version"))), h("td", {}, seconds(at(step, "seconds")))))))));
+}

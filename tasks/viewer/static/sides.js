@@ -1,0 +1,134 @@
+// Trajectories side by side, turn beside turn, with the place where each parts from the first.
+
+import { get } from "./api.js";
+import { h, number, plural, replace } from "./dom.js";
+import * as links from "./links.js";
+import { observation, words } from "./trajectory.js";
+import { outcome, stepText, stopText } from "./rows.js";
+
+export function sidesView(run, { group, addresses, query }) {
+  let sides = [], generation = null, isTold = false;
+  let reference = query.get("ref"), only = query.get("only") ?? "";
+  const box = h("div");
+  const title = group ? "group" : "side by side";
+  const here = (next) => (group
+    ? links.toGroup(run, group, { ref: reference, only, ...next })
+    : links.toSides(run, addresses, { ref: reference, only, ...next }));
+
+  async function read(signal) {
+    const answer = await get("sides", group ? { run, group } : { run, address: addresses }, signal);
+    ({ sides, generation } = answer);
+    isTold = answer.total > sides.length;
+    draw();
+  }
+
+  function draw() {
+    const first = sides.find((side) => side.row.address === reference) ?? sides[0];
+    const all = [first, ...sides.filter((side) => side !== first)];
+    const parted = all.map((side) => partingTurn(first, side));
+    const kinds = distinct(all);
+    const shown = all.map((side, index) => ({ side, parting: parted[index], twin: kinds.twin[index] }))
+      .filter(({ twin, side }) => only !== "distinct" || twin === null || side === first);
+    const rows = Math.max(0, ...shown.map(({ side }) => side.turns.length));
+    const solved = sides.filter((side) => side.row.success).length;
+    const row = first.row;
+    const items = new Set(sides.map((side) => side.row.item));
+    replace(box,
+      h("header", { class: "page-head" },
+        h("h1", {}, items.size === 1 ? row.item : `${items.size} items`, h("span", { class: "sample" }, group ? ` ${stepText(row)}` : "")),
+        h("p", { class: "line" },
+          h("span", {}, `${solved} of ${sides.length} solved`),
+          h("span", {}, kinds.total === 1 ? "all did the same" : `${kinds.total} different courses`),
+          isTold && h("span", {}, `the first ${sides.length} are shown`),
+          items.size === 1 && h("a", { href: links.toItem(run, row.item) }, "this item over the training")),
+        h("div", { class: "tools" }, h("div", { class: "shown", role: "group", "aria-label": "What is shown" },
+          [["", "all"], ["distinct", "each course once"]].map(([key, text]) =>
+            h("button", { type: "button", "aria-pressed": String(only === key), onclick: () => { only = key; history.replaceState(null, "", here()); draw(); } }, text))))),
+      items.size === 1 && first.prompt.text && h("details", { class: "opening" }, h("summary", {}, `Prompt, ${plural(first.prompt.tokens, "token")}`),
+        h("pre", { class: "text prompt" }, first.prompt.text)),
+      h("div", { class: "sides-scroll", tabindex: 0, role: "region", "aria-label": "Trajectories side by side" },
+        h("div", { class: "sides", style: { "grid-template-columns": `2.2em repeat(${shown.length}, minmax(min(82vw, 300px), 1fr))` } },
+          h("div", { class: "corner" }),
+          shown.map(({ side, parting, twin }) => heading(side, { parting, twin, isFirst: side === first })),
+          Array.from({ length: rows }, (_, turn) => [
+            h("div", { class: "side-number" }, turn + 1),
+            shown.map(({ side, parting }) => cell(side, turn, { parting, isFirst: side === first })),
+          ]))));
+  }
+
+  function heading(side, { parting, twin, isFirst }) {
+    const { row } = side;
+    return h("div", { class: "side-head" },
+      h("p", {}, h("a", { href: links.toTrajectory(run, row.address) }, group ? `sample ${row.sample}` : `${stepText(row)}, sample ${row.sample}`), " ", outcome(row)),
+      h("p", { class: "fine" }, `reward ${number(row.reward)}, ${plural(row.turns, "turn")}, ${stopText(row.stop)}`),
+      h("p", { class: "fine" }, isFirst ? h("strong", {}, "compared with")
+        : [parting === null ? "the same course" : `parts at turn ${parting + 1}`,
+          twin !== null && parting !== null && `, like sample ${twin}`, " · ",
+          h("button", { type: "button", class: "plain-button", onclick: () => { reference = row.address; history.replaceState(null, "", here()); draw(); } }, "compare with this")]));
+  }
+
+  function cell(side, turn, { parting, isFirst }) {
+    const one = side.turns[turn];
+    if (!one) {
+      const isEnd = turn === side.turns.length;
+      return h("div", { class: "side ended" }, isEnd && `${stopText(side.row.stop)}`);
+    }
+    const isSame = !isFirst && (parting === null || turn < parting);
+    return h("div", { class: `side ${isSame ? "same" : ""} ${turn === parting ? "parting" : ""}` },
+      words(one), observation(run, side.row.address, one, turn),
+      (one.reward || one.unparsed) && h("p", { class: "numbers" }, one.reward ? h("span", { class: "reward" }, `reward ${number(one.reward)}`) : null,
+        one.unparsed && h("span", { class: "flag" }, "not in the format")));
+  }
+
+  return {
+    title: `${title} · ${run}`,
+    className: "wide-page",
+    crumbs: [["runs", links.toRuns()], [run, links.toRun(run)],
+      group ? ["groups", links.toGroups(run)] : ["trajectories", links.toList(run)], [group ? `group of ${group}` : title]],
+    async load({ signal }) {
+      await read(signal);
+      return box;
+    },
+    update(next) {
+      if (!group && next.getAll("at").join() !== addresses.join()) return false;
+      [reference, only] = [next.get("ref"), next.get("only") ?? ""];
+      draw();
+      return true;
+    },
+    async refresh() {
+      const state = await get("state", { run });
+      if (state.generation !== generation) await read();
+      return state.indexing;
+    },
+    keys: [
+      [["j", "ArrowDown"], "down", () => scrollBy({ top: 200 })],
+      [["k", "ArrowUp"], "up", () => scrollBy({ top: -200 })],
+      [["s"], "all, or each course once", () => { only = only ? "" : "distinct"; history.replaceState(null, "", here()); draw(); }],
+      [["i"], "this item over the training", () => { location.hash = links.toItem(run, sides[0].row.item); }],
+    ],
+  };
+}
+
+// What a turn did: thoughts aside, two turns with the same action and observation are the same.
+const act = (one) => JSON.stringify([one.unparsed ? one.text : one.action, one.observation]);
+
+// The first turn in which `side` does something else than `first`; null if they are the same to the end.
+export function partingTurn(first, side) {
+  const length = Math.max(first.turns.length, side.turns.length);
+  for (let turn = 0; turn < length; turn++) {
+    const [one, other] = [first.turns[turn], side.turns[turn]];
+    if (!one || !other || act(one) !== act(other)) return turn;
+  }
+  return null;
+}
+
+function distinct(sides) {
+  const seen = new Map();
+  const twin = sides.map((side) => {
+    const course = side.turns.map(act).join("\n");
+    const known = seen.get(course);
+    if (known === undefined) seen.set(course, side.row.sample);
+    return known ?? null;
+  });
+  return { twin, total: seen.size };
+}

@@ -1,0 +1,241 @@
+// One trajectory, turn by turn.
+
+import { get, imageUrl, post } from "./api.js";
+import { count, h, longText, number, percent, plural, replace, seconds } from "./dom.js";
+import * as links from "./links.js";
+import { dot, metadataText, outcome, stepText, stopText, versionText } from "./rows.js";
+import { tokenText, legend } from "./tokens.js";
+
+const SHOWN = [["", "thought and action"], ["sampled", "as sampled"], ["logprob", "tokens: log-prob"], ["owner", "tokens: who wrote them"]];
+
+export function trajectoryView(run, { address, query }) {
+  const list = { q: query.get("q") ?? "", sort: query.get("sort") ?? "" };
+  let show = query.get("show") ?? "", turn = Number(query.get("turn")) || 0;
+  let facts = null, place = null, isShown = false;
+  const turns = h("ol", { class: "turns" });
+  const legendBox = h("div");
+  const placeBox = h("span", { class: "place" });
+  const note = h("textarea", { rows: 3, id: "note", placeholder: "note", "aria-label": "Note", maxlength: 4000 });
+  const label = h("input", { id: "label", placeholder: "label", "aria-label": "Label", maxlength: 40, pattern: "[^\\s\"]*", autocomplete: "off", list: "labels" });
+  const saved = h("span", { class: "fine", role: "status" });
+
+  const here = (next = {}) => links.toTrajectory(run, address, { ...list, show, turn: turn || "", ...next });
+
+  function setTurn(next, { scroll = true } = {}) {
+    const total = facts.turns.length;
+    if (!total) return;
+    turn = Math.max(1, Math.min(total, next));
+    [...turns.children].forEach((child, index) => child.classList.toggle("selected", index + 1 === turn));
+    if (scroll) turns.children[turn - 1].scrollIntoView({ block: "nearest" });
+    if (scroll) turns.children[turn - 1].focus({ preventScroll: true });
+    history.replaceState(null, "", here());
+  }
+
+  function setShow(next) {
+    show = SHOWN.some(([key]) => key === next) ? next : "";
+    history.replaceState(null, "", here());
+    document.querySelectorAll(".shown button").forEach((button) =>
+      button.setAttribute("aria-pressed", String(button.dataset.show === show)));
+    drawTurns();
+  }
+
+  function drawTurns() {
+    const states = new Map();
+    replace(legendBox, legend(show));
+    replace(turns, facts.turns.map((one, index) => {
+      const before = one.state === null || one.state === undefined ? undefined : states.get(one.state);
+      if (one.state && before === undefined) states.set(one.state, index + 1);
+      return turnItem(one, index, before);
+    }));
+    if (turn) setTurn(turn, { scroll: false });
+  }
+
+  function turnItem(one, index, before) {
+    const body = h("div", { class: "body" });
+    if (show === "logprob" || show === "owner") {
+      replace(body, h("p", { class: "waiting" }, "Reading tokens…"));
+      get("tokens", { run, address, turn: index })
+        .then((tokens) => replace(body, tokenText(tokens, show)))
+        .catch((error) => replace(body, h("p", { class: "problem" }, error.message)));
+    } else {
+      replace(body, one.prompt && newSegment(one), words(one, show), observation(run, address, one, index));
+    }
+    return h("li", {
+      class: index + 1 === turn ? "selected" : null, tabindex: -1, id: `turn-${index + 1}`,
+      onclick: (event) => { if (!event.target.closest("a, button, summary") && !String(getSelection())) setTurn(index + 1, { scroll: false }); },
+    },
+      h("a", { class: "turn-number", href: here({ turn: index + 1 }), title: "Link to this turn", onclick: (event) => { event.preventDefault(); setTurn(index + 1); } }, index + 1),
+      body,
+      h("p", { class: "numbers" },
+        one.reward !== 0 && one.reward !== null && h("span", { class: "reward" }, `reward ${number(one.reward)}`),
+        [plural(one.tokens, "token"), `log-prob ${number(one.logprob, 2)}`, `version ${one.version ?? "–"}`,
+          one.sampling_s !== null && `${seconds(one.sampling_s)} to sample`,
+          one.env_s !== null && `${seconds(one.env_s)} in the environment`].filter(Boolean).map((text) => h("span", {}, text)),
+        one.unparsed && h("span", { class: "flag" }, "not in the format"),
+        one.finish === "length" && h("span", { class: "flag" }, "cut at the token limit"),
+        before !== undefined && h("span", { class: "flag soft", title: "The environment's state key is that of an earlier turn." }, `state as before turn ${before}`)));
+  }
+
+  async function read(signal) {
+    facts = await get("trajectory", { run, address }, signal);
+    readPlace(signal).catch(() => {});
+  }
+
+  async function readPlace(signal) {
+    place = await get("place", { run, address, ...list }, signal);
+    replace(placeBox, place.position !== null && [
+      step("←", place.before, "previous in the list (←)"), ` ${count(place.position)} of ${count(place.total)} `,
+      step("→", place.after, "next in the list (→)")]);
+  }
+
+  const step = (text, to, title) => to
+    ? h("a", { href: links.toTrajectory(run, to, { ...list, show }), title, class: "step" }, text)
+    : h("span", { class: "step off", "aria-hidden": true }, text);
+
+  const follow = (to) => { if (to) location.hash = links.toTrajectory(run, to, { ...list, show }); };
+
+  function sibling(offset) {
+    const place = facts.siblings.findIndex((row) => row.address === address);
+    follow(facts.siblings[place + offset]?.address);
+  }
+
+  async function save() {
+    try {
+      const answer = await post("annotations", { run, address, digest: facts.digest, label: label.value.trim(), note: note.value });
+      replace(saved, answer.label || answer.note ? "saved" : "taken back");
+    } catch (error) {
+      replace(saved, h("span", { class: "problem" }, error.message));
+    }
+  }
+
+  function content() {
+    const { row } = facts;
+    label.value = row.label;
+    note.value = row.note;
+    const lastStep = row.step !== null ? links.toList(run, { q: `step:${row.step}` }) : links.toList(run, { q: `phase:${row.phase}` });
+    return [
+      h("header", { class: "page-head" },
+        h("h1", {}, row.item, h("span", { class: "sample" }, ` sample ${row.sample}`), " ", outcome(row)),
+        h("p", { class: "line" },
+          h("a", { href: lastStep }, stepText(row)), metadataText(row.metadata).map((text) => h("span", { class: "tag" }, text.slice(0, 120))),
+          h("span", {}, `reward ${number(row.reward)}`), h("span", {}, plural(row.turns, "turn")),
+          h("span", {}, `${count(row.tokens)} tokens`), h("span", { title: "stop reason" }, stopText(row.stop))),
+        row.error && h("p", { class: "problem" }, `dropped after ${plural(facts.attempts, "attempt")}: ${row.error}`),
+        h("div", { class: "tools" },
+          h("div", { class: "shown", role: "group", "aria-label": "What is shown of a turn" }, SHOWN.map(([key, text]) =>
+            h("button", { type: "button", "data-show": key, "aria-pressed": String(key === show), onclick: () => setShow(key) }, text))),
+          placeBox),
+        legendBox),
+      h("div", { class: "reading" },
+        h("div", { class: "column" },
+          opening(run, address, facts),
+          turns,
+          !facts.turns.length && h("p", { class: "fine" }, "The policy had no turn in this episode.")),
+        h("aside", {},
+          h("section", {}, h("h2", {}, "Group"),
+            h("p", { class: "dots" }, facts.siblings.map((one) => dot(one, { run, isCurrent: one.address === address, query: { ...list, show } }))),
+            h("p", {}, h("a", { href: links.toGroup(run, address) }, "side by side"), " · ",
+              h("a", { href: links.toItem(run, row.item) }, "this item over the training"))),
+          h("section", {}, h("h2", {}, "Annotation"),
+            h("form", { class: "annotation", onsubmit: (event) => { event.preventDefault(); save(); } },
+              label, note, h("div", {}, h("button", {}, "Save"), " ", saved))),
+          h("section", {}, h("h2", {}, "Facts"), factTable(facts)),
+          h("section", {}, h("h2", {}, "Not recorded"),
+            h("dl", { class: "fine stacked" }, Object.entries(facts.not_recorded).map(([key, text]) =>
+              [h("dt", {}, key.replaceAll("_", " ")), h("dd", {}, text)]))))),
+    ];
+  }
+
+  return {
+    title: `${address} · ${run}`,
+    className: "wide-page",
+    crumbs: [["runs", links.toRuns()], [run, links.toRun(run)], [list.q || "trajectories", links.toList(run, list)], [address]],
+    async load({ signal }) {
+      await read(signal);
+      drawTurns();
+      isShown = true;
+      return content();
+    },
+    shown() {
+      if (turn) setTurn(turn);
+    },
+    update(next) {
+      if (!isShown) return false;
+      turn = Number(next.get("turn")) || 0;
+      if ((next.get("q") ?? "") !== list.q || (next.get("sort") ?? "") !== list.sort) return false;
+      if ((next.get("show") ?? "") !== show) setShow(next.get("show") ?? "");
+      if (turn) setTurn(turn);
+      return true;
+    },
+    keys: [
+      [["j", "ArrowDown"], "next turn", () => setTurn(turn + 1)],
+      [["k", "ArrowUp"], "previous turn", () => setTurn(turn - 1)],
+      [["ArrowRight", "l"], "next trajectory of the list", () => follow(place?.after)],
+      [["ArrowLeft", "h"], "previous trajectory of the list", () => follow(place?.before)],
+      [["]"], "next sample of the group", () => sibling(1)],
+      [["["], "previous sample of the group", () => sibling(-1)],
+      [["s"], "what is shown: text, as sampled, tokens", () =>
+        setShow(SHOWN[(SHOWN.findIndex(([key]) => key === show) + 1) % SHOWN.length][0])],
+      [["g"], "the group side by side", () => { location.hash = links.toGroup(run, address); }],
+      [["i"], "this item over the training", () => { location.hash = links.toItem(run, facts.row.item); }],
+      [["n"], "write a note", () => note.focus()],
+      [["/"], "search the run", () => { location.hash = links.toList(run, list); }],
+    ],
+  };
+}
+
+export function words(one, show = "") {
+  if (show === "sampled" || one.unparsed) {
+    return longText(one.text || "(nothing)", { className: one.unparsed ? "unparsed" : "" });
+  }
+  return [
+    one.thought && longText(one.thought, { className: "thought", lines: 30 }),
+    one.calls.length ? one.calls.map(callBox) : one.action && longText(one.action, { className: "action", lines: 30 }),
+    !one.thought && !one.action && longText(one.text || "(nothing)"),
+  ];
+}
+
+const callBox = ({ name, arguments: values }) => h("div", { class: "call" },
+  h("code", { class: "action" }, name),
+  h("dl", {}, Object.entries(values).map(([key, value]) =>
+    [h("dt", {}, key), h("dd", {}, longText(typeof value === "string" ? value : JSON.stringify(value), { lines: 20 }))])));
+
+export function observation(run, address, one, index) {
+  return [
+    one.observation && longText(one.observation, { className: "observation", lines: 40 }),
+    images(run, address, index, one.images),
+  ];
+}
+
+function images(run, address, turn, types) {
+  const known = ["image/png", "image/jpeg", "image/gif", "image/webp"];
+  return types.length > 0 && h("div", { class: "images" }, types.map((type, place) => known.includes(type)
+    ? h("img", { src: imageUrl(run, address, turn, place), alt: `image ${place + 1}`, loading: "lazy" })
+    : h("p", { class: "fine" }, `An image of type ${type || "unknown"} is not shown.`)));
+}
+
+function opening(run, address, { prompt, prompt_images, fields }) {
+  const text = prompt.text;
+  return h("section", { class: "opening" },
+    h("h2", {}, "Prompt ", h("span", { class: "fine" }, plural(prompt.tokens, "token"))),
+    text === null
+      ? h("p", { class: "fine" }, "Files hold the prompt as tokens, and this run has no tokenizer to read them with (policy/tokenizer.json).")
+      : longText(text, { tail: true, lines: 14, limit: 2500, className: "prompt" }),
+    images(run, address, -1, prompt_images),
+    Object.keys(fields).length > 0 && h("details", {}, h("summary", {}, "fields of the item, which the policy may not see"),
+      h("dl", { class: "stacked" }, Object.entries(fields).map(([key, value]) =>
+        [h("dt", {}, key), h("dd", {}, longText(typeof value === "string" ? value : JSON.stringify(value), { lines: 10 }))]))));
+}
+
+const newSegment = (one) => h("details", { class: "segment" },
+  h("summary", {}, `A new segment begins: from here the policy saw a prompt of ${plural(one.prompt.tokens, "token")}, not the turns before`),
+  one.prompt.text === null ? h("p", { class: "fine" }, "no tokenizer to read it with") : longText(one.prompt.text, { className: "prompt" }));
+
+function factTable({ row, metrics, seed, attempts, seconds: time }) {
+  const pairs = [
+    ["environment", row.env], row.part && ["part", row.part], ["seed", seed], ["policy version", versionText(row.versions)],
+    ["log-prob, mean", number(row.logprob)], ["time", seconds(time)], ["attempts", attempts],
+    ...Object.entries(row.labels), ...Object.entries(metrics).map(([key, value]) => [key.replaceAll("_", " "), number(value)]),
+  ].filter(Boolean);
+  return h("dl", { class: "pairs" }, pairs.map(([key, value]) => [h("dt", {}, key), h("dd", {}, String(value ?? "–"))]));
+}
