@@ -34,7 +34,7 @@ export function itemView(run, { item }) {
           const versions = members.map((row) => row.versions).filter(Boolean).flat();
           return h("tr", {},
             h("th", { scope: "row", class: "words" }, name),
-            h("td", { class: "words dots" }, members.map((row) => dot(row, { run }))),
+            h("td", { class: "words" }, h("div", { class: "dots" }, members.map((row) => dot(row, { run })))),
             h("td", {}, `${valid.filter((row) => row.success).length} of ${valid.length}`),
             h("td", {}, number(mean("reward"))), h("td", {}, number(mean("turns"))),
             h("td", {}, versions.length ? versionText([Math.min(...versions), Math.max(...versions)]) : "–"),

@@ -196,7 +196,7 @@ const chips = (facts) => metadataText(facts).slice(0, 4).map((text) => h("span",
 
 function cells(run, row, href) {
   return [
-    h("td", { class: "words" }, stepText(row)),
+    h("td", { class: "words" }, row.step ?? stepText(row)),
     h("th", { scope: "row", class: "words" }, h("a", { href }, row.item)),
     h("td", {}, row.sample),
     h("td", { class: "words wide" }, chips(row.metadata)),
@@ -213,7 +213,7 @@ function cells(run, row, href) {
 
 function groupCells(run, row, href) {
   return [
-    h("td", { class: "words" }, stepText(row)),
+    h("td", { class: "words" }, row.step ?? stepText(row)),
     h("th", { scope: "row", class: "words" }, h("a", { href }, row.item)),
     h("td", { class: "words wide" }, chips(row.metadata)),
     h("td", { class: "words" }, h("span", { class: "meter" },

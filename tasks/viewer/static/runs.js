@@ -76,7 +76,7 @@ export function runsView() {
 function changes(run) {
   const pairs = Object.entries(run.changed);
   const shown = pairs.slice(0, 2).map(([key, [before, after]]) => `${key} ${value(before)} → ${value(after)}`);
-  return shown.join(", ") + (pairs.length > 2 ? `, ${pairs.length - 2} more` : "") || run.pipeline || "";
+  return shown.join(", ") + (pairs.length > 2 ? `, ${pairs.length - 2} more` : "") || (run.pipeline ? h("span", { class: "muted" }, "none") : "");
 }
 
 const value = (any) => (typeof any === "number" ? number(any, 6) : typeof any === "string" ? any : JSON.stringify(any));

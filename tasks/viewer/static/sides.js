@@ -4,10 +4,10 @@ import { get } from "./api.js";
 import { h, number, plural, replace } from "./dom.js";
 import * as links from "./links.js";
 import { observation, words } from "./trajectory.js";
-import { outcome, stepText, stopText } from "./rows.js";
+import { metadataText, outcome, stepText, stopText } from "./rows.js";
 
 export function sidesView(run, { group, addresses, query }) {
-  let sides = [], generation = null, isTold = false;
+  let sides = [], generation = null, isCut = false;
   let reference = query.get("ref"), only = query.get("only") ?? "";
   const box = h("div");
   const title = group ? "group" : "side by side";
@@ -18,52 +18,60 @@ export function sidesView(run, { group, addresses, query }) {
   async function read(signal) {
     const answer = await get("sides", group ? { run, group } : { run, address: addresses }, signal);
     ({ sides, generation } = answer);
-    isTold = answer.total > sides.length;
+    isCut = answer.total > sides.length;
     draw();
   }
 
   function draw() {
     const first = sides.find((side) => side.row.address === reference) ?? sides[0];
     const all = [first, ...sides.filter((side) => side !== first)];
-    const parted = all.map((side) => partingTurn(first, side));
-    const kinds = distinct(all);
-    const shown = all.map((side, index) => ({ side, parting: parted[index], twin: kinds.twin[index] }))
-      .filter(({ twin, side }) => only !== "distinct" || twin === null || side === first);
-    const rows = Math.max(0, ...shown.map(({ side }) => side.turns.length));
-    const solved = sides.filter((side) => side.row.success).length;
-    const row = first.row;
+    const courses = only === "all" ? all.map((side) => [side]) : byCourse(all);
+    const columns = courses.map((members) => ({ side: members[0], members, parting: partingTurn(first, members[0]) }));
+    const rows = Math.max(0, ...columns.map(({ side }) => side.turns.length));
+    const { row } = first;
     const items = new Set(sides.map((side) => side.row.item));
+    const different = byCourse(all).length;
     replace(box,
       h("header", { class: "page-head" },
-        h("h1", {}, items.size === 1 ? row.item : `${items.size} items`, h("span", { class: "sample" }, group ? ` ${stepText(row)}` : "")),
+        h("h1", {}, items.size === 1 ? row.item : `${items.size} items`, group && h("span", { class: "sample" }, ` ${stepText(row)}`)),
         h("p", { class: "line" },
-          h("span", {}, `${solved} of ${sides.length} solved`),
-          h("span", {}, kinds.total === 1 ? "all did the same" : `${kinds.total} different courses`),
-          isTold && h("span", {}, `the first ${sides.length} are shown`),
+          items.size === 1 && metadataText(row.metadata).map((text) => h("span", { class: "tag" }, text.slice(0, 120))),
+          h("span", {}, `${sides.filter((side) => side.row.success).length} of ${sides.length} solved`),
+          h("span", { title: "Actions and observations are compared; thoughts may differ." },
+            different === 1 ? "all acted alike" : `${different} distinct sequences of actions`),
+          isCut && h("span", {}, `the first ${sides.length} are shown`),
           items.size === 1 && h("a", { href: links.toItem(run, row.item) }, "this item over the training")),
-        h("div", { class: "tools" }, h("div", { class: "shown", role: "group", "aria-label": "What is shown" },
-          [["", "all"], ["distinct", "each course once"]].map(([key, text]) =>
-            h("button", { type: "button", "aria-pressed": String(only === key), onclick: () => { only = key; history.replaceState(null, "", here()); draw(); } }, text))))),
+        different < sides.length && h("div", { class: "tools" }, h("div", { class: "shown", role: "group", "aria-label": "What is shown" },
+          [["", "distinct"], ["all", "all samples"]].map(([key, text]) =>
+            h("button", { type: "button", "aria-pressed": String(only === key), onclick: () => setOnly(key) }, text))))),
       items.size === 1 && first.prompt.text && h("details", { class: "opening" }, h("summary", {}, `Prompt, ${plural(first.prompt.tokens, "token")}`),
         h("pre", { class: "text prompt" }, first.prompt.text)),
       h("div", { class: "sides-scroll", tabindex: 0, role: "region", "aria-label": "Trajectories side by side" },
-        h("div", { class: "sides", style: { "grid-template-columns": `2.2em repeat(${shown.length}, minmax(min(82vw, 300px), 1fr))` } },
+        h("div", { class: "sides", style: { "grid-template-columns": `2.2em repeat(${columns.length}, minmax(min(82vw, 290px), 1fr))` } },
           h("div", { class: "corner" }),
-          shown.map(({ side, parting, twin }) => heading(side, { parting, twin, isFirst: side === first })),
+          columns.map((column) => heading(column, { isFirst: column.side === first })),
           Array.from({ length: rows }, (_, turn) => [
             h("div", { class: "side-number" }, turn + 1),
-            shown.map(({ side, parting }) => cell(side, turn, { parting, isFirst: side === first })),
+            columns.map(({ side, parting }) => cell(side, turn, { parting, isFirst: side === first })),
           ]))));
   }
 
-  function heading(side, { parting, twin, isFirst }) {
+  function setOnly(next) {
+    only = next;
+    history.replaceState(null, "", here());
+    draw();
+  }
+
+  function heading({ side, members, parting }, { isFirst }) {
     const { row } = side;
     return h("div", { class: "side-head" },
-      h("p", {}, h("a", { href: links.toTrajectory(run, row.address) }, group ? `sample ${row.sample}` : `${stepText(row)}, sample ${row.sample}`), " ", outcome(row)),
+      h("p", {}, members.map(({ row: member }, index) => [
+        index ? ", " : group ? "sample " : "",
+        h("a", { href: links.toTrajectory(run, member.address) }, group ? member.sample : `${stepText(member)}, sample ${member.sample}`)]),
+        " ", outcome(row)),
       h("p", { class: "fine" }, `reward ${number(row.reward)}, ${plural(row.turns, "turn")}, ${stopText(row.stop)}`),
-      h("p", { class: "fine" }, isFirst ? h("strong", {}, "compared with")
-        : [parting === null ? "the same course" : `parts at turn ${parting + 1}`,
-          twin !== null && parting !== null && `, like sample ${twin}`, " · ",
+      h("p", { class: "fine" }, isFirst ? h("strong", {}, "the others are compared with this")
+        : [parting === null ? "acts alike" : `parts at turn ${parting + 1}`, " · ",
           h("button", { type: "button", class: "plain-button", onclick: () => { reference = row.address; history.replaceState(null, "", here()); draw(); } }, "compare with this")]));
   }
 
@@ -103,7 +111,7 @@ export function sidesView(run, { group, addresses, query }) {
     keys: [
       [["j", "ArrowDown"], "down", () => scrollBy({ top: 200 })],
       [["k", "ArrowUp"], "up", () => scrollBy({ top: -200 })],
-      [["s"], "all, or each course once", () => { only = only ? "" : "distinct"; history.replaceState(null, "", here()); draw(); }],
+      [["s"], "distinct ones, or all samples", () => setOnly(only ? "" : "all")],
       [["i"], "this item over the training", () => { location.hash = links.toItem(run, sides[0].row.item); }],
     ],
   };
@@ -122,13 +130,12 @@ export function partingTurn(first, side) {
   return null;
 }
 
-function distinct(sides) {
-  const seen = new Map();
-  const twin = sides.map((side) => {
-    const course = side.turns.map(act).join("\n");
-    const known = seen.get(course);
-    if (known === undefined) seen.set(course, side.row.sample);
-    return known ?? null;
-  });
-  return { twin, total: seen.size };
+// The trajectories that took the same course to the same end, together; in the order of their first.
+function byCourse(sides) {
+  const courses = new Map();
+  for (const side of sides) {
+    const course = JSON.stringify([side.row.item, side.row.stop, side.row.success, ...side.turns.map(act)]);
+    courses.set(course, [...(courses.get(course) ?? []), side]);
+  }
+  return [...courses.values()];
 }

@@ -31,7 +31,7 @@ const visible = (text) => (text === "" ? "·" : text.replace(/\n/g, "↵\n"));
 
 export function legend(show) {
   if (show === "logprob") {
-    return h("p", { class: "legend" }, "probability of the token at the training temperature: ",
+    return h("p", { class: "legend" }, "probability of the token where it was sampled: ",
       ["50% or more", "10–50%", "1–10%", "below 1%"].map((text, index) => h("span", { class: `token level-${index}` }, text)),
       h("span", { class: "token unsampled" }, "not sampled"));
   }

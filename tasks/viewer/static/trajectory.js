@@ -6,7 +6,12 @@ import * as links from "./links.js";
 import { dot, metadataText, outcome, stepText, stopText, versionText } from "./rows.js";
 import { tokenText, legend } from "./tokens.js";
 
-const SHOWN = [["", "thought and action"], ["sampled", "as sampled"], ["logprob", "tokens: log-prob"], ["owner", "tokens: who wrote them"]];
+const SHOWN = [
+  ["", "text", "Thought, action and observation of each turn"],
+  ["sampled", "as sampled", "The policy's text before it was parsed"],
+  ["logprob", "log-prob", "Tokens, colored by the probability with which they were sampled"],
+  ["owner", "mask", "Tokens, colored by who wrote them, and so which of them are trained on"],
+];
 
 export function trajectoryView(run, { address, query }) {
   const list = { q: query.get("q") ?? "", sort: query.get("sort") ?? "" };
@@ -122,8 +127,8 @@ export function trajectoryView(run, { address, query }) {
           h("span", {}, `${count(row.tokens)} tokens`), h("span", { title: "stop reason" }, stopText(row.stop))),
         row.error && h("p", { class: "problem" }, `dropped after ${plural(facts.attempts, "attempt")}: ${row.error}`),
         h("div", { class: "tools" },
-          h("div", { class: "shown", role: "group", "aria-label": "What is shown of a turn" }, SHOWN.map(([key, text]) =>
-            h("button", { type: "button", "data-show": key, "aria-pressed": String(key === show), onclick: () => setShow(key) }, text))),
+          h("div", { class: "shown", role: "group", "aria-label": "What is shown of a turn" }, SHOWN.map(([key, text, title]) =>
+            h("button", { type: "button", title, "data-show": key, "aria-pressed": String(key === show), onclick: () => setShow(key) }, text))),
           placeBox),
         legendBox),
       h("div", { class: "reading" },
@@ -174,7 +179,7 @@ export function trajectoryView(run, { address, query }) {
       [["ArrowLeft", "h"], "previous trajectory of the list", () => follow(place?.before)],
       [["]"], "next sample of the group", () => sibling(1)],
       [["["], "previous sample of the group", () => sibling(-1)],
-      [["s"], "what is shown: text, as sampled, tokens", () =>
+      [["s"], "show text, as sampled, log-prob, mask", () =>
         setShow(SHOWN[(SHOWN.findIndex(([key]) => key === show) + 1) % SHOWN.length][0])],
       [["g"], "the group side by side", () => { location.hash = links.toGroup(run, address); }],
       [["i"], "this item over the training", () => { location.hash = links.toItem(run, facts.row.item); }],
