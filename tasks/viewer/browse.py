@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.viewer.lines import TOOL_CALLS
 from tasks.viewer.query import InvalidQuery, compile_query, known_keys
 
 FROM = "trajectories t JOIN files f ON f.id = t.file JOIN items i ON i.id = t.item"
@@ -158,8 +159,8 @@ def list_groups(
     )
     total = connection.execute(f"SELECT count(*) FROM ({grouped})", where.values).fetchone()[0]
     select = (
-        f"SELECT key || ':' || line, step, phase, item, metadata, l.json, samples, successes, reward, spread, "
-        f"turns FROM ({grouped}) g JOIN facts l ON l.id = g.labels "
+        f"SELECT key || ':' || line, step, phase, item, metadata, l.json, samples, successes, reward, "
+        f"spread, turns FROM ({grouped}) g JOIN facts l ON l.id = g.labels "
         f"ORDER BY {_order(sort, GROUP_SORTS)}step IS NULL, step, key, line LIMIT ? OFFSET ?"
     )
     names = list(GroupRow.__dataclass_fields__)
@@ -177,7 +178,8 @@ def siblings(connection: sqlite3.Connection, address: str) -> list[Row]:
     found = _find(connection, address)
     select = (
         "SELECT s.id FROM trajectories t JOIN trajectories s "
-        "ON s.file = t.file AND s.item = t.item AND s.labels = t.labels WHERE t.id = ? ORDER BY s.sample, s.line"
+        "ON s.file = t.file AND s.item = t.item AND s.labels = t.labels WHERE t.id = ? "
+        "ORDER BY s.sample, s.line"
     )
     return _rows(connection, [row[0] for row in connection.execute(select, (found,))])
 
@@ -194,23 +196,23 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
     connection.execute("DROP TABLE IF EXISTS temp.selected")
     connection.execute("PRAGMA query_only = 0")
     connection.execute(
-        "CREATE TEMP TABLE selected AS SELECT t.success, t.stop, t.error, t.item, t.labels, t.metrics, t.file, "
-        f"t.digest FROM {FROM} WHERE {where.sql}",
+        "CREATE TEMP TABLE selected AS SELECT t.success, t.stop, t.error, t.item, t.labels, t.metrics, "
+        f"t.file, t.digest FROM {FROM} WHERE {where.sql}",
         where.values,
     )
     connection.execute("PRAGMA query_only = 1")
     names = known_keys(connection)
     selects = {
-        "success": "SELECT CASE success WHEN 1 THEN 'true' ELSE 'false' END, count(*), sum(success) FROM selected "
-        "GROUP BY 1",
+        "success": "SELECT CASE success WHEN 1 THEN 'true' ELSE 'false' END, count(*), sum(success) "
+        "FROM selected GROUP BY 1",
         "stop": "SELECT stop, count(*), sum(success) FROM selected GROUP BY 1",
         "phase": _by("file", "files", "id", "phase"),
         "env": _by("item", "items", "id", "env"),
         "part": _by("item", "items", "id", "part"),
         "label": "SELECT label, count(*), sum(success) FROM selected JOIN annotations USING (digest) "
         "WHERE label != '' GROUP BY 1",
-        "error": "SELECT substr(error, 1, instr(error || ':', ':') - 1), count(*), sum(success) FROM selected "
-        "WHERE error IS NOT NULL GROUP BY 1",
+        "error": "SELECT substr(error, 1, instr(error || ':', ':') - 1), count(*), sum(success) "
+        "FROM selected WHERE error IS NOT NULL GROUP BY 1",
     }
     result = [Facet(key=key, values=_values(connection.execute(select))) for key, select in selects.items()]
     result += _fact_facets(connection, "item", "items", "metadata", names["metadata"])
@@ -221,7 +223,10 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
 
 def find_location(connection: sqlite3.Connection, address: str) -> Location | None:
     """Where the trajectory `address` lies; None if there is none."""
-    select = "SELECT f.path, t.start, t.length, t.digest FROM trajectories t JOIN files f ON f.id = t.file WHERE t.id = ?"
+    select = (
+        "SELECT f.path, t.start, t.length, t.digest FROM trajectories t JOIN files f ON f.id = t.file "
+        "WHERE t.id = ?"
+    )
     row = connection.execute(select, (_find(connection, address),)).fetchone()
     return row and Location(path=row[0], start=row[1], length=row[2], digest=row[3])
 
@@ -341,11 +346,11 @@ def _fact_facets(
 def _tools(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
     counts = "SELECT metrics AS id, count(*) AS count, sum(success) AS successes FROM selected GROUP BY 1"
     select = (
-        f"SELECT substr(e.key, 12), sum(s.count), sum(s.successes) FROM ({counts}) s JOIN facts x USING (id), "
-        f"json_each(x.json) e WHERE e.key LIKE 'tool\\_calls/%' ESCAPE '\\' AND e.value > 0 GROUP BY 1 "
-        f"LIMIT {MAX_VALUES + 1}"
+        f"SELECT substr(e.key, {len(TOOL_CALLS) + 1}), sum(s.count), sum(s.successes) FROM ({counts}) s "
+        "JOIN facts x USING (id), json_each(x.json) e "
+        f"WHERE substr(e.key, 1, {len(TOOL_CALLS)}) = ? AND e.value > 0 GROUP BY 1 LIMIT {MAX_VALUES + 1}"
     )
-    return _values(connection.execute(select))
+    return _values(connection.execute(select, (TOOL_CALLS,)))
 
 
 def _is_telling(facet: Facet) -> bool:

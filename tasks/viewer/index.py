@@ -124,7 +124,8 @@ class RunIndex:
                     )
         except (OSError, sqlite3.OperationalError) as error:
             raise ConfigError(
-                f"no index can be written to {self.file.parent} ({error}); name another folder by XDG_CACHE_HOME"
+                f"no index can be written to {self.file.parent} ({error}); "
+                "name another folder by XDG_CACHE_HOME"
             ) from None
 
     def _is_usable(self) -> bool:
@@ -237,7 +238,7 @@ class _Update:
         return file_id, 0, 0
 
     def _is_prefix(self, file_id: int, *, consumed: int, stream: BinaryIO) -> bool:
-        """Whether the file still begins with what was indexed, as far as `CHECKED_LINES` of its lines tell."""
+        """Whether the file still begins with what was indexed, as `CHECKED_LINES` of its lines tell."""
         if os.fstat(stream.fileno()).st_size < consumed:
             return False
         count = self._execute("SELECT count(*) FROM trajectories WHERE file = ?", (file_id,)).fetchone()[0]

@@ -16,8 +16,8 @@ from tasks.viewer.folders import RunFolder
 from tasks.viewer.lines import parse_json
 
 SERIES = (
-    "step", "episodes", "dropped", "reward", "success", "turns", "tokens_per_turn", "horizon", "entropy", "kl",
-    "informative_groups", "parse_failures", "repetition", "policy_version", "staleness", "temperature",
+    "step", "episodes", "dropped", "reward", "success", "turns", "tokens_per_turn", "horizon", "entropy",
+    "kl", "informative_groups", "parse_failures", "repetition", "policy_version", "staleness", "temperature",
     "seconds", "rollout_probs_diff_mean", "rollout_probs_diff_max",
 )  # fmt: skip
 """The columns of `train/metrics.jsonl` that the page shows; those that a run does not have are left out."""

@@ -5,8 +5,8 @@
 A condition is `key:value`, `key:a,b` (any of them), `key:low..high` (both included, either may be missing),
 `key>value` (also `>=`, `<`, `<=`), or a text. `-` before a condition negates it. Values and texts with spaces
 are quoted. A text occurs in what the policy wrote, in an observation, in the prompt, in an annotation's note,
-or in the item's id; `said:`, `observation:` and `prompt:` search one of these. A text is words in their order,
-without regard to case and punctuation; `*` at its end continues the last word.
+or in the item's id; `said:`, `observation:` and `prompt:` search one of these. A text is words in their
+order, without regard to case and punctuation; `*` at its end continues the last word.
 
 `parse_query` knows the form, `compile_query` the keys: those of `KEYS`, and the metadata, labels and metrics
 that a run's trajectories have.
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.errors import ConfigError
+from tasks.viewer.lines import TOOL_CALLS
 
 MAX_CONDITIONS = 50
 KEYS: Mapping[str, str] = {
@@ -218,7 +219,7 @@ def _error(value: str) -> Where:
 
 
 def _tool(value: str) -> Where:
-    return _among("t.metrics", "facts", "json", "e.key = ? AND e.value > 0", (f"tool_calls/{value}",))
+    return _among("t.metrics", "facts", "json", "e.key = ? AND e.value > 0", (f"{TOOL_CALLS}{value}",))
 
 
 def _label(value: str) -> Where:

@@ -19,7 +19,8 @@ from tasks.viewer.index import Decode
 from tasks.viewer.lines import digest_of, parse_json
 
 NOT_RECORDED = {
-    "entropy": "the entropy of each token's distribution: training records its mean over a step (metrics.jsonl)",
+    "entropy": "the entropy of each token's distribution: training records its mean over a step "
+    "(metrics.jsonl)",
     "trainer_logprob": "the trainer's log-probs, and so the difference from the sampler's: training records "
     "their mean and maximum over a step, where it computes them",
     "advantage": "the credit (advantage) of a turn or a token: it is computed in the update and not kept",
@@ -71,10 +72,10 @@ def read_tokens(
 ) -> dict[str, Any]:
     """The tokens of turn `number` (from 0; -1 is the prompt): id, text, who wrote it, log-prob.
 
-    `owner` is `policy` for sampled tokens, which the loss mask selects, and for others `prompt`, `environment`
-    (the environment's and the tools' words), `template` (the chat template's own tokens), or `context` where
-    the file does not tell the last two apart. Columns are lists of one length; `text` is None without a
-    tokenizer, and `logprob` None where nothing was sampled.
+    `owner` is `policy` for sampled tokens, which the loss mask selects. Others are of the `prompt`, of the
+    `environment` (its words and the tools'), of the `template` (the chat template's own tokens), or of the
+    `context` where the file does not tell the last two apart. Columns are lists of one length; `text` is None
+    without a tokenizer, and `logprob` None where nothing was sampled.
     """
     if number < 0:
         return _token_columns([_unsampled(values.get("prompt_ids"), owner="prompt")], split=split)
