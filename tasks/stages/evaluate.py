@@ -25,6 +25,7 @@ from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import summarise, write_trajectories
+from tasks.evaluation.outcomes import OUTCOMES, successes_of
 from tasks.evaluation.pass_at_k import pass_rates
 from tasks.interrupts import interrupts_blocked
 from tasks.progress import SILENT, Progress
@@ -39,12 +40,13 @@ POLL_S = 0.5
 
 
 def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:
-    """Write `evaluation.json` and `evaluation_trajectories.jsonl`.
+    """Write `evaluation.json`, `evaluation_outcomes.json` and `evaluation_trajectories.jsonl`.
 
     The first holds `{"before" | "after": {"sampled" | "greedy": <tasks.data.trajectories.summarise>}}`, with
-    pass@k and pass^k of the sampled episodes as `pass_at_<k>` and `pass_hat_<k>`. The second holds the first
-    trajectory of every item, policy and mode, whose `labels` name policy and mode. Policy versions are
-    training steps: 0 before, the last one after. Raises `ConfigError` for a missing policy.
+    pass@k and pass^k of the sampled episodes as `pass_at_<k>` and `pass_hat_<k>`; the second, instead of a
+    summary, `{<item>: [<success of each sample>]}`. The third holds the first trajectory of every item,
+    policy and mode, which its `labels` name. Policy versions are training steps: 0 before, the last one
+    after. Raises `ConfigError` for a missing policy.
     """
     items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
     start = workspace / "warmup" if pipeline.warmup else pipeline.model
@@ -67,10 +69,13 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
         else:
             _count_in(counts)
             results = [work(policy) for policy in policies]
-    summaries = {policy.name: summary for policy, (summary, _) in zip(policies, results, strict=True)}
+    named_results = {policy.name: result for policy, result in zip(policies, results, strict=True)}
     write_trajectories(
-        workspace / "evaluation_trajectories.jsonl", [t for _, examples in results for t in examples]
+        workspace / "evaluation_trajectories.jsonl", [t for result in results for t in result.examples]
     )
+    outcomes = {name: result.successes for name, result in named_results.items()}
+    write_atomically(workspace / OUTCOMES, json.dumps(outcomes) + "\n")
+    summaries = {name: result.summaries for name, result in named_results.items()}
     write_atomically(workspace / "evaluation.json", json.dumps(summaries, indent=2) + "\n")
 
 
@@ -112,8 +117,13 @@ def _report_episodes(counts: Sequence[int], total: int, progress: Progress) -> I
         thread.join()
 
 
-_Evaluation = tuple[dict[str, dict[str, float]], list[Trajectory]]
-"""Results of one policy: summaries by mode, and the trajectories to write."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evaluation:
+    """Results of one policy, by mode, and the trajectories to write."""
+
+    summaries: dict[str, dict[str, float]]
+    successes: dict[str, dict[str, list[bool]]]
+    examples: list[Trajectory]
 
 
 def _in_parallel(
@@ -171,8 +181,7 @@ def _receive(receiving: Connection) -> _Evaluation:
 
 def _evaluate_policy(pipeline: Pipeline, items: Sequence[Item], policy: _Policy) -> _Evaluation:
     settings, turns = pipeline.evaluate, evaluation_turns(pipeline)
-    summaries: dict[str, dict[str, float]] = {}
-    examples: list[Trajectory] = []
+    results = _Evaluation(summaries={}, successes={}, examples=[])
 
     def count(_: Trajectory) -> None:
         _counts[policy.index] += 1
@@ -182,11 +191,12 @@ def _evaluate_policy(pipeline: Pipeline, items: Sequence[Item], policy: _Policy)
             num_samples = settings.samples_per_item if mode == "sampled" else 1
             spec = RolloutSpec(name=mode, max_turns=turns, num_samples=num_samples, temperature=temperature)
             groups = run(items, spec)
-            summaries[mode] = summarise([t for group in groups for t in group]) | pass_rates(groups)
-            examples += [
+            results.summaries[mode] = summarise([t for group in groups for t in group]) | pass_rates(groups)
+            results.successes[mode] = successes_of(groups)
+            results.examples.extend(
                 _label(group[0], policy=policy.name, mode=mode, version=policy.version) for group in groups
-            ]
-    return summaries, examples
+            )
+    return results
 
 
 def _label(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> Trajectory:

@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from envs.redaction import redact
 from tasks.config.parameters import flat
@@ -48,22 +49,47 @@ def log_params(client: "MlflowClient", run_id: str, params: Iterable[tuple[str, 
         client.log_batch(run_id, params=all_params[start : start + MAX_PARAMS])
 
 
-def log_datasets(client: "MlflowClient", run_id: str, *, folder: Path, envs: Sequence[str]) -> None:
-    """Record the item files of `folder` as inputs of the run, with their MD5 as in `dvc.lock`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemFile:
+    """A file of items as a data set of MLflow."""
+
+    name: str
+    """Environments and split: runs on the same items name it the same."""
+    digest: str
+    """MD5 of the file, as in `dvc.lock`."""
+    items: int
+    context: Literal["training", "evaluation"]
+    path: Path
+
+    @classmethod
+    def read(cls, path: Path, *, envs: Sequence[str]) -> "ItemFile":
+        """Read `data/train.jsonl` or `data/test.jsonl`."""
+        lines = path.read_bytes()
+        return cls(
+            name=f"{' + '.join(envs)} {path.stem}",
+            digest=hashlib.md5(lines, usedforsecurity=False).hexdigest(),
+            items=lines.count(b"\n"),
+            context="training" if path.stem == "train" else "evaluation",
+            path=path,
+        )
+
+
+def log_item_files(client: "MlflowClient", run_id: str, files: Iterable[ItemFile]) -> None:
+    """Record `files` as inputs of the run."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    inputs = []
-    for name, context in (("train.jsonl", "training"), ("test.jsonl", "evaluation")):
-        file = folder / name
-        if file.exists():
-            lines = file.read_bytes()
-            dataset = Dataset(
-                name=f"{' + '.join(envs)} {file.stem}",
-                digest=hashlib.md5(lines, usedforsecurity=False).hexdigest(),
+    inputs = [
+        DatasetInput(
+            Dataset(
+                name=file.name,
+                digest=file.digest,
                 source_type="local",
-                source=json.dumps({"uri": str(file)}),
-                profile=json.dumps({"num_rows": lines.count(b"\n")}),
-            )
-            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
+                source=json.dumps({"uri": str(file.path)}),
+                profile=json.dumps({"num_rows": file.items}),
+            ),
+            [InputTag("mlflow.data.context", file.context)],
+        )
+        for file in files
+    ]
     if inputs:
         client.log_inputs(run_id, inputs)

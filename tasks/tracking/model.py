@@ -1,17 +1,27 @@
-"""The trained policy in MLflow's model registry: one version per run, with its scores and sources."""
+"""The trained policy in MLflow's model registry: one version per run, with its scores and sources, and the
+aliases of the best version and of the newest that is not better."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+
+from tasks.evaluation.outcomes import OUTCOMES, Successes, compare_successes, read_outcomes
+from tasks.reporting.paired import PairedTest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-BEST = "champion"
-"""Alias of the most successful of the comparable versions: `models:/<name>@champion`."""
+CHAMPION = "champion"
+"""Alias of the version that beat the champion before it in a paired test: `models:/<name>@champion`."""
+CHALLENGER = "challenger"
+"""Alias of the newest version that has not beaten the champion."""
 COMPARABLE = ("md5.data/test.jsonl", "evaluate.max_turns", "evaluate.temperature")
 """Two versions are comparable if these tags are equal: the same items, limits and temperature."""
+MAX_P_VALUE = 0.05
+BEFORE = "the policy before training"
+"""What the first version is tested against."""
 
 
 def register(
@@ -19,38 +29,83 @@ def register(
     run_id: str,
     *,
     name: str,
-    policy: Path,
+    model_id: str,
     tags: Mapping[str, str],
     description: str,
+    outcomes: Path,
 ) -> None:
-    """Store the policy's folder and make it the newest version of the registered model `name`.
+    """Make the logged model `model_id` the newest version of the registered model `name`, and promote it if
+    it is better. A run gets one version at most.
 
     The folder is in Hugging Face format and loads from what
-    `mlflow.artifacts.download_artifacts("models:/<name>/<version>")` returns. A run gets one version at most.
+    `mlflow.artifacts.download_artifacts("models:/<name>/<version>")` returns. `outcomes`: of the run's
+    evaluation, `evaluation_outcomes.json`, which is also an artifact of the run.
     """
-    if client.search_model_versions(f"run_id = '{run_id}'"):
-        return
     if not client.search_registered_models(f"name = '{name}'"):
-        about = f"Policies that `wingspan run {name}` has trained. `{BEST}` is the best on the test split."
+        about = (
+            f"Policies that `wingspan run {name}` has trained. `{CHAMPION}` is the best on the test split."
+        )
         client.create_registered_model(name, description=about)
-    client.log_artifacts(run_id, str(policy), "policy")
-    version = client.create_model_version(
-        name,
-        source=f"runs:/{run_id}/policy",
-        run_id=run_id,
-        tags=dict(tags),
-        description=description,
+    versions = client.search_model_versions(f"run_id = '{run_id}'")
+    version = (
+        versions[0]
+        if versions
+        else client.create_model_version(
+            name,
+            source=f"models:/{model_id}",
+            run_id=run_id,
+            tags=dict(tags),
+            description=description,
+            model_id=model_id,
+        )
     )
-    if _is_best(client, version):
-        client.set_registered_model_alias(name, BEST, version.version)
+    if not client.get_model_version(name, version.version).aliases:  # the last thing that a version gets
+        _promote(client, version, outcomes=outcomes)
 
 
-def _is_best(client: "MlflowClient", version: "ModelVersion") -> bool:
-    """Whether `version` takes the alias; a version that is not comparable does not."""
-    model = client.get_registered_model(version.name)
-    if BEST not in model.aliases:
-        return True
-    best = client.get_model_version(version.name, model.aliases[BEST])
-    if any(best.tags.get(key) != version.tags.get(key) for key in COMPARABLE):
-        return False
-    return float(version.tags.get("success", 0)) > float(best.tags.get("success", 0))
+def is_better(test: PairedTest) -> bool:
+    """Whether the second series of `test` is better than the first beyond chance: p < .05, and the 95%
+    interval of the difference is above 0."""
+    return test.mean > 0 and test.low > 0 and test.p_value < MAX_P_VALUE
+
+
+def _promote(client: "MlflowClient", version: "ModelVersion", *, outcomes: Path) -> None:
+    """Test `version` against the champion, or without one against the policy before training, and set its
+    alias; tags of the version say what the test found."""
+    evaluation = read_outcomes(outcomes)
+    champion = client.get_registered_model(version.name).aliases.get(CHAMPION)
+    opponent = BEFORE
+    first: Successes | None = evaluation["before"]["sampled"]
+    if champion is not None:
+        opponent, first = f"version {champion}", _successes(client, version, champion=champion)
+    test = None if first is None else compare_successes(first, evaluation["after"]["sampled"])
+    if test is None:
+        tags = {"test.against": f"{opponent}, which is not comparable"}
+    else:
+        tags = {
+            "test.against": opponent,
+            "test.difference": f"{test.mean:+.4f}",
+            "test.interval": f"{test.low:+.4f} to {test.high:+.4f}",
+            "test.p_value": f"{test.p_value:.2g}",
+            "test.items": str(test.items),
+        }
+    for key, value in tags.items():
+        client.set_model_version_tag(version.name, version.version, key, value)
+    is_champion = test is not None and is_better(test)
+    if is_champion:
+        client.delete_registered_model_alias(version.name, CHALLENGER)  # of the champion before, if any
+    alias = CHAMPION if is_champion else CHALLENGER
+    client.set_registered_model_alias(version.name, alias, version.version)
+
+
+def _successes(client: "MlflowClient", version: "ModelVersion", *, champion: str) -> Successes | None:
+    """Those of the version `champion`; None if it is not comparable with `version`."""
+    best = client.get_model_version(version.name, champion)
+    if best.run_id is None or any(best.tags.get(key) != version.tags.get(key) for key in COMPARABLE):
+        return None
+    if not any(file.path == OUTCOMES for file in client.list_artifacts(best.run_id)):
+        return None  # recorded before outcomes were
+    with TemporaryDirectory() as folder:
+        return read_outcomes(Path(client.download_artifacts(best.run_id, OUTCOMES, folder)))["after"][
+            "sampled"
+        ]

@@ -28,8 +28,10 @@ from envs.redaction import redact, register_url
 from tasks.config.parameters import flat
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
+from tasks.evaluation.outcomes import OUTCOMES
 from tasks.tracking import facts, recorded_runs
-from tasks.tracking.batches import log_datasets, log_metrics, log_params, metrics_of
+from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
+from tasks.tracking.logged_models import kept_policies, log_policies, written_ms
 from tasks.tracking.model import register
 from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric, without_password
 from tasks.tracking.store import check_store
@@ -217,7 +219,7 @@ class Tracker:
         client.log_batch(run_id, tags=[RunTag(key, redact(value)) for key, value in tags.items()])
 
     def _write_training(self, client: "MlflowClient", run_id: str) -> None:
-        log_datasets(client, run_id, folder=self._workspace / "data", envs=self._pipeline.data.envs)
+        log_item_files(client, run_id, self._item_files())
         parent = client.get_run(run_id)
         steps = _read_steps(self._workspace / "train" / "metrics.jsonl")
         self._write_alerts(client, run_id)
@@ -230,7 +232,7 @@ class Tracker:
             if result["last_step"] > last_final_step:
                 continue
             number, first, last = result["index"] + 1, result["first_step"], result["last_step"]
-            at_ms = file.stat().st_mtime_ns // 1_000_000
+            at_ms = written_ms(file)
             began_ms = at_ms - round(1000 * result["seconds"])
             child = children.get(number) or _begin_child(client, parent, number=number, began_ms=began_ms)
             if child.info.status == "FINISHED":
@@ -284,14 +286,15 @@ class Tracker:
         evaluation = json.loads((workspace / "evaluation.json").read_text())
         last = self._pipeline.train.steps
         timing = json.loads((workspace / "timing.json").read_text())
-        at_ms = (workspace / "evaluation.json").stat().st_mtime_ns // 1_000_000
+        at_ms = written_ms(workspace / "evaluation.json")
         series = metrics_of(timing, step=last, at_ms=at_ms, name=lambda key: metric_key(f"time/{key}"))
         for policy, step in (("before", 0), ("after", last)):
             for mode, summary in evaluation[policy].items():
                 name = partial(summary_metric, group=f"eval/{mode}")
                 series += metrics_of(summary, step=step, at_ms=at_ms, name=name)
         log_metrics(client, run_id, series)
-        client.log_artifact(run_id, str(workspace / "evaluation.json"))
+        for file_name in ("evaluation.json", OUTCOMES):
+            client.log_artifact(run_id, str(workspace / file_name))
         client.log_artifacts(run_id, str(workspace / "report"), "report")
         self._log_traces(client, run_id, evaluation_traces(workspace / "evaluation_trajectories.jsonl"))
         result = facts.result(evaluation)
@@ -300,15 +303,19 @@ class Tracker:
         artifact = run_page(experiment_id, run_id, tab="/artifacts/report/index.html")
         note = f"**{result}** [Report]({artifact})\n\n{self._description()}"
         client.set_tag(run_id, "mlflow.note.content", note)
+        tags = facts.version_tags(
+            self._pipeline, workspace=workspace, evaluation=evaluation, run_tags=self._tags
+        )
+        test = ItemFile.read(workspace / "data" / "test.jsonl", envs=self._pipeline.data.envs)
+        policies = kept_policies(self._pipeline, workspace, items=test.items)
         register(
             client,
             run_id,
             name=self._name,
-            policy=workspace / "policy",
-            tags=facts.version_tags(
-                self._pipeline, workspace=workspace, evaluation=evaluation, run_tags=self._tags
-            ),
+            model_id=log_policies(client, run_id, policies, test=test, tags={"pipeline": self._name}),
+            tags=tags,
             description=f"{result} [Run]({page})\n\n{self._description()}",
+            outcomes=workspace / OUTCOMES,
         )
         client.set_terminated(run_id, status="FINISHED")
         _write_record(workspace, pipeline=self._pipeline, run=client.get_run(run_id), is_finished=True)
@@ -318,6 +325,10 @@ class Tracker:
         start = self._pipeline.model
         folders = (self._workspace / "policy", self._workspace / "warmup", start)
         log_traces(client, run_id, traces, decode=decoder(*folders, special_tokens=False))
+
+    def _item_files(self) -> list[ItemFile]:
+        files = [self._workspace / "data" / f"{split}.jsonl" for split in ("train", "test")]
+        return [ItemFile.read(file, envs=self._pipeline.data.envs) for file in files if file.exists()]
 
     def _description(self) -> str:
         return facts.description(self._pipeline, name=self._name, workspace=self._workspace)

@@ -2,12 +2,15 @@
 
 import json
 import shutil
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import read_items, write_items
+from tasks.evaluation.outcomes import read_outcomes
 from tasks.progress import Progress
 from tasks.stages.evaluate import evaluate
 from tasks.stages.prepare import prepare
@@ -28,3 +31,12 @@ def test_every_episode_is_counted_as_it_ends(tmp_path: Path) -> None:
     assert [done for done, _ in calls] == sorted({done for done, _ in calls})
     evaluation = json.loads((tmp_path / "evaluation.json").read_text())
     assert {evaluation[policy]["sampled"]["episodes"] for policy in ("before", "after")} == {6}
+    outcomes = read_outcomes(tmp_path / "evaluation_outcomes.json")
+    items = [item.item_id for item in read_items(file)]
+    for policy in ("before", "after"):
+        for mode, samples in (("sampled", 2), ("greedy", 1)):
+            assert {item: len(row) for item, row in outcomes[policy][mode].items()} == dict.fromkeys(
+                items, samples
+            )
+            rate = fmean(chain.from_iterable(outcomes[policy][mode].values()))
+            assert rate == evaluation[policy][mode]["success"]

@@ -23,6 +23,7 @@ from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.watch import WatchSettings
 from tasks.data.trajectories import write_trajectories
+from tasks.evaluation.outcomes import OUTCOMES
 from tasks.evaluation.record import read_record
 from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
 from tasks.tracking.facts import round_params
@@ -72,7 +73,7 @@ def write_round(workspace: Path, index: int, *, steps: tuple[int, int]) -> None:
     file = workspace / "train" / "rounds" / f"{index:02}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     round_end = {"index": index, "first_step": steps[0], "last_step": steps[1], "seconds": 1.0}
-    file.write_text(json.dumps({**round_end, "evaluation": {"success": 0.5 + index / 10}}))
+    file.write_text(json.dumps({**round_end, "evaluation": {"success": 0.5 + index / 10, "episodes": 6}}))
     for step in steps:
         file = workspace / "train" / "trajectories" / f"step_{step:04d}.jsonl"
         # Two samples of each of three items, of which the first is traced.
@@ -110,10 +111,18 @@ def episode(index: int, *, sample_index: int = 0, **labels: str) -> Trajectory:
     )
 
 
-def write_results(workspace: Path, *, trajectories: int = 3, success: float = 0.75) -> None:
+def write_results(workspace: Path, *, trajectories: int = 3, solved: int = 6) -> None:
+    """Of 8 test items, 2 are solved before training, and the first `solved` after it."""
     before = {"sampled": {"success": 0.25, "success_depth_2": 0.125}, "greedy": {"success": 0.5}}
-    after = {"sampled": {"success": success, "episodes": 8}, "greedy": {"success": 0.5}}
-    workspace.mkdir(parents=True, exist_ok=True)
+    after = {"sampled": {"success": solved / 8, "episodes": 8}, "greedy": {"success": 0.5}}
+    data = workspace / "data" / "test.jsonl"
+    data.parent.mkdir(parents=True, exist_ok=True)
+    data.write_text("{}\n" * 8)
+    outcomes = {
+        policy: {"sampled": {f"textcraft_{item}": [item < count] for item in range(8)}}
+        for policy, count in (("before", 2), ("after", solved))
+    }
+    (workspace / OUTCOMES).write_text(json.dumps(outcomes))
     (workspace / "evaluation.json").write_text(json.dumps({"before": before, "after": after}))
     (workspace / "timing.json").write_text(json.dumps({"stages": {"train": 12.5}}))
     (workspace / "report").mkdir()
@@ -282,8 +291,6 @@ def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeli
     changes = changed_parameters(pipeline, default=default)
     assert changes["warmup.lr"] == (default.warmup and default.warmup.lr, 0.25)
     write_changes(workspace, name="eight", changed=changes)
-    (workspace / "data").mkdir()
-    (workspace / "data" / "test.jsonl").write_text("{}\n{}\n")
     with Tracker("eight", pipeline=pipeline, workspace=workspace) as tracker:
         tracker.tag({"git.commit": "abc"})
         write_round(workspace, 0, steps=(1, 2))
@@ -300,7 +307,7 @@ def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeli
     assert f"- `warmup.lr`: {default.warmup and default.warmup.lr} → 0.25" in note
     assert f"runs/{parent.info.run_id}/artifacts/report/index.html" in note
     (data,) = parent.inputs.dataset_inputs
-    assert data.dataset.digest == hashlib.md5(b"{}\n{}\n").hexdigest()
+    assert data.dataset.digest == hashlib.md5(b"{}\n" * 8).hexdigest()
     assert [(tag.key, tag.value) for tag in data.tags] == [("mlflow.data.context", "evaluation")]
     assert rounds[1].data.params == {
         "first_step": "1",
@@ -311,25 +318,88 @@ def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeli
 
 
 @pytest.mark.heavy
-def test_the_best_version_is_the_champion(workspace: Path, pipeline: Pipeline) -> None:
+def test_a_version_is_the_champion_if_a_paired_test_says_so(workspace: Path, pipeline: Pipeline) -> None:
+    """With d items that only one side solves, all on the same side, the exact p-value is 2 / 2^d."""
     import mlflow
 
     client = mlflow.MlflowClient()
-    for number, (success, items, best) in enumerate(
-        [(0.5, "a", 1), (0.25, "a", 1), (0.75, "a", 3), (1.0, "b", 3)], start=1
-    ):
+    before = "the policy before training"
+    tests = [  # solved of 8, items, champion and challenger after it, tested against, p-value
+        (6, "a", None, 1, before, "0.12"),
+        (8, "a", 2, None, before, "0.031"),
+        (3, "a", 2, 3, "version 2", "0.062"),
+        (2, "a", 2, 4, "version 2", "0.031"),
+        (8, "b", 2, 5, "version 2, which is not comparable", None),
+    ]
+    for number, (solved, items, champion, challenger, opponent, p_value) in enumerate(tests, start=1):
         folder = workspace / str(number)
         write_round(folder, 0, steps=(1, 2))
-        write_results(folder, success=success)
+        write_results(folder, solved=solved)
         with Tracker("nine", pipeline=pipeline, workspace=folder) as tracker:
             tracker.tag({"md5.data/test.jsonl": items, "git.commit": "abc"})
             tracker.finish()
         version = client.get_model_version("nine", str(number))
-        assert version.tags["success"] == f"{success:.4f}"
+        assert version.tags["success"] == f"{solved / 8:.4f}"
         assert version.tags["base_model"] == "models/textcraft-base"
         assert version.tags["git.commit"] == "abc"
-        assert "Success on the test split: 25.0% before" in (version.description or "")
-        assert int(client.get_model_version_by_alias("nine", "champion").version) == best
+        assert "Success on the test split: 25.0% before" in str(version.description)
+        assert (version.tags["test.against"], version.tags.get("test.p_value")) == (opponent, p_value)
+        aliases = {"champion": champion, "challenger": challenger}
+        assert client.get_registered_model("nine").aliases == {
+            alias: number for alias, number in aliases.items() if number is not None
+        }
+    best = client.get_model_version_by_alias("nine", "champion").tags
+    low, high = map(float, best["test.interval"].split(" to "))
+    assert low < float(best["test.difference"]) == 0.75 < high <= 1
+    assert best["test.items"] == "8"
+
+
+@pytest.mark.heavy
+def test_kept_policies_are_ranked_by_their_score_on_a_named_data_set(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    import mlflow
+
+    write_round(workspace, 0, steps=(1, 2))
+    write_round(workspace, 1, steps=(3, 4))
+    write_results(workspace)
+    (workspace / "train" / "best").mkdir()
+    (workspace / "train" / "best" / "config.json").write_text("{}")
+    with Tracker("ten", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.finish()
+    parent, _ = runs_of(workspace)
+    client = mlflow.MlflowClient()
+    digest = hashlib.md5(b"{}\n" * 8).hexdigest()
+
+    def ranking(metric: str, dataset: str) -> list[tuple[str, str]]:
+        models = client.search_logged_models(
+            [parent.info.experiment_id],
+            filter_string=f"source_run_id = '{parent.info.run_id}'",
+            order_by=[
+                {
+                    "field_name": f"metrics.{metric}",
+                    "ascending": False,
+                    "dataset_name": dataset,
+                    "dataset_digest": digest,
+                }
+            ],
+        )
+        return [
+            (model.tags["policy"], str(model.params["step"]))
+            for model in models
+            if (metric, dataset) in {(m.key, m.dataset_name) for m in model.metrics or []}
+        ]
+
+    data = f"{' + '.join(pipeline.data.envs)} test"
+    assert ranking("eval/sampled/success", data) == [("final", "5"), ("start", "0")]
+    assert ranking("eval/quick/success", f"{data}, 6 items") == [("best", "4")]
+    # The scores are the run's own, not recorded twice.
+    assert series(parent, "eval/sampled/success") == [(0, 0.25), (5, 0.75)]
+    assert series(parent, "eval/quick/success") == [(2, 0.5), (4, 0.6)]
+    (version,) = client.search_model_versions("name = 'ten'")
+    final = client.get_logged_model(str(version.source).removeprefix("models:/"))
+    assert (final.tags["policy"], final.status) == ("final", "READY")
+    assert {output.model_id for output in parent.outputs.model_outputs} >= {final.model_id}
 
 
 @pytest.mark.heavy

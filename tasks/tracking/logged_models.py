@@ -1,0 +1,174 @@
+"""The kept policies of a run as MLflow's logged models, with their scores on named data sets.
+
+The tab "Models" of the experiment is then a table of the policies of all runs, which MLflow sorts by a metric
+on a data set. A policy is the start of training, the best of the rounds, or the final one; only the final one
+is uploaded, the others are where their tag `path` says.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.config.pipelines import Pipeline
+from tasks.stages.train import BEST, RoundResult, find_best
+from tasks.tracking.batches import ItemFile, log_metrics, metrics_of
+from tasks.tracking.names import summary_metric
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+FINAL = "final"
+_RATES = re.compile(r"success.*|reward|turns|pass_.*")
+"""Keys of a summary that policies are compared by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Metrics of a policy on test items, as the run has them."""
+
+    group: str
+    """Prefix of the metrics, e.g. `eval/sampled`."""
+    summary: Mapping[str, Any]
+    items: int
+    """How many of the test split; fewer than all in a quick evaluation."""
+    step: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPolicy:
+    """A policy that a finished run has kept."""
+
+    name: str
+    """`start`, `best` or `final`."""
+    step: int
+    """Training steps that it has had."""
+    path: str
+    """Its folder, or its name on a hub."""
+    scores: Sequence[Score]
+
+
+def kept_policies(pipeline: Pipeline, workspace: Path, *, items: int) -> list[KeptPolicy]:
+    """The policies of the run in `workspace`, whose test split has `items`, in the order of their steps."""
+    last, train = pipeline.train.steps, workspace / "train"
+    best = find_best(train) if (train / BEST / "config.json").exists() else None
+    final_step = best.last_step if best and pipeline.train.final_policy == BEST else last
+    start = workspace / "warmup" if pipeline.warmup is not None else pipeline.model
+    file = workspace / "evaluation.json"
+    evaluation, at_ms = json.loads(file.read_text()), written_ms(file)
+
+    def full_scores(policy: str, *, step: int) -> list[Score]:
+        return [
+            Score(group=f"eval/{mode}", summary=summary, items=items, step=step, at_ms=at_ms)
+            for mode, summary in evaluation[policy].items()
+        ]
+
+    policies = [
+        KeptPolicy(name="start", step=0, path=str(start), scores=full_scores("before", step=0)),
+        KeptPolicy(
+            name=FINAL,
+            step=final_step,
+            path=str(workspace / "policy"),
+            scores=[*full_scores("after", step=last), *_quick_scores(train, step=final_step)],
+        ),
+    ]
+    if best is not None and best.last_step != final_step:
+        step, path = best.last_step, str(train / BEST)
+        policies.append(KeptPolicy(name=BEST, step=step, path=path, scores=_quick_scores(train, step=step)))
+    return sorted(policies, key=lambda policy: policy.step)
+
+
+def log_policies(
+    client: "MlflowClient",
+    run_id: str,
+    policies: Sequence[KeptPolicy],
+    *,
+    test: ItemFile,
+    tags: Mapping[str, str],
+) -> str:
+    """Record the `policies` that are not recorded yet, with scores on `test` and on parts of it.
+
+    Returns the id of the logged model of the final one.
+    """
+    run = client.get_run(run_id)
+    models = client.search_logged_models(
+        [run.info.experiment_id], filter_string=f"source_run_id = '{run_id}'"
+    )
+    existing_models = {model.tags.get("policy"): model for model in models}
+    model_ids = {}
+    for policy in policies:
+        model = existing_models.get(policy.name)
+        if model is not None and model.status != "READY":  # an earlier process was killed before its end
+            client.delete_logged_model(model.model_id)
+            model = None
+        model_ids[policy.name] = (
+            _log(client, run, policy, test=test, tags=tags) if model is None else model.model_id
+        )
+    return model_ids[FINAL]
+
+
+def written_ms(file: Path) -> int:
+    """When `file` was written, in milliseconds since the epoch."""
+    return file.stat().st_mtime_ns // 1_000_000
+
+
+def _quick_scores(train: Path, *, step: int) -> list[Score]:
+    """The quick evaluation of the round that ended with `step`, in the folder `train`."""
+    for file in (train / "rounds").glob("*.json"):
+        result = RoundResult(**json.loads(file.read_text()))
+        if result.last_step == step:
+            items = int(sum(result.evaluation.get(key, 0) for key in ("episodes", "dropped")))
+            score = Score(
+                group="eval/quick",
+                summary=result.evaluation,
+                items=items,
+                step=step,
+                at_ms=written_ms(file),
+            )
+            return [score]
+    return []
+
+
+def _log(
+    client: "MlflowClient", run: "Run", policy: KeptPolicy, *, test: ItemFile, tags: Mapping[str, str]
+) -> str:
+    """Returns the id of the new logged model."""
+    from mlflow.entities import LoggedModelOutput, Metric
+
+    name = re.sub(r"""[/:.%"']""", "-", run.info.run_name)  # characters that MLflow refuses
+    model_id: str = client.create_logged_model(
+        run.info.experiment_id,
+        name=f"{name}-step-{policy.step}",
+        source_run_id=run.info.run_id,
+        tags={**tags, "policy": policy.name, "path": policy.path},
+        params={"step": str(policy.step)},
+    ).model_id
+    if policy.name == FINAL:
+        client.log_model_artifacts(model_id, policy.path)
+    for score in policy.scores:
+        is_whole = score.items == test.items
+        series = metrics_of(
+            {key: value for key, value in score.summary.items() if _RATES.fullmatch(key)},
+            step=score.step,
+            at_ms=score.at_ms,
+            name=partial(summary_metric, group=score.group),
+        )
+        of_model = {
+            "model_id": model_id,
+            "dataset_name": test.name if is_whole else f"{test.name}, {score.items} items",
+            "dataset_digest": test.digest,
+            "run_id": run.info.run_id,
+        }
+        log_metrics(
+            client,
+            run.info.run_id,
+            [Metric(m.key, m.value, m.timestamp, m.step, **of_model) for m in series],
+        )
+    client.log_outputs(run.info.run_id, [LoggedModelOutput(model_id, step=policy.step)])
+    client.finalize_logged_model(model_id, "READY")
+    return model_id
