@@ -93,6 +93,7 @@ def random_batch(conversations: int, tokens: int) -> Conversations:
         rewards=rewards,
         turn=(torch.arange(tokens) // length).clamp(max=TURNS - 1).repeat(conversations, 1),
         old_log_probs=torch.full((conversations, tokens), -1.0),
+        teacher_log_probs=torch.full((conversations, tokens), -1.5),
         sum_pi_squared=torch.rand(conversations, tokens, generator=generator),
         values=torch.rand(conversations, tokens, generator=generator),
         greedy_rewards=torch.zeros(conversations, dtype=torch.float64),
