@@ -8,6 +8,11 @@ each process's start, and nothing here uses either.
 import sys
 from importlib import import_module
 
+from transformers.utils import import_utils
+
+# transformers remembers the answers, and verl may have asked before.
+import_utils.is_scipy_available.cache_clear()
+import_utils.is_sklearn_available.cache_clear()
 _absent = {name: None for name in ("sklearn", "scipy") if name not in sys.modules}
 sys.modules.update(_absent)  # type: ignore[arg-type]  # Python's way to say that there is no such package
 try:
