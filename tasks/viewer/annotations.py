@@ -1,8 +1,8 @@
 """Annotations: a label and a note on a trajectory, in `annotations.jsonl` next to a run's files.
 
 Lines are only ever appended. The last line about a trajectory holds; one whose label and note are empty takes
-the annotation back. A trajectory is known by its content (`digest`), so an annotation does not move to
-another episode when training is resumed and rewrites a step; `file`, `line`, `item` and `sample` are for
+the annotation back. A trajectory is known by its `file` and its content (`digest`), so an annotation does not
+move to another episode when training is resumed and rewrites a step. `line`, `item` and `sample` are for
 people and scripts that read the file.
 """
 
@@ -46,7 +46,7 @@ def read_annotations(path: Path) -> Iterator[Annotation]:
             annotation = Annotation(**json.loads(line))
         except (ValueError, TypeError, RecursionError):
             continue  # half written, or somebody else's
-        texts = (annotation.digest, annotation.label, annotation.note, annotation.at)
+        texts = (annotation.digest, annotation.file, annotation.label, annotation.note, annotation.at)
         if all(isinstance(text, str) for text in texts):
             yield annotation
 

@@ -108,7 +108,10 @@ _COLUMNS = (
     "t.success, t.stop, t.turns, t.tokens, t.logprob, t.unparsed, t.oldest, t.newest, t.seconds, t.error, "
     "t.images, ifnull(a.label, ''), ifnull(a.note, '')"
 )
-_JOINS = f"{FROM} JOIN facts l ON l.id = t.labels LEFT JOIN annotations a ON a.digest = t.digest"
+_JOINS = (
+    f"{FROM} JOIN facts l ON l.id = t.labels "
+    "LEFT JOIN annotations a ON a.digest = t.digest AND a.file = f.key"
+)
 
 
 def count_trajectories(connection: sqlite3.Connection, query: str = "") -> int:
@@ -197,7 +200,7 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
     connection.execute("PRAGMA query_only = 0")
     connection.execute(
         "CREATE TEMP TABLE selected AS SELECT t.success, t.stop, t.error, t.item, t.labels, t.metrics, "
-        f"t.file, t.digest FROM {FROM} WHERE {where.sql}",
+        f"t.file, t.digest, f.key FROM {FROM} WHERE {where.sql}",
         where.values,
     )
     connection.execute("PRAGMA query_only = 1")
@@ -209,7 +212,8 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
         "phase": _by("file", "files", "id", "phase"),
         "env": _by("item", "items", "id", "env"),
         "part": _by("item", "items", "id", "part"),
-        "label": "SELECT label, count(*), sum(success) FROM selected JOIN annotations USING (digest) "
+        "label": "SELECT label, count(*), sum(success) FROM selected s JOIN annotations a "
+        "ON a.digest = s.digest AND a.file = s.key "
         "WHERE label != '' GROUP BY 1",
         "error": "SELECT substr(error, 1, instr(error || ':', ':') - 1), count(*), sum(success) "
         "FROM selected WHERE error IS NOT NULL GROUP BY 1",

@@ -53,7 +53,8 @@ CREATE TABLE trajectories(
 CREATE INDEX by_item ON trajectories(item);
 CREATE INDEX by_digest ON trajectories(digest);
 CREATE TABLE unreadable(file INTEGER, line INTEGER, reason TEXT);
-CREATE TABLE annotations(digest TEXT PRIMARY KEY, label TEXT, note TEXT, at TEXT);
+CREATE TABLE annotations(
+    digest TEXT, file TEXT, label TEXT, note TEXT, at TEXT, PRIMARY KEY(digest, file)) WITHOUT ROWID;
 CREATE TABLE state(name TEXT PRIMARY KEY, value);
 -- Without their contents, which are in the run's files. A removed trajectory leaves its words behind; no id
 -- is used twice, so they lead nowhere.
@@ -372,8 +373,8 @@ class _Update:
             return
         self._execute("DELETE FROM annotations")
         for annotation in read_annotations(path):
-            values = (annotation.digest, annotation.label, annotation.note, annotation.at)
-            self._execute("INSERT OR REPLACE INTO annotations VALUES (?, ?, ?, ?)", values)
+            facts = (annotation.digest, annotation.file, annotation.label, annotation.note, annotation.at)
+            self._execute("INSERT OR REPLACE INTO annotations VALUES (?, ?, ?, ?, ?)", facts)
         self._execute("INSERT OR REPLACE INTO state VALUES ('annotations', ?)", (mark,))
         self._is_changed = True
 

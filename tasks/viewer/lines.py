@@ -16,6 +16,8 @@ from envs.errors import describe
 
 TOOL_CALLS = "tool_calls/"
 """Prefix of the metrics that count the calls of a tool."""
+_BETWEEN_TURNS = "\n\ue000\n"
+"""A word for SQLite that no query has: a text that is searched for lies within one turn."""
 
 
 class UnreadableLine(Exception):
@@ -128,8 +130,8 @@ def read_line(line: bytes) -> Entry:
         metrics=record.metrics,
         images=len(record.prompt_images) + sum(len(turn.images) for turn in record.turns),
         prompt_ids=record.prompt_ids,
-        said="\n".join(turn.text for turn in record.turns),
-        observed="\n".join(turn.observation for turn in record.turns),
+        said=_BETWEEN_TURNS.join(turn.text for turn in record.turns),
+        observed=_BETWEEN_TURNS.join(turn.observation for turn in record.turns),
         digest=digest_of(line),
     )
 

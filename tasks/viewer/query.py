@@ -62,6 +62,7 @@ _TEXTS = {
     "part": "i.part",
     "stop": "t.stop",
 }
+_ANNOTATED = "(t.digest, f.key) IN (SELECT digest, file FROM annotations"
 _PATTERN = re.compile(
     r"""(?P<negated>-)?
         (?: (?P<key>[^\s":<>=-][^\s":<>=]*) (?P<op>>=|<=|[:<>=]) (?P<values>(?:"[^"]*"|[^\s"])+)
@@ -223,13 +224,13 @@ def _tool(value: str) -> Where:
 
 
 def _label(value: str) -> Where:
-    return Where("t.digest IN (SELECT digest FROM annotations WHERE label = ? COLLATE NOCASE)", (value,))
+    return Where(f"{_ANNOTATED} WHERE label = ? COLLATE NOCASE)", (value,))
 
 
 def _has(value: str) -> Where:
     if value not in ("note", "label"):
         raise InvalidQuery(f"has:{value} is not known; write has:note or has:label")
-    return Where(f"t.digest IN (SELECT digest FROM annotations WHERE {value} != '')")
+    return Where(f"{_ANNOTATED} WHERE {value} != '')")
 
 
 _CHOICES: Mapping[str, Callable[[str], Where]] = {
@@ -310,7 +311,7 @@ def _text(value: str, *, scope: str) -> Where:
         return Where(in_prompt, (phrase,))
     if scope:
         return Where(in_texts, (f"{scope} : {phrase}",))
-    in_note = "t.digest IN (SELECT digest FROM annotations WHERE instr(lower(note), lower(?)))"
+    in_note = f"{_ANNOTATED} WHERE instr(lower(note), lower(?)))"
     in_item = "t.item IN (SELECT id FROM items WHERE instr(lower(item), lower(?)))"
     plain = value.rstrip("*")
     return Where(f"({in_texts} OR {in_prompt} OR {in_note} OR {in_item})", (phrase, phrase, plain, plain))

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { h, number, plural, replace } from "./dom.js";
 import * as links from "./links.js";
-import { dot, metadataText, stepText, versionText } from "./rows.js";
+import { dot, stepText, tags, versionText } from "./rows.js";
 
 export function itemView(run, { item }) {
   const box = h("div");
@@ -20,7 +20,7 @@ export function itemView(run, { item }) {
     const solved = counted.filter((row) => row.success);
     const first = counted.find((row) => !row.success), last = solved.at(-1);
     replace(box,
-      h("h1", {}, item, " ", metadataText(rows[0].metadata).map((text) => h("span", { class: "tag" }, text))),
+      h("h1", {}, item, " ", tags(rows[0].metadata)),
       h("p", { class: "fine" }, `${plural(rows.length, "trajectory").replace("trajectorys", "trajectories")} kept, `
         + `${solved.length} solved. Training keeps some groups of each step, so steps in which the item was drawn may be missing.`),
       first && last && h("p", {}, h("a", { href: links.toSides(run, [first.address, last.address]) },

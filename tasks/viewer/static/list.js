@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { count, h, number, plural, replace, seconds } from "./dom.js";
 import * as links from "./links.js";
 import { showActivity } from "./main.js";
-import { metadataText, outcome, stepText, stopText, versionText } from "./rows.js";
+import { outcome, stepText, stopText, tags, versionText } from "./rows.js";
 import { tabs } from "./run.js";
 
 const PAGE = 100;
@@ -84,9 +84,10 @@ export function listView(run, { kind, query }) {
     const asked = q;
     const { facets, keys, sorts, group_sorts } = await get("facets", { run, q: asked }, signal);
     if (asked !== q) return;
-    const terms = split(q);
+    const terms = split(q), focused = facetBox.querySelector(":focus")?.dataset.term;
     replace(facetBox, facets.map((facet) => facetBlock(facet, terms, toggle)),
       !facets.length && h("p", { class: "fine" }, "All that are selected are alike in what there is to filter by."));
+    if (focused) [...facetBox.querySelectorAll("button")].find((one) => one.dataset.term === focused)?.focus();
     replace(help, keyHelp(keys));
     const names = kind === "groups" ? group_sorts : sorts;
     replace(sorting, h("option", { value: "" }, "in order"), names.flatMap((name) => [
@@ -128,6 +129,7 @@ export function listView(run, { kind, query }) {
 
   function select(step) {
     if (!rows.length) return;
+    document.activeElement?.blur(); // so that Enter opens the row, not a filter that was clicked before
     selected = Math.max(0, Math.min(rows.length - 1, selected + step));
     mark();
     body.children[selected].scrollIntoView({ block: "nearest" });
@@ -192,14 +194,12 @@ const GROUP_COLUMNS = [
   ["samples", "samples"], ["reward", "mean reward"], ["spread", "spread"], ["turns", "mean turns", "wide"],
 ];
 
-const chips = (facts) => metadataText(facts).slice(0, 4).map((text) => h("span", { class: "tag" }, text.slice(0, 40)));
-
 function cells(run, row, href) {
   return [
     h("td", { class: "words" }, row.step ?? stepText(row)),
     h("th", { scope: "row", class: "words" }, h("a", { href }, row.item)),
     h("td", {}, row.sample),
-    h("td", { class: "words wide" }, chips(row.metadata)),
+    h("td", { class: "words wide" }, tags(row.metadata).slice(0, 4)),
     h("td", { class: "words" }, outcome(row)),
     h("td", {}, number(row.reward)),
     h("td", {}, row.turns, row.unparsed > 0 && h("span", { class: "flag", title: `${plural(row.unparsed, "turn")} not in the agent's format` }, ` (${row.unparsed})`)),
@@ -215,7 +215,7 @@ function groupCells(run, row, href) {
   return [
     h("td", { class: "words" }, row.step ?? stepText(row)),
     h("th", { scope: "row", class: "words" }, h("a", { href }, row.item)),
-    h("td", { class: "words wide" }, chips(row.metadata)),
+    h("td", { class: "words wide" }, tags(row.metadata).slice(0, 4)),
     h("td", { class: "words" }, h("span", { class: "meter" },
       h("i", { style: { width: `${(100 * row.successes) / row.samples}%` } })), ` ${row.successes} of ${row.samples}`),
     h("td", {}, row.samples),
@@ -231,7 +231,7 @@ function facetBlock(facet, terms, toggle) {
     const term = links.condition(facet.key, value);
     const isOn = terms.includes(term);
     return h("button", {
-      type: "button", class: "facet", "aria-pressed": String(isOn), onclick: () => toggle(term),
+      type: "button", class: "facet", "data-term": term, "aria-pressed": String(isOn), onclick: () => toggle(term),
       title: `${term}: ${count(total)}, ${Math.round((100 * successes) / total)}% solved`,
     },
       h("span", { class: "name" }, value === "true" && facet.key === "success" ? "solved" : value === "false" && facet.key === "success" ? "not solved" : facet.key === "stop" ? stopText(value) : value),

@@ -24,7 +24,8 @@ export const stepText = (row) =>
   row.step !== null ? `step ${row.step}`
     : [row.phase, ...Object.values(row.labels)].join(", ");
 
-export const metadataText = (metadata) => Object.entries(metadata).map(([key, value]) => `${key} ${value}`);
+export const tags = (metadata) => Object.entries(metadata).map(([key, value]) =>
+  h("span", { class: "tag", title: `${key}: ${value}`.slice(0, 1000) }, `${key} ${value}`.slice(0, 200)));
 
 export const versionText = (versions) =>
   versions === null ? "–" : versions[0] === versions[1] ? String(versions[0]) : `${versions[0]}–${versions[1]}`;

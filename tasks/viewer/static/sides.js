@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { h, number, plural, replace } from "./dom.js";
 import * as links from "./links.js";
 import { observation, words } from "./trajectory.js";
-import { metadataText, outcome, stepText, stopText } from "./rows.js";
+import { outcome, stepText, stopText, tags } from "./rows.js";
 
 export function sidesView(run, { group, addresses, query }) {
   let sides = [], generation = null, isCut = false;
@@ -35,7 +35,7 @@ export function sidesView(run, { group, addresses, query }) {
       h("header", { class: "page-head" },
         h("h1", {}, items.size === 1 ? row.item : `${items.size} items`, group && h("span", { class: "sample" }, ` ${stepText(row)}`)),
         h("p", { class: "line" },
-          items.size === 1 && metadataText(row.metadata).map((text) => h("span", { class: "tag" }, text.slice(0, 120))),
+          items.size === 1 && tags(row.metadata),
           h("span", {}, `${sides.filter((side) => side.row.success).length} of ${sides.length} solved`),
           h("span", { title: "Actions and observations are compared; thoughts may differ." },
             different === 1 ? "all acted alike" : `${different} distinct sequences of actions`),

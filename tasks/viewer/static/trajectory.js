@@ -3,7 +3,7 @@
 import { get, imageUrl, post } from "./api.js";
 import { count, h, longText, number, percent, plural, replace, seconds } from "./dom.js";
 import * as links from "./links.js";
-import { dot, metadataText, outcome, stepText, stopText, versionText } from "./rows.js";
+import { dot, outcome, stepText, stopText, tags, versionText } from "./rows.js";
 import { tokenText, legend } from "./tokens.js";
 
 const SHOWN = [
@@ -122,7 +122,7 @@ export function trajectoryView(run, { address, query }) {
       h("header", { class: "page-head" },
         h("h1", {}, row.item, h("span", { class: "sample" }, ` sample ${row.sample}`), " ", outcome(row)),
         h("p", { class: "line" },
-          h("a", { href: lastStep }, stepText(row)), metadataText(row.metadata).map((text) => h("span", { class: "tag" }, text.slice(0, 120))),
+          h("a", { href: lastStep }, stepText(row)), tags(row.metadata),
           h("span", {}, `reward ${number(row.reward)}`), h("span", {}, plural(row.turns, "turn")),
           h("span", {}, `${count(row.tokens)} tokens`), h("span", { title: "stop reason" }, stopText(row.stop))),
         row.error && h("p", { class: "problem" }, `dropped after ${plural(facts.attempts, "attempt")}: ${row.error}`),

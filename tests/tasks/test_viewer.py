@@ -1,0 +1,526 @@
+"""The viewer's index and queries: the same answers as from the files themselves, however these grow."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agents.types import StopReason, Trajectory
+from envs.errors import ConfigError
+from envs.types import Item
+from tasks.data.trajectories import trajectory_to_dict, write_trajectories
+from tasks.viewer.annotations import Annotation, append_annotation, read_annotations
+from tasks.viewer.browse import (
+    Row,
+    count_trajectories,
+    facets,
+    find_location,
+    generation,
+    item_history,
+    list_groups,
+    list_trajectories,
+    neighbours,
+    siblings,
+    unreadable_lines,
+)
+from tasks.viewer.folders import find_runs
+from tasks.viewer.index import RunIndex
+from tasks.viewer.query import InvalidQuery, parse_query
+from tasks.viewer.reading import LineChanged, load_trajectory, parse_calls, read_tokens, read_trajectory
+from tests.support.report_toy import make_failure, make_trajectory, write_workspace
+
+WORDS = ("get", "craft", "oak", "planks", "stick", "nothing")
+
+
+def random_trajectory(rng: random.Random) -> Trajectory:
+    number = rng.randrange(5)
+    item = Item(
+        item_id=f"toy_{number}",
+        env=("textcraft", "rooms")[number % 2],
+        metadata={"depth": number % 3, "kind": ("wood", "red dye")[number % 2], "hard": number > 3},
+    )
+    success = rng.random() < 0.4
+    trajectory = make_trajectory(item, success=success, turns=rng.randrange(1, 5), version=rng.randrange(4))
+    turns = [
+        replace(
+            turn,
+            text=" ".join(rng.choices(WORDS, k=4)).title(),
+            observation=" ".join(rng.choices(WORDS, k=3)),
+            failed=rng.random() < 0.2,
+        )
+        for turn in trajectory.turns
+    ]
+    metrics = {"parse_failures": rng.randrange(3), "score": rng.choice([0.25, 0.5])}
+    if rng.random() < 0.5:
+        metrics["tool_calls/search"] = rng.randrange(3)
+    trajectory = replace(
+        trajectory,
+        turns=tuple(turns),
+        sample_index=rng.randrange(4),
+        stop_reason=rng.choice([StopReason.TERMINATED, StopReason.MAX_TURNS]),
+        metrics=metrics,
+        labels={"policy": rng.choice(["before", "after"])} if rng.random() < 0.5 else {},
+    )
+    return make_failure(item, error="EnvCrashed: step raised") if rng.random() < 0.1 else trajectory
+
+
+def write_run(folder: Path, *, seed: int, steps: Sequence[int] = (1, 2, 10), per_step: int = 12) -> Path:
+    rng = random.Random(seed)
+    for step in steps:
+        trajectories = [random_trajectory(rng) for _ in range(per_step)]
+        write_trajectories(folder / "train" / "trajectories" / f"step_{step:04d}.jsonl", trajectories)
+    write_trajectories(
+        folder / "evaluation_trajectories.jsonl", [random_trajectory(rng) for _ in range(per_step)]
+    )
+    return folder
+
+
+def open_index(folder: Path, cache: Path) -> RunIndex:
+    (run,) = find_runs([folder])
+    index = RunIndex(run, cache=cache)
+    index.update()
+    return index
+
+
+def addresses(index: RunIndex, query: str = "", **order: Any) -> list[str]:
+    with index.connect() as connection:
+        rows = list_trajectories(connection, query, limit=10_000, **order)
+        assert count_trajectories(connection, query) == len(rows)
+        return [row.address for row in rows]
+
+
+Line = dict[str, Any]
+
+
+def lines_by_address(folder: Path) -> dict[str, Line]:
+    """Every trajectory of the files with its step and phase, in the order of a list."""
+    lines: dict[str, Line] = {}
+    for path in [
+        *sorted((folder / "train" / "trajectories").glob("*.jsonl")),
+        folder / "evaluation_trajectories.jsonl",
+    ]:
+        is_step = path.name.startswith("step")
+        key = path.stem if is_step else "evaluation"
+        for number, text in enumerate(path.read_text().splitlines(), start=1):
+            facts = {
+                "step": int(path.stem[5:]) if is_step else None,
+                "phase": "train" if is_step else "evaluation",
+            }
+            lines[f"{key}:{number}"] = {**json.loads(text), **facts}
+    return lines
+
+
+def text_of(line: Line) -> str:
+    return " | ".join(f"{turn['text']} | {turn['observation']}" for turn in line["turns"]).lower()
+
+
+def versions(line: Line) -> list[int]:
+    return [turn["completion"]["policy_version"] for turn in line["turns"]]
+
+
+def by_hand(key: str) -> Callable[[Line], Any]:
+    return {
+        "success": lambda line: line["success"],
+        "turns": lambda line: len(line["turns"]),
+        "tokens": lambda line: sum(len(turn["completion"]["token_ids"]) for turn in line["turns"]),
+        "unparsed": lambda line: sum(turn["failed"] for turn in line["turns"]),
+        "depth": lambda line: line["item"]["metadata"]["depth"],
+    }.get(key, lambda line: line[key])
+
+
+CASES: Mapping[str, Callable[[Line], bool]] = {
+    "": lambda line: True,
+    "step:2": lambda line: line["step"] == 2,
+    "step:1..2 success:true": lambda line: line["step"] in (1, 2) and line["success"],
+    "-step:1": lambda line: line["step"] != 1,
+    "step>=2": lambda line: (line["step"] or 0) >= 2,
+    "phase:evaluation": lambda line: line["phase"] == "evaluation",
+    "file:step_0010": lambda line: line["step"] == 10,
+    "item:toy_1,toy_2": lambda line: line["item"]["item_id"] in ("toy_1", "toy_2"),
+    "env:rooms reward<0.5": lambda line: line["item"]["env"] == "rooms" and line["reward"] < 0.5,
+    "depth:1": lambda line: line["item"]["metadata"]["depth"] == 1,
+    "depth>0 -depth:2": lambda line: line["item"]["metadata"]["depth"] == 1,
+    'kind:"red dye"': lambda line: line["item"]["metadata"]["kind"] == "red dye",
+    "hard:true": lambda line: line["item"]["metadata"]["hard"],
+    "policy:after": lambda line: line["labels"].get("policy") == "after",
+    "-policy:after,before": lambda line: not line["labels"],
+    "parse_failures:1..2": lambda line: 1 <= line["metrics"].get("parse_failures", -1) <= 2,
+    "score:0.25": lambda line: line["metrics"].get("score") == 0.25,
+    "tool:search": lambda line: line["metrics"].get("tool_calls/search", 0) > 0,
+    "stop:max_turns": lambda line: line["stop_reason"] == "max_turns",
+    "error:EnvCrashed": lambda line: line["error"] is not None,
+    "turns:2..3": lambda line: 2 <= len(line["turns"]) <= 3,
+    "turns>1 turns<=3": lambda line: 1 < len(line["turns"]) <= 3,
+    "unparsed>0": lambda line: any(turn["failed"] for turn in line["turns"]),
+    "logprob<-0.5": lambda line: bool(line["turns"]),
+    "version:2..": lambda line: max(versions(line), default=-1) >= 2,
+    "version:1": lambda line: 1 in versions(line),
+    "sample:0..1": lambda line: line["sample_index"] in (0, 1),
+    "oak": lambda line: "oak" in text_of(line).split(),
+    '"oak planks"': lambda line: "oak planks" in text_of(line),
+    "OAK -nothing": lambda line: "oak" in text_of(line) and "nothing" not in text_of(line),
+    "pla*": lambda line: "planks" in text_of(line),
+    'said:"get oak" ': lambda line: "get oak" in " | ".join(t["text"] for t in line["turns"]).lower(),
+    "-observation:stick": lambda line: not any("stick" in turn["observation"] for turn in line["turns"]),
+    "toy_3": lambda line: line["item"]["item_id"] == "toy_3",
+}
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunIndex]:
+    folder = write_run(tmp_path_factory.mktemp("runs") / "a-run", seed=0, per_step=40)
+    return folder, open_index(folder, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize("query", CASES)
+def test_a_query_selects_what_a_reader_of_the_files_would(indexed: tuple[Path, RunIndex], query: str) -> None:
+    folder, index = indexed
+    expected = [address for address, line in lines_by_address(folder).items() if CASES[query](line)]
+    assert addresses(index, query) == expected
+    assert 0 < len(expected) < 160 or query == ""
+
+
+@settings(max_examples=40)
+@given(
+    queries=st.lists(st.sampled_from(sorted(CASES)), max_size=4),
+    key=st.sampled_from(["success", "turns", "tokens", "reward", "unparsed"]),
+    is_descending=st.booleans(),
+    offset=st.integers(0, 30),
+)
+def test_conditions_combine_sort_and_page_as_by_hand(
+    indexed: tuple[Path, RunIndex], queries: list[str], key: str, is_descending: bool, offset: int
+) -> None:
+    folder, index = indexed
+    query = " ".join(queries)
+    chosen = [
+        (address, line)
+        for address, line in lines_by_address(folder).items()
+        if all(CASES[part](line) for part in queries)
+    ]
+    value = by_hand(key)
+    chosen.sort(key=lambda pair: -value(pair[1]) if is_descending else value(pair[1]))  # stable
+    sort = f"-{key}" if is_descending else key
+    expected = [address for address, _ in chosen]
+    assert addresses(index, query, sort=sort) == expected
+    with index.connect() as connection:
+        page = list_trajectories(connection, query, sort=sort, offset=offset, limit=7)
+        assert [row.address for row in page] == expected[offset : offset + 7]
+        counted = {
+            (facet.key, value): (total, solved)
+            for facet in facets(connection, query)
+            for value, total, solved in facet.values
+        }
+        for depth in (0, 1, 2):
+            lines = [line for _, line in chosen if by_hand("depth")(line) == depth]
+            if ("depth", str(depth)) in counted:
+                assert counted["depth", str(depth)] == (len(lines), sum(line["success"] for line in lines))
+        if expected:
+            place = len(expected) // 2
+            found = neighbours(connection, query, sort=sort, address=expected[place])
+            around = [found["before"], found["after"]]
+            padded = [None, *expected, None]
+            assert (found["position"], around) == (place + 1, [padded[place], padded[place + 2]])
+
+
+def test_groups_are_the_samples_of_an_item_in_a_file(indexed: tuple[Path, RunIndex]) -> None:
+    folder, index = indexed
+    groups: dict[tuple[Any, ...], list[Line]] = {}
+    for address, line in lines_by_address(folder).items():
+        key = (address.partition(":")[0], line["item"]["item_id"], tuple(line["labels"].items()))
+        groups.setdefault(key, []).append({**line, "address": address})
+    with index.connect() as connection:
+        total, rows = list_groups(connection, limit=1000)
+        assert total == len(rows) == len(groups)
+        by_first = {members[0]["address"]: members for members in groups.values()}
+        for row in rows:
+            members = by_first[row.first]
+            rewards = [line["reward"] for line in members]
+            assert (row.samples, row.successes) == (len(members), sum(line["success"] for line in members))
+            assert row.spread == max(rewards) - min(rewards)
+            assert row.reward == pytest.approx(sum(rewards) / len(rewards))
+        members = by_first[rows[0].first]
+        assert {row.address for row in siblings(connection, members[-1]["address"])} == {
+            line["address"] for line in members
+        }
+        history = item_history(connection, "toy_2")
+    expected = [a for a, line in lines_by_address(folder).items() if line["item"]["item_id"] == "toy_2"]
+    assert [row.address for row in history] == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("depht:1", ["depht", "did you mean 'depth'"]),
+        ("turns:many", ["turns:many", "needs a number"]),
+        ("turns>1..2", ["needs a number"]),
+        ("success:maybe", ["neither true nor false"]),
+        ("stop>3", ["'stop' has no order"]),
+        ('"open', ["not closed"]),
+        ("has:hope", ["has:hope", "has:note"]),
+        ("->-", ["no letter"]),
+        ("oak " * 51, ["at most 50"]),
+    ],
+)
+def test_a_query_that_means_nothing_is_refused(
+    indexed: tuple[Path, RunIndex], query: str, words: list[str]
+) -> None:
+    with indexed[1].connect() as connection, pytest.raises(InvalidQuery) as raised:
+        count_trajectories(connection, query)
+    assert all(word in str(raised.value) for word in words)
+
+
+@settings(max_examples=300)
+@given(st.text(alphabet=st.sampled_from("ab1 \"-:*,.<>=()%'^é\x00\u202e"), max_size=30))
+def test_every_text_is_a_query_or_refused(indexed: tuple[Path, RunIndex], text: str) -> None:
+    with indexed[1].connect() as connection:
+        try:
+            parse_query(text)
+            count_trajectories(connection, text)
+        except InvalidQuery:
+            pass
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.lists(st.integers(0, 400), min_size=1, max_size=6),
+    seed=st.integers(0, 5),
+    ending=st.sampled_from(["\n", "", "\r\n"]),
+)
+def test_a_file_that_grows_byte_by_byte_ends_as_if_read_at_once(
+    tmp_path: Path, data: list[int], seed: int, ending: str
+) -> None:
+    """Cut anywhere, also within a line or before its end; blank and broken lines are between them."""
+    for old in ("growing", "cache"):
+        shutil.rmtree(tmp_path / old, ignore_errors=True)
+    rng = random.Random(seed)
+    texts = [json.dumps(trajectory_to_dict(random_trajectory(rng))) for _ in range(6)]
+    texts[2:2] = ["", "{broken", "[1]"]
+    content = ("\n".join(texts) + ending).encode()
+    file = tmp_path / "growing" / "train" / "trajectories" / "step_0001.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"")
+    index = open_index(tmp_path / "growing", tmp_path / "cache")
+    cuts = sorted({len(content) * cut // 400 for cut in data} | {len(content)})
+    for cut in cuts:
+        with file.open("ab") as stream:
+            stream.write(content[file.stat().st_size : cut])
+        index.update()
+    fresh = open_index(tmp_path / "growing", tmp_path / "cache" / "fresh")
+    assert rows(index) == rows(fresh)
+    assert [row.address for row in rows(index)] == [f"step_0001:{line}" for line in (1, 2, 6, 7, 8, 9)]
+    with index.connect() as connection:
+        assert [line for line, _ in unreadable_lines(connection)[1]] == ["step_0001:4", "step_0001:5"]
+        for row in rows(index):
+            location = find_location(connection, row.address)
+            assert location is not None
+            assert load_trajectory(location) == json.loads(texts[int(row.address[10:]) - 1])
+
+
+def rows(index: RunIndex) -> list[Row]:
+    with index.connect() as connection:
+        return list_trajectories(connection, limit=1000)
+
+
+def test_files_that_are_replaced_shortened_or_removed_leave_nothing_behind(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=1)
+    index = open_index(folder, tmp_path / "cache")
+    assert not index.update()
+    step = folder / "train" / "trajectories" / "step_0002.jsonl"
+    lines = step.read_text().splitlines(keepends=True)
+    changes: list[Callable[[], object]] = [
+        lambda: step.write_text("".join(lines[:5])),  # shortened in place
+        lambda: step.write_text("".join([*lines[5:], *lines])),  # rewritten and longer
+        lambda: step.write_text("".join([lines[0], lines[2], lines[1], *lines[3:], lines[4]])),
+        lambda: step.with_suffix(".new").write_text("".join(lines)) and step.with_suffix(".new").rename(step),
+        step.unlink,
+        lambda: (folder / "evaluation_trajectories.jsonl").unlink(),
+    ]
+    for change in changes:
+        change()
+        assert index.update()
+        assert rows(index) == rows(open_index(folder, tmp_path / "other"))
+        shutil.rmtree(tmp_path / "other")
+    assert {row.step for row in rows(index)} == {1, 10}
+    assert addresses(index, "oak") == addresses(open_index(folder, tmp_path / "other"), "oak")
+
+
+def test_an_index_may_be_deleted_broken_or_of_another_version(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=2)
+    index = open_index(folder, tmp_path / "cache")
+    expected = rows(index)
+    index.file.unlink()
+    index.update()  # while it is open
+    assert rows(index) == expected
+    for content in (b"", b"no database at all" * 100):
+        for old in index.file.parent.iterdir():
+            old.unlink()
+        index.file.write_bytes(content)
+        assert rows(open_index(folder, tmp_path / "cache")) == expected
+
+
+def test_two_viewers_share_an_index(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=3)
+    first, second = (open_index(folder, tmp_path / "cache") for _ in range(2))
+    assert first.file == second.file
+    with first.connect() as connection:
+        before = generation(connection)
+        (folder / "train" / "trajectories" / "step_0001.jsonl").unlink()
+        assert second.update()
+        assert generation(connection) == before  # a reader sees one state
+    assert not first.update()
+    assert rows(first) == rows(second)
+
+
+def test_a_trajectory_is_read_where_it_was_indexed_or_not_at_all(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=4)
+    index = open_index(folder, tmp_path / "cache")
+    with index.connect() as connection:
+        location = find_location(connection, "step_0001:3")
+        assert find_location(connection, "step_0001:99") is find_location(connection, "no:1") is None
+    assert location is not None
+    load_trajectory(location)
+    file = folder / "train" / "trajectories" / "step_0001.jsonl"
+    file.write_text("x" + file.read_text())
+    with pytest.raises(LineChanged, match="rewritten"):
+        load_trajectory(location)
+    file.unlink()
+    with pytest.raises(LineChanged, match=r"step_0001\.jsonl"):
+        load_trajectory(location)
+
+
+def test_lines_that_no_strict_reader_takes_are_shown_or_named(tmp_path: Path) -> None:
+    """As Python writes them: NaN, infinities, halves of surrogate pairs; and fields of a wrong type."""
+    line = json.loads(json.dumps(trajectory_to_dict(random_trajectory(random.Random(0)))))
+    line["turns"][0]["completion"]["logprobs"] = [float("-inf")]
+    lines = [
+        json.dumps({**line, "reward": float("nan")}),
+        json.dumps({**line, "item": {**line["item"], "item_id": "half \ud800"}}),
+        json.dumps(
+            {"item": {"item_id": "old"}, "turns": [], "stop_reason": "x", "reward": 0, "success": False}
+        ),
+        json.dumps({**line, "reward": "one"}),
+        json.dumps({**line, "sample_index": 10**30}),
+        "[" * 100_000,
+        json.dumps(
+            {**line, "item": {**line["item"], "metadata": {"goal": {"a": [None]}, "x": float("inf")}}}
+        ),
+    ]
+    file = tmp_path / "odd.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    index = open_index(file, tmp_path / "cache")
+    assert [row.address for row in rows(index)] == ["odd:1", "odd:2", "odd:3", "odd:7"]
+    assert rows(index)[0].reward is None
+    assert rows(index)[3].metadata == {"goal": '{"a": [null]}', "x": "Infinity"}
+    with index.connect() as connection:
+        total, examples = unreadable_lines(connection)
+        assert (total, [address for address, _ in examples]) == (3, ["odd:4", "odd:5", "odd:6"])
+        assert "reward" in examples[0][1]
+        assert [facet.key for facet in facets(connection)]
+        location = find_location(connection, "odd:2")
+    assert location is not None
+    assert load_trajectory(location)["item"]["item_id"] == "half ?"
+
+
+def test_annotations_are_found_and_belong_to_a_content(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=5)
+    index = open_index(folder, tmp_path / "cache")
+    file = folder / "annotations.jsonl"
+
+    def annotate(address: str, *, label: str = "", note: str = "") -> None:
+        with index.connect() as connection:
+            location = find_location(connection, address)
+        assert location is not None
+        facts = {
+            "file": "step_0001",
+            "line": 1,
+            "item": "toy_0",
+            "sample": 0,
+            "at": "2026-01-01T00:00:00+00:00",
+        }
+        append_annotation(file, Annotation(digest=location.digest, label=label, note=note, **facts))
+        assert index.update()
+
+    annotate("step_0001:1", label="loop", note="goes round in circles")
+    file.write_bytes(file.read_bytes() + b'{"digest": "half')  # a writer died
+    annotate("step_0001:2", label="loop")
+    annotate("step_0001:3", note="fine")
+    annotate("step_0001:3")
+    assert [annotation.label for annotation in read_annotations(file)] == ["loop", "loop", "", ""]
+    assert addresses(index, "label:LOOP") == ["step_0001:1", "step_0001:2"]
+    assert addresses(index, "has:note") == addresses(index, '"round in"') == ["step_0001:1"]
+    step = folder / "train" / "trajectories" / "step_0001.jsonl"
+    lines = step.read_text().splitlines(keepends=True)
+    step.write_text("".join(lines[1:]))
+    index.update()
+    assert addresses(index, "label:loop") == ["step_0001:1"]  # the second line of before; the first has gone
+
+
+def test_what_a_folder_holds(tmp_path: Path) -> None:
+    write_workspace(tmp_path / "runs" / "toy")
+    write_workspace(tmp_path / "runs" / "sweep" / "seed1")
+    write_workspace(tmp_path / "more" / "toy")
+    evaluation = tmp_path / "runs" / "evaluations" / "base"
+    evaluation.mkdir(parents=True)
+    (evaluation / "record.json").write_text("{}")
+    write_trajectories(evaluation / "trajectories.jsonl", [])
+    write_trajectories(tmp_path / "mine.jsonl", [])
+    (tmp_path / "runs" / ".hidden" / "train" / "trajectories").mkdir(parents=True)
+    found = find_runs(
+        [tmp_path / "runs", tmp_path / "more", tmp_path / "mine.jsonl", tmp_path / "runs" / "toy"]
+    )
+    assert [run.name for run in found] == ["evaluations/base", "mine", "more/toy", "sweep/seed1", "toy"]
+    assert [file.key for file in found[0].files()] == ["evaluation"]
+    (tmp_path / "notes.txt").touch()
+    for path in ("nowhere", "notes.txt"):
+        with pytest.raises(ConfigError, match=path):
+            find_runs([tmp_path / path])
+
+
+def test_steps_of_any_number_are_in_order(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=6, steps=(2, 10, 10000, 9999), per_step=1)
+    index = open_index(folder, tmp_path / "cache")
+    assert [row.step for row in rows(index)] == [2, 10, 9999, 10000, None]
+
+
+def test_turns_are_read_as_recorded() -> None:
+    trajectory = make_trajectory(Item(item_id="a_1", env="a"), success=True, action='add({"a": 1, "b": [2]})')
+    first = replace(trajectory.turns[0], observation_ids=(9, 8, 7), observation_spans=((1, 2),))
+    folded = replace(trajectory.turns[1], prompt_ids=(1, 5), observation_ids=())
+    values = trajectory_to_dict(replace(trajectory, turns=(first, folded)))
+    shown = read_trajectory(values, decode=lambda ids: " ".join(map(str, ids)))
+    assert shown["prompt"] == {"tokens": 2, "text": "1 2"}
+    assert [turn["prompt"] for turn in shown["turns"]] == [None, {"tokens": 2, "text": "1 5"}]
+    assert shown["turns"][0]["calls"] == [{"name": "add", "arguments": {"a": 1, "b": [2]}}]
+    assert shown["turns"][0]["logprob"] == pytest.approx(-1.75 / 3)
+    assert "advantage" in shown["not_recorded"]
+    assert read_tokens(values, number=0, split=lambda _: None) == {
+        "id": [5, 6, 7, 9, 8, 7],
+        "text": None,
+        "owner": ["policy"] * 3 + ["template", "environment", "template"],
+        "logprob": [-0.5, -1.0, -0.25, None, None, None],
+    }
+    assert read_tokens(values, number=1, split=lambda _: None)["owner"] == ["prompt"] * 2 + ["policy"] * 3
+    del values["turns"][0]["observation_spans"]  # a file from before they were recorded
+    assert read_tokens(values, number=0, split=lambda _: None)["owner"][3:] == ["context"] * 3
+
+
+@pytest.mark.parametrize(
+    "action", ["go(north)", 'a({"x": 1}) b', "get 1 log", 'a({"x": 1})\ngo', "a([1])", ""]
+)
+def test_an_action_that_is_no_call_is_not_taken_for_one(action: str) -> None:
+    assert parse_calls(action) == []
+
+
+def test_several_calls_are_one_a_line() -> None:
+    calls = parse_calls('search({"query": "a) {b"})\nanswer({"text": "x\\ny"})')
+    assert calls == [
+        {"name": "search", "arguments": {"query": "a) {b"}},
+        {"name": "answer", "arguments": {"text": "x\ny"}},
+    ]

@@ -1,0 +1,346 @@
+"""The viewer over HTTP: by a client, and as a person sees it in Chromium."""
+
+import asyncio
+import base64
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from agents.types import Trajectory
+from envs.browser.chromium import Chromium
+from envs.browser.program import CHROMIUM
+from envs.types import Image, Item
+from tasks.data.trajectories import trajectory_to_dict, write_trajectories
+from tasks.viewer.app import HEADERS, STATIC, viewer_app
+from tasks.viewer.viewer import Viewer
+from tests.support.http_server import serving_in_thread
+from tests.support.report_toy import ITEMS, make_trajectory, write_workspace
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+ROOT = Path(__file__).parents[2]
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+HOSTILE = (
+    "<script>window.owned = 1</script><img src=x onerror='window.owned = 2'></pre>"
+    "<iframe srcdoc='<script>parent.owned = 3</script>'></iframe> \u202egnissapyb \x00\x1b[31m"
+)
+ONE = "run=toy&address=step_0001:1"
+READS = (
+    *("runs", "run?run=toy", "state?run=toy", "trajectories?run=toy&q=success:true", "groups?run=toy"),
+    *(
+        "facets?run=toy",
+        f"trajectory?{ONE}",
+        f"place?{ONE}",
+        f"tokens?{ONE}&turn=0",
+        "item?run=toy&item=toy_0",
+    ),
+    *("sides?run=toy&group=step_0001:1", f"sides?{ONE}&address=evaluation:1"),
+    "image?run=toy&address=step_0002:1&turn=0&number=0",
+)
+MISTAKES = {
+    "run?run=no": (404, "there is no run 'no'"),
+    "trajectories?run=toy&q=depht:1": (400, "did you mean 'depth'"),
+    "trajectories?run=toy&sort=hope": (400, "cannot sort by 'hope'"),
+    "trajectories?run=toy&offset=x": (400, "offset='x'"),
+    "trajectory?run=toy&address=step_0001:999": (404, "there is no trajectory step_0001:999"),
+    "trajectory?run=toy&address=../../etc/passwd:1": (404, "there is no trajectory"),
+    "tokens?run=toy&address=step_0001:1&turn=99": (404, "no turn 100"),
+    "sides?run=toy&group=no:1": (404, "there is no trajectory no:1"),
+    "item?run=toy&item=no": (404, "'no'"),
+    "image?run=toy&address=step_0002:1&turn=0&number=1": (404, "no such image"),
+    "no": (404, "Not Found"),
+}
+
+
+def write_steps(folder: Path, *, steps: int = 3) -> None:
+    """Groups of four: two solved at once, one in other ways, one not at all."""
+    for step in range(1, steps + 1):
+        group = [
+            make_trajectory(ITEMS[0], success=True),
+            make_trajectory(ITEMS[0], success=True),
+            make_trajectory(ITEMS[0], success=False, turns=3, action='search({"query": "logs"})'),
+            make_trajectory(ITEMS[0], success=False, turns=5),
+        ]
+        numbered = [replace(trajectory, sample_index=number) for number, trajectory in enumerate(group)]
+        write_trajectories(step_file(folder, step), numbered)
+
+
+def step_file(folder: Path, step: int) -> Path:
+    return folder / "train" / "trajectories" / f"step_{step:04d}.jsonl"
+
+
+def hostile_trajectory() -> Trajectory:
+    item = Item(item_id=f"x_{HOSTILE}", env=HOSTILE, metadata={HOSTILE: HOSTILE}, fields={HOSTILE: HOSTILE})
+    trajectory = make_trajectory(item, success=False, action=f'{{"{HOSTILE}"}}')
+    images = (Image(PNG, "image/png"), Image(b"<svg onload='window.owned = 4'/>", "image/svg+xml"))
+    turn = replace(
+        trajectory.turns[0], thought=HOSTILE, observation=HOSTILE * 200, text=HOSTILE, images=images
+    )
+    return replace(
+        trajectory,
+        turns=(turn, replace(turn, failed=True)),
+        labels={"policy": HOSTILE},
+        metrics={HOSTILE: 1.0},
+    )
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    """A finished run."""
+    folder = tmp_path / "runs" / "toy"
+    write_workspace(folder)
+    write_steps(folder)
+    write_trajectories(step_file(folder, 2), [hostile_trajectory()])
+    (folder / "policy").mkdir()
+    shutil.copy(ROOT / "models" / "textcraft-base" / "tokenizer.json", folder / "policy")
+    return folder
+
+
+@contextmanager
+def viewing(folder: Path, **options: Any) -> Iterator[httpx.Client]:
+    app = viewer_app(Viewer([folder.parent], cache=folder.parent.parent / "cache"), host="127.0.0.1")
+    with serving_in_thread(app) as url, httpx.Client(base_url=url, timeout=30, **options) as client:
+        yield client
+
+
+def test_every_answer_is_json_that_a_browser_reads_and_forbids_scripts(toy: Path) -> None:
+    with viewing(toy) as client:
+        for read in READS:
+            answer = client.get(f"/api/{read}")
+            assert answer.status_code == 200, (read, answer.text)
+            assert answer.headers.items() >= HEADERS.items()
+            if not read.startswith("image"):
+                json.loads(answer.text, parse_constant=pytest.fail)
+        for mistake, (status, text) in MISTAKES.items():
+            answer = client.get(f"/api/{mistake}")
+            assert answer.status_code == status, mistake
+            assert text in answer.json()["error"], mistake
+            assert answer.headers.items() >= HEADERS.items()
+        pages = {path.name: client.get(f"/static/{path.name}") for path in STATIC.iterdir()}
+        assert all(page.status_code == 200 for page in pages.values())
+        assert pages["main.js"].headers["content-type"].startswith("text/javascript")
+        assert client.get("/").text == (STATIC / "index.html").read_text()
+        assert "--paper" in client.get("/static/palette.css").text
+        assert client.get("/static/%2e%2e/app.py").status_code == 404
+
+
+def test_lists_and_trajectories_hold_what_the_files_hold(toy: Path) -> None:
+    with viewing(toy) as client:
+        run = client.get("/api/run?run=toy").json()
+        assert [run["summary"][key] for key in ("step", "success", "kind")] == [4, 0.5, "run"]
+        assert run["series"]["turns"] == [2.0, 3.0, 4.0, 5.0]
+        assert run["kept"] == [[1, 4, 2], [2, 1, 0], [3, 4, 2]]
+        listed = client.get(
+            "/api/trajectories", params={"run": "toy", "q": "step:3", "sort": "-turns"}
+        ).json()
+        assert [(row["address"], row["turns"]) for row in listed["rows"]] == [
+            ("step_0003:4", 5), ("step_0003:3", 3), ("step_0003:1", 2), ("step_0003:2", 2)
+        ]  # fmt: skip
+        shown = client.get("/api/trajectory?run=toy&address=step_0003:3").json()
+        assert [turn["calls"][0]["name"] for turn in shown["turns"]] == ["search"] * 3
+        assert [row["address"] for row in shown["siblings"]] == [f"step_0003:{line}" for line in (1, 2, 3, 4)]
+        assert shown["prompt"]["tokens"] == 2
+        assert isinstance(shown["prompt"]["text"], str)
+        tokens = client.get("/api/tokens?run=toy&address=step_0003:3&turn=0").json()
+        assert tokens["logprob"] == [-0.5, -1.0, -0.25, None]
+        answer = client.get("/api/image?run=toy&address=step_0002:1&turn=0&number=0")
+        assert (answer.content, answer.headers["content-type"]) == (PNG, "image/png")
+        history = client.get("/api/item?run=toy&item=toy_0").json()["rows"]
+        assert [row["step"] for row in history] == [1] * 4 + [3] * 4 + [None] * 4
+
+
+def test_a_growing_run_and_a_new_one_are_seen(toy: Path) -> None:
+    with viewing(toy) as client:
+        state = client.get("/api/state?run=toy").json()
+        line = json.dumps(trajectory_to_dict(make_trajectory(ITEMS[1], success=True)))
+        with step_file(toy, 3).open("a") as file:
+            file.write(line[:100])
+            file.flush()
+            wait_until(
+                lambda: client.get("/api/state?run=toy").json()["generation"] > state["generation"],
+                poll_s=0.2,
+            )
+            assert client.get("/api/trajectories?run=toy&q=step:3").json()["total"] == 4
+            file.write(line[100:] + "\n")
+        wait_until(lambda: client.get("/api/trajectories?run=toy&q=step:3").json()["total"] == 5, poll_s=0.2)
+        write_workspace(toy.parent / "another")
+        wait_until(lambda: len(client.get("/api/runs").json()["runs"]) == 2, poll_s=0.2)
+        shutil.rmtree(toy)
+        wait_until(lambda: client.get("/api/run?run=toy").status_code == 404, poll_s=0.2)
+
+
+def test_annotations_are_taken_from_the_page_alone(toy: Path) -> None:
+    with viewing(toy) as client:
+        shown = client.get("/api/trajectory?run=toy&address=step_0001:2").json()
+        body = {
+            "run": "toy",
+            "address": "step_0001:2",
+            "digest": shown["digest"],
+            "label": "loop",
+            "note": " a\nb ",
+        }
+        port = client.base_url.port
+        mistakes: list[tuple[int, dict[str, str], dict[str, str]]] = [
+            (403, {"origin": "https://example.org"}, {}),
+            (403, {"origin": f"http://127.0.0.1:{port + 1}"}, {}),
+            (415, {"content-type": "text/plain"}, {}),
+            (400, {"host": "example.org"}, {}),
+            (409, {}, {"digest": "0" * 16}),
+            (404, {}, {"address": "step_0001:99"}),
+            (422, {}, {"label": "two words"}),
+            (422, {}, {"note": "x" * 5000}),
+            (422, {}, {"file": "/etc/passwd"}),
+        ]
+        for status, headers, change in mistakes:
+            sent = {"content-type": "application/json", **headers}
+            answer = client.post("/api/annotations", content=json.dumps(body | change), headers=sent)
+            assert answer.status_code == status, (headers, change)
+        assert not (toy / "annotations.jsonl").exists()
+        own = {"origin": f"http://127.0.0.1:{port}"}
+        assert client.post("/api/annotations", json=body, headers=own).json() == {
+            "label": "loop",
+            "note": "a\nb",
+        }
+        found = client.get("/api/trajectories?run=toy&q=label:loop").json()["rows"]
+        assert [(row["address"], row["note"]) for row in found] == [("step_0001:2", "a\nb")]
+        written = json.loads((toy / "annotations.jsonl").read_text())
+        assert (written["file"], written["line"], written["item"], written["sample"]) == (
+            "step_0001",
+            2,
+            "toy_0",
+            1,
+        )
+
+
+def test_a_page_of_another_name_gets_nothing(toy: Path) -> None:
+    with viewing(toy, headers={"host": "rebound.example.org"}) as client:
+        for path in ("/", "/api/runs", "/static/main.js"):
+            assert client.get(path).status_code == 400
+
+
+def test_the_page_is_part_of_the_package() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    assert {f"**/*{path.suffix}" for path in STATIC.iterdir()} <= set(patterns)
+    for path in STATIC.iterdir():
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|innerHTML|eval\(", path.read_text()), path
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
+def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
+    async def use(url: str) -> None:
+        chromium = await Chromium.start()
+        try:
+            context = await chromium.context(origins=[url])
+            page = await context.new_page()
+            await walk(page, url)
+        finally:
+            await chromium.close()
+
+    async def walk(page: "Page", url: str) -> None:
+        requests: list[str] = []
+        troubles: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("dialog", lambda dialog: troubles.append(dialog.message))
+        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
+
+        await page.goto(url)
+        await page.keyboard.press("j")
+        await page.get_by_role("link", name="toy", exact=True).wait_for()
+        await page.keyboard.press("j")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("heading", name="Evaluation").wait_for()
+        await page.keyboard.press("t")
+        await page.locator(".total", has_text="25 trajectories").wait_for()
+
+        await page.keyboard.press("/")
+        await page.keyboard.type("step:3 turns>2")
+        await page.keyboard.press("Enter")
+        await page.locator(".total", has_text="2 trajectories").wait_for()
+        assert page.url == f"{url}/#/run/toy/trajectories?q=step:3+turns%3E2"
+        await page.get_by_role("button", name="max turns").click()
+        await page.wait_for_url("**/#/run/toy/trajectories?q=step:3+turns%3E2+stop:max_turns")
+        await page.locator(".total", has_text="2 trajectories").wait_for()
+        await page.keyboard.press("j")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("heading", name="toy_0 sample 2").wait_for()
+        await page.locator(".place", has_text="1 of 2").wait_for()
+        assert await page.locator(".turns .call").count() == 3
+        assert await page.locator(".turns .text.observation").first.inner_text() == "Got 1 log"
+        await page.keyboard.press("j")
+        await page.keyboard.press("j")
+        await page.keyboard.press("s")
+        await page.keyboard.press("s")
+        await page.locator(".turns .token").nth(11).wait_for()
+        assert page.url.endswith("&show=logprob&turn=2")
+        unlikely = page.locator(".turns li.selected .token.level-1")
+        assert await unlikely.count() == 1  # exp(−1) < 1/2 < exp(−0.5)
+
+        again = await page.context.new_page()  # the address alone shows the same
+        await again.goto(page.url)
+        await again.locator("#turn-2.selected .token").first.wait_for()
+        await again.close()
+
+        await page.get_by_label("Label").fill("loop")
+        await page.get_by_label("Note").fill("searches on")
+        await page.get_by_role("button", name="Save").click()
+        await page.get_by_text("saved", exact=True).wait_for()
+        await page.keyboard.press("Escape")
+        await page.keyboard.press("ArrowRight")
+        await page.get_by_role("heading", name="toy_0 sample 3").wait_for()
+        await page.keyboard.press("g")
+        await page.get_by_text("3 distinct sequences of actions").wait_for()
+        assert await page.locator(".side-head").count() == 3  # two of the four acted alike
+        assert await page.locator(".side-head", has_text="parts at turn 1").count() == 1
+        assert await page.locator(".side-head", has_text="parts at turn 3").count() == 1
+        await page.keyboard.press("i")
+        await page.get_by_role("row", name="step 3").wait_for()
+        assert await page.locator(".dot").count() == 12
+        await page.goto(f"{url}/#/run/toy/trajectories?q=label:loop")
+        await page.locator("td.note", has_text="searches on").wait_for()
+
+        write_steps(toy, steps=1)
+        write_trajectories(step_file(toy, 4), [make_trajectory(ITEMS[2], success=True)])
+        await page.goto(f"{url}/#/run/toy/trajectories?q=step:4..5")
+        await page.locator(".total", has_text="1 trajectory").wait_for()
+        write_trajectories(step_file(toy, 5), [make_trajectory(ITEMS[2], success=True)])
+        await page.locator(".total", has_text="2 trajectories").wait_for()  # by itself
+
+        item = f"item?item={quote('x_' + HOSTILE)}"
+        one = "at/step_0002:1"
+        await page.set_viewport_size({"width": 390, "height": 800})  # a phone's
+        for place in ("trajectories", "groups", one, f"{one}?show=owner", "group/step_0002:1", item):
+            await page.goto(f"{url}/#/run/toy/{place}")
+            await page.locator("#view", has_text="window.owned").wait_for()
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 390, place
+            assert await page.evaluate("window.owned") is None
+            assert await page.locator("#view :is(script, iframe, b)").count() == 0
+        await page.goto(f"{url}/#/run/toy/at/step_0002:1")
+        await page.wait_for_function("[...document.images].some((image) => image.naturalWidth === 1)")
+        await page.get_by_text("An image of type image/svg+xml is not shown.").first.wait_for()
+        await page.get_by_role("button", name="more characters").first.click()
+        assert await page.evaluate("window.owned") is None
+        assert all(request.startswith(url) for request in requests)
+        assert troubles == []
+
+        await page.goto(f"{url}/#/run/nothing")
+        await page.get_by_role("alert").get_by_text("there is no run 'nothing'").wait_for()
+
+    app = viewer_app(Viewer([toy.parent], cache=toy.parent.parent / "cache"), host="127.0.0.1")
+    with serving_in_thread(app) as url:
+        asyncio.run(use(url))
