@@ -148,6 +148,7 @@ class Trainer:
         """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
         import transfer_queue as tq
 
+        import agents.huggingface  # noqa: F401  # before others import transformers
         import tasks.verl.network  # before the queue's actors are sent
         from tasks.verl.config import verl_config
 

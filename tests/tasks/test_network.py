@@ -6,17 +6,19 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tasks.progress import Progress
+from tasks.errors import Diverged
+from tasks.rollout.runner import RolloutSpec
 from tasks.stages.train import TrainSession
+from tasks.verl import checkpoints
 from tests.support.verl_runs import prepare_toy_run
-from tests.support.verl_toy import toy_pipeline
+from tests.support.verl_toy import toy_items, toy_pipeline
 
 pytestmark = pytest.mark.slow
 
@@ -205,22 +207,23 @@ def find_token_in_files_and_commands() -> list[str]:
 def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """The training that is attacked is also one that diverges: a start of verl takes half a minute."""
     model = prepare_toy_run(monkeypatch, tmp_path)
-    pipeline = toy_pipeline(model, train__steps=1, train__steps_per_round=1, backend__workers=2)
+    pipeline = toy_pipeline(model, train__entropy_coef=3e38, train__save_every=1, backend__workers=2)
+    spec = RolloutSpec(name="first", max_turns={"parity": 4}, num_samples=1, temperature=1.0)
     watch = SocketWatch()
-
-    def on_step(values: Mapping[str, float]) -> None:
-        attack_from_outside()
-        attack_queue(tmp_path)
-        attack_ray(tmp_path)
-        assert find_token_in_files_and_commands() == []
-
     watch.start()
     try:
-        with TrainSession(pipeline, tmp_path, Progress(on_step=on_step)) as session:
-            session.evaluate_round(session.train_round(0))
+        with TrainSession(pipeline, tmp_path) as session:
+            session.run_rollout(toy_items(2), spec)  # all processes are up
+            attack_from_outside()
+            attack_queue(tmp_path)
+            attack_ray(tmp_path)
+            assert find_token_in_files_and_commands() == []
+            check_divergence(session)
     finally:
         watch.stop()
+    assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints") == []
     names = " ".join(watch.listeners.values())
     for program in (
         "Trainer",
@@ -234,3 +237,10 @@ def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
         endpoint: name for endpoint, name in watch.listeners.items() if not is_loopback(endpoint[0])
     } == {}
     assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def check_divergence(session: TrainSession) -> None:
+    """A gradient that is no number ends the run before its weights go anywhere."""
+    with pytest.raises(Diverged, match=r"^step 1: the gradient norm is (nan|inf); lower train\.lr") as error:
+        session.train_round(0)
+    assert not set(str(error.value)) & {"\n", "\x1b"}

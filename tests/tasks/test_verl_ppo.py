@@ -1,4 +1,4 @@
-"""Real verl on the CPU: PPO of adapters, sampled ahead, through a kill -9; and an update that diverges."""
+"""Real verl on the CPU: PPO of adapters, sampled ahead, through a kill -9."""
 
 import json
 import os
@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from tasks.config.capacity import checkpoint_bytes, read_model_size
 from tasks.data.trajectories import read_trajectories
-from tasks.errors import Diverged
 from tasks.progress import Progress
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
@@ -104,17 +103,3 @@ def read_weights(folder: Path, step: int, role: str) -> dict[str, torch.Tensor]:
 
 def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return any(not torch.equal(one[name], other[name]) for name in one)
-
-
-def test_a_gradient_that_is_no_number_ends_the_run_before_its_weights_go_anywhere(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    model = prepare_toy_run(monkeypatch, tmp_path)
-    pipeline = toy_pipeline(model, train__entropy_coef=3e38, train__save_every=1)
-    with (
-        TrainSession(pipeline, tmp_path) as session,
-        pytest.raises(Diverged, match=r"^step 1: the gradient norm is (nan|inf); lower train\.lr") as error,
-    ):
-        session.evaluate_round(session.train_round(0))
-    assert not set(str(error.value)) & {"\n", "\x1b"}
-    assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints") == []
