@@ -8,11 +8,11 @@ import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.dvc_toy import NAME, OTHER_RATE, RATE, commit, git, make_project
@@ -32,8 +32,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(folder)
         make_project(folder)
         patch.setenv("DVC_TEST", "1")  # else JSON goes around the captured stream
-        programs = [str(folder / ".git" / "programs"), str(Path(sys.executable).parent), os.environ["PATH"]]
-        patch.setenv("PATH", os.pathsep.join(programs))  # the queue's worker is the command `dvc`
+        patch.setenv("PATH", f"{folder / '.git' / 'programs'}{os.pathsep}{os.environ['PATH']}")
         dvc("repro", "--quiet", TARGET)
         commit(folder, "a run")
         dvc("exp", "run", "--queue", "--name", "other", "--set-param", SETTING, TARGET)
@@ -116,18 +115,44 @@ def test_a_queued_experiment_leaves_the_workspace_as_it_is(project: Path) -> Non
     assert status.stdout == b""
 
 
+@pytest.fixture(params=["folder", "s3"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a remote, known to DVC by its configuration: a folder, or a bucket of a local server."""
+    name: str = request.param
+    if name == "folder":
+        dvc("remote", "add", "--quiet", name, str(tmp_path / "remote"))
+        yield name
+        return
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(key, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    httpx.put(f"http://{host}:{port}/wingspan").raise_for_status()
+    dvc("remote", "add", "--quiet", name, "s3://wingspan/runs")
+    dvc("remote", "modify", "--quiet", name, "endpointurl", f"http://{host}:{port}")
+    yield name
+    server.stop()
+
+
 def test_a_clone_shows_what_was_pushed_without_running_anything(
-    project: Path, tmp_path: Path, show: Any, monkeypatch: pytest.MonkeyPatch
+    project: Path, remote: str, tmp_path: Path, show: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dvc("remote", "add", "--default", "--quiet", "shared", str(tmp_path / "remote"))
-    dvc("push", "--quiet")
-    commit(project, "a remote")
+    dvc("push", "--quiet", "--remote", remote)
+    commit(project, f"the remote {remote}")
     clone = tmp_path / "clone"
     git("clone", "-q", str(project), str(clone), cwd=tmp_path)
     monkeypatch.chdir(clone)
-    monkeypatch.setenv("PATH", "")
-    dvc("pull", "--quiet", "--allow-missing")
-    for name in ("report/a.txt", "policy/a.txt", "data/train.jsonl", "evaluation.json", "metrics.json"):
+    dvc("pull", "--quiet", "--allow-missing", "--remote", remote)
+    monkeypatch.setenv("PATH", "")  # nothing can be run
+    for name in (
+        "report/a.txt",
+        "policy/a.txt",
+        "data/train.jsonl",
+        "evaluation.json",
+        "curves/success.json",
+    ):
         assert Path(RUN, name).read_bytes() == (project / RUN / name).read_bytes()
-    (status,) = [show("status", "--json", TARGET)]
-    assert status == {}
+    assert show("metrics", "show", "--json", METRICS)[""]["data"][METRICS]["data"]["success"] == 0.5
+    assert show("status", "--json", TARGET) == {}

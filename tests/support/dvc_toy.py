@@ -39,6 +39,11 @@ for path in json.load(open(os.path.join({results!r}, "outs.json")))[stage]:
     shutil.rmtree(target, ignore_errors=True)
     copy(os.path.join(source, path), target)
 """
+_DVC = """#!{python}
+import sys
+from dvc.cli import main
+sys.exit(main())
+"""
 
 
 def make_project(folder: Path) -> None:
@@ -68,12 +73,13 @@ def make_project(folder: Path) -> None:
             results / name, successes=successes, outs=[out for paths in outs.values() for out in paths]
         )
     (results / "outs.json").write_text(json.dumps(outs))
-    program = folder / ".git" / "programs" / "wingspan"
-    program.parent.mkdir()
-    program.write_text(
-        _PROGRAM.format(python=sys.executable, results=str(results.resolve()), other=OTHER_RATE)
-    )
-    program.chmod(0o755)
+    stand_in = _PROGRAM.format(python=sys.executable, results=str(results.resolve()), other=OTHER_RATE)
+    # DVC's queue starts its worker by its command, which the PATH of a test need not have.
+    for name, code in {"wingspan": stand_in, "dvc": _DVC.format(python=sys.executable)}.items():
+        program = folder / ".git" / "programs" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(code)
+        program.chmod(0o755)
     commit(folder, "the code")
 
 
