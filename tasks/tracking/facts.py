@@ -47,6 +47,22 @@ def description(pipeline: Pipeline, *, name: str, workspace: Path) -> str:
     return "\n".join(lines)
 
 
+def origins(tags: Mapping[str, str]) -> str:
+    """Markdown: code and data of a run, by its tags; the code with a link where the repository has one."""
+    parts = []
+    if "git.commit" in tags:
+        code = f"`{tags['git.commit'][:10]}`"
+        code = f"[{code}]({tags['git.url']})" if "git.url" in tags else code
+        changes = " and uncommitted changes" if tags.get("git.dirty") == "true" else ""
+        parts.append(f"Code: commit {code}{changes}.")
+    parts += [
+        f"`{name}`: MD5 `{tags[f'md5.{name}']}`."
+        for name in ("data/train.jsonl", "data/test.jsonl")
+        if f"md5.{name}" in tags
+    ]
+    return " ".join(parts)
+
+
 def result(evaluation: Mapping[str, Any]) -> str:
     """A sentence: success on the test split, before and after."""
     rates = [evaluation[policy]["sampled"].get("success") for policy in ("before", "after")]

@@ -1,6 +1,7 @@
 """The sources of a run's results besides its parameters: the commit of the code and package versions."""
 
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +11,11 @@ from envs.registry import get_env
 WRITTEN_BY_RUNS = "dvc.lock"
 """Every run writes this file, so a change to it alone does not make the code dirty."""
 PACKAGES = ("torch", "verl", "ray", "transformers", "prefect", "mlflow", "dvc")
+
+_REMOTE = re.compile(
+    r"(?:https://(?:[^@/]*@)?|ssh://(?:[^@/]*@)?|[^@/:]+@)"
+    r"(?P<host>[\w.-]+)(?:/|:(?!\d+/))(?P<path>.+?)(?:\.git)?/?"
+)
 
 
 def provenance(*, envs: Sequence[str]) -> dict[str, str]:
@@ -26,7 +32,16 @@ def provenance(*, envs: Sequence[str]) -> dict[str, str]:
         facts["git.commit"] = commit
         changes = _git("status", "--porcelain", "--", ":/", f":(top,exclude){WRITTEN_BY_RUNS}")
         facts["git.dirty"] = str(bool(changes)).lower()
+        page = repository_page(_git("remote", "get-url", "origin") or "")
+        if page is not None:
+            facts["git.url"] = f"{page}/tree/{commit}"
     return facts
+
+
+def repository_page(remote: str) -> str | None:
+    """The web page of a Git remote by HTTPS or SSH, without user and password; None for another remote."""
+    match = _REMOTE.fullmatch(remote)
+    return f"https://{match['host']}/{match['path']}" if match else None
 
 
 def _git(*arguments: str) -> str | None:

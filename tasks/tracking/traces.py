@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.rewards.assignment import PREFIX
 from agents.types import StopReason, Trajectory, Turn
+from tasks.config.agent import AgentSettings
 from tasks.data.trajectories import read_trajectories, sampled_tokens
 from tasks.tracking.names import metric_key
 
@@ -78,10 +80,23 @@ def evaluation_traces(file: Path) -> list[EpisodeTrace]:
     ]
 
 
+def judge_metrics(agent: AgentSettings) -> dict[str, tuple[str, str]]:
+    """The metric of an episode that holds a judge's score → the judge's name and its model."""
+    return {
+        f"{PREFIX}{'score' if agent.reward == name else f'{name}/score'}": (name, judge.model)
+        for name, judge in agent.judges.items()
+    }
+
+
 def log_traces(
-    client: "MlflowClient", run_id: str, traces: Iterable[EpisodeTrace], *, decode: Decode
+    client: "MlflowClient",
+    run_id: str,
+    traces: Iterable[EpisodeTrace],
+    *,
+    decode: Decode,
+    judges: Mapping[str, tuple[str, str]],
 ) -> None:
-    """Record the `traces` whose names the run does not have yet."""
+    """Record the `traces` whose names the run does not have yet; `judges`: of `judge_metrics`."""
     experiment_id = client.get_run(run_id).info.experiment_id
     existing_names = {
         trace.info.tags.get("mlflow.traceName")
@@ -91,12 +106,29 @@ def log_traces(
     }
     for trace in traces:
         if trace.name not in existing_names:
-            _log(trace, run_id=run_id, experiment_id=experiment_id, decode=decode)
+            trace_id = _log(trace, run_id=run_id, experiment_id=experiment_id, decode=decode)
+            _assess(trace_id, trace.trajectory, judges=judges)
 
 
-def _log(trace: EpisodeTrace, *, run_id: str, experiment_id: str, decode: Decode) -> None:
+def _assess(trace_id: str, trajectory: Trajectory, *, judges: Mapping[str, tuple[str, str]]) -> None:
+    """Record success, reward and judges' scores as assessments, by which MLflow sorts traces."""
     import mlflow
     from mlflow.entities import AssessmentSource
+
+    of_code = AssessmentSource(source_type="CODE", source_id=trajectory.item.env)
+    for name, value in {"success": trajectory.success, "reward": trajectory.reward}.items():
+        mlflow.log_feedback(trace_id=trace_id, name=name, value=value, source=of_code)
+    for metric, (name, model) in judges.items():
+        if metric in trajectory.metrics:
+            of_judge = AssessmentSource(source_type="LLM_JUDGE", source_id=model)
+            mlflow.log_feedback(
+                trace_id=trace_id, name=name, value=trajectory.metrics[metric], source=of_judge
+            )
+
+
+def _log(trace: EpisodeTrace, *, run_id: str, experiment_id: str, decode: Decode) -> str:
+    """Record an episode; returns the id of its trace."""
+    import mlflow
 
     trajectory = trace.trajectory
     facts = {"item": trajectory.item.item_id, "env": trajectory.item.env}
@@ -129,9 +161,8 @@ def _log(trace: EpisodeTrace, *, run_id: str, experiment_id: str, decode: Decode
         status="ERROR" if trajectory.stop_reason is StopReason.ERROR else "OK",
         end_time_ns=trace.ended_at_ns,
     )
-    source = AssessmentSource(source_type="CODE", source_id=trajectory.item.env)
-    mlflow.log_feedback(trace_id=episode.trace_id, name="success", value=trajectory.success, source=source)
-    mlflow.log_feedback(trace_id=episode.trace_id, name="reward", value=trajectory.reward, source=source)
+    trace_id: str = episode.trace_id
+    return trace_id
 
 
 def _log_turn(turn: Turn, *, number: int, message: str, context: int, episode: "LiveSpan", at_ns: int) -> int:

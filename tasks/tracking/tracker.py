@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -29,13 +30,20 @@ from tasks.config.parameters import flat
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
 from tasks.evaluation.outcomes import OUTCOMES
-from tasks.tracking import facts, recorded_runs
+from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
 from tasks.tracking.logged_models import kept_policies, log_policies, written_ms
 from tasks.tracking.model import register
 from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric, without_password
 from tasks.tracking.store import check_store
-from tasks.tracking.traces import EpisodeTrace, evaluation_traces, log_traces, round_traces
+from tasks.tracking.system_metrics import SystemMonitor
+from tasks.tracking.traces import (
+    EpisodeTrace,
+    evaluation_traces,
+    judge_metrics,
+    log_traces,
+    round_traces,
+)
 from tasks.verl.policies import decoder
 from tasks.verl.rewinds import RewindPoints, read_rewinds
 
@@ -109,6 +117,7 @@ class Tracker:
         self._workspace = workspace
         self._tags = {recorded_runs.WORKSPACE: str(workspace.resolve())}
         self._run: tuple[MlflowClient, str] | None = None
+        self._system: SystemMonitor | None = None
         self._failure: Exception | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._later(self._write_tags)  # connecting takes seconds: begin at once
@@ -169,9 +178,16 @@ class Tracker:
                 recorded_runs.end(*self._run, status="KILLED")
 
     def _keep_beating(self) -> None:
-        while not self._left.wait(recorded_runs.INTERVAL_S):
-            with suppress(RuntimeError):  # the writer thread has ended
-                self._later(recorded_runs.beat)
+        """Show that this process lives, and what its machine is doing."""
+        next_beat = time.monotonic() + recorded_runs.INTERVAL_S
+        while not self._left.wait(system_metrics.INTERVAL_S):
+            if self._system is not None:
+                self._system.sample()
+            if time.monotonic() >= next_beat:
+                next_beat += recorded_runs.INTERVAL_S
+                with suppress(RuntimeError):  # the writer thread has ended
+                    self._later(recorded_runs.beat)
+                    self._later(self._write_system)
 
     def _later(self, write: Callable[["MlflowClient", str], None]) -> None:
         def job() -> None:
@@ -194,6 +210,7 @@ class Tracker:
         if not client.get_run(run_id).data.params:  # the run is new, or an earlier start failed
             log_params(client, run_id, flat(self._pipeline.model_dump(mode="json"), sep="."))
         client.update_run(run_id, status="RUNNING")
+        self._system = SystemMonitor(run_id, began_ms=client.get_run(run_id).info.start_time)
         recorded_runs.beat(client, run_id)
         recorded_runs.mark_gone(client, experiment_id=experiment_of(client))
         return client, run_id
@@ -217,6 +234,10 @@ class Tracker:
             MLFLOW_TAGS[key]: value for key, value in self._tags.items() if key in MLFLOW_TAGS
         }
         client.log_batch(run_id, tags=[RunTag(key, redact(value)) for key, value in tags.items()])
+
+    def _write_system(self, client: "MlflowClient", run_id: str) -> None:
+        if self._system is not None:
+            self._system.write(client, run_id)
 
     def _write_training(self, client: "MlflowClient", run_id: str) -> None:
         log_item_files(client, run_id, self._item_files())
@@ -281,6 +302,7 @@ class Tracker:
 
     def _write_all(self, client: "MlflowClient", run_id: str) -> None:
         self._write_tags(client, run_id)
+        self._write_system(client, run_id)
         self._write_training(client, run_id)
         workspace = self._workspace
         evaluation = json.loads((workspace / "evaluation.json").read_text())
@@ -301,7 +323,7 @@ class Tracker:
         experiment_id = client.get_run(run_id).info.experiment_id
         page = run_page(experiment_id, run_id)
         artifact = run_page(experiment_id, run_id, tab="/artifacts/report/index.html")
-        note = f"**{result}** [Report]({artifact})\n\n{self._description()}"
+        note = f"**{result}** [Report]({artifact})\n\n{facts.origins(self._tags)}\n\n{self._description()}"
         client.set_tag(run_id, "mlflow.note.content", note)
         tags = facts.version_tags(
             self._pipeline, workspace=workspace, evaluation=evaluation, run_tags=self._tags
@@ -324,7 +346,8 @@ class Tracker:
     def _log_traces(self, client: "MlflowClient", run_id: str, traces: list[EpisodeTrace]) -> None:
         start = self._pipeline.model
         folders = (self._workspace / "policy", self._workspace / "warmup", start)
-        log_traces(client, run_id, traces, decode=decoder(*folders, special_tokens=False))
+        decode = decoder(*folders, special_tokens=False)
+        log_traces(client, run_id, traces, decode=decode, judges=judge_metrics(self._pipeline.agent))
 
     def _item_files(self) -> list[ItemFile]:
         files = [self._workspace / "data" / f"{split}.jsonl" for split in ("train", "test")]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.tracking.provenance import provenance
+from tasks.tracking.provenance import provenance, repository_page
 
 
 @pytest.fixture
@@ -33,3 +33,31 @@ def test_any_other_change_is_one(repository: Path, monkeypatch: pytest.MonkeyPat
     below.mkdir()
     monkeypatch.chdir(below)
     assert provenance(envs=[])["git.dirty"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("remote", "page"),
+    [
+        ("https://github.com/me/wingspan.git", "https://github.com/me/wingspan"),
+        (
+            "https://me:secret@git.example.org/group/sub/wingspan",
+            "https://git.example.org/group/sub/wingspan",
+        ),
+        ("git@github.com:me/wingspan.git", "https://github.com/me/wingspan"),
+        ("ssh://git@github.com/me/wingspan", "https://github.com/me/wingspan"),
+        ("ssh://git@example.org:2222/me/wingspan", None),  # the port is not that of its pages
+        ("/srv/git/wingspan", None),
+        ("../wingspan", None),
+        ("", None),
+    ],
+)
+def test_a_remote_has_a_page_if_its_address_says_so(remote: str, page: str | None) -> None:
+    assert repository_page(remote) == page
+
+
+def test_the_commit_has_a_page(repository: Path) -> None:
+    assert "git.url" not in provenance(envs=[])
+    remote = "git@github.com:me/wingspan.git"
+    subprocess.run(["git", "remote", "add", "origin", remote], check=True)
+    facts = provenance(envs=[])
+    assert facts["git.url"] == f"https://github.com/me/wingspan/tree/{facts['git.commit']}"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from flows.commands.runs import run_rows
+from tasks.config.agent import JudgeBlock
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.watch import WatchSettings
@@ -211,6 +213,8 @@ def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
     }
     assert {run.info.status for run in rounds.values()} == {"FINISHED"}
     assert is_recorded(workspace, pipeline=pipeline)
+    for name in ("cpu_utilization_percentage", "system_memory_usage_percentage", "disk_usage_percentage"):
+        assert 0 <= parent.data.metrics[f"system/{name}"] <= 100
 
     page = mlflow.artifacts.download_artifacts(run_id=parent.info.run_id, artifact_path="report/index.html")
     assert Path(page).read_text() == "<p>a report</p>"
@@ -256,6 +260,34 @@ def test_a_trace_shows_the_task_and_the_turns_with_the_times_they_took(
     assert assessments == {"success": False, "reward": 0.0}
 
 
+@pytest.mark.heavy
+def test_a_judge_s_score_is_an_assessment_by_its_model(workspace: Path, pipeline: Pipeline) -> None:
+    judge = JudgeBlock(url="http://127.0.0.1:9/v1", model="big")
+    for name, reward, metric in (
+        ("one", "tone", "score"),
+        ("two", {"tone": 0.5, "number_equal": 1.0}, "tone/score"),
+    ):
+        agent = pipeline.agent.model_copy(update={"judges": {"tone": judge}, "reward": reward})
+        judged = pipeline.model_copy(update={"agent": agent})
+        write_results(workspace / name)
+        scored = [
+            replace(
+                episode(index, policy="after", mode="sampled"), metrics={f"reward/{metric}": float(index)}
+            )
+            for index in range(2)
+        ]
+        write_trajectories(workspace / name / "evaluation_trajectories.jsonl", scored)
+        with Tracker("judged", pipeline=judged, workspace=workspace / name) as tracker:
+            tracker.finish()
+        scores = {
+            (assessment.feedback.value, str(assessment.source.source_type), assessment.source.source_id)
+            for trace in traces_of(workspace / name)
+            for assessment in trace.info.assessments
+            if assessment.name == "tone"
+        }
+        assert scores == {(0.0, "LLM_JUDGE", "big"), (1.0, "LLM_JUDGE", "big")}
+
+
 def test_a_round_says_why_its_horizon_was_raised() -> None:
     steps: list[dict[str, Any]] = [
         {"step": 1, "horizon": 5},
@@ -292,7 +324,8 @@ def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeli
     assert changes["warmup.lr"] == (default.warmup and default.warmup.lr, 0.25)
     write_changes(workspace, name="eight", changed=changes)
     with Tracker("eight", pipeline=pipeline, workspace=workspace) as tracker:
-        tracker.tag({"git.commit": "abc"})
+        code = {"git.commit": "abc", "git.url": "https://git.example.org/me/wingspan/tree/abc"}
+        tracker.tag(code | {"git.dirty": "true", "md5.data/test.jsonl": "12ab"})
         write_round(workspace, 0, steps=(1, 2))
         write_results(workspace)
         tracker.finish()
@@ -306,6 +339,8 @@ def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeli
     assert "25.0% before, 75.0% after" in note
     assert f"- `warmup.lr`: {default.warmup and default.warmup.lr} → 0.25" in note
     assert f"runs/{parent.info.run_id}/artifacts/report/index.html" in note
+    assert f"Code: commit [`abc`]({code['git.url']}) and uncommitted changes." in note
+    assert "`data/test.jsonl`: MD5 `12ab`." in note
     (data,) = parent.inputs.dataset_inputs
     assert data.dataset.digest == hashlib.md5(b"{}\n" * 8).hexdigest()
     assert [(tag.key, tag.value) for tag in data.tags] == [("mlflow.data.context", "evaluation")]
