@@ -437,7 +437,7 @@ def test_annotations_are_found_and_belong_to_a_content(tmp_path: Path) -> None:
         with index.connect() as connection:
             location = find_location(connection, address)
         assert location is not None
-        facts = {
+        facts: dict[str, Any] = {
             "file": "step_0001",
             "line": 1,
             "item": "toy_0",

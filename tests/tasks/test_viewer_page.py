@@ -194,6 +194,7 @@ def test_annotations_are_taken_from_the_page_alone(toy: Path) -> None:
             "note": " a\nb ",
         }
         port = client.base_url.port
+        assert port is not None
         mistakes: list[tuple[int, dict[str, str], dict[str, str]]] = [
             (403, {"origin": "https://example.org"}, {}),
             (403, {"origin": f"http://127.0.0.1:{port + 1}"}, {}),
