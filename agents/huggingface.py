@@ -8,21 +8,24 @@ each process's start, and nothing here uses either.
 import sys
 from importlib import import_module
 
-from transformers.utils import import_utils
+from agents.process_memory import no_garbage_collection
 
-# transformers remembers the answers, and verl may have asked before.
-import_utils.is_scipy_available.cache_clear()
-import_utils.is_sklearn_available.cache_clear()
-_absent = {name: None for name in ("sklearn", "scipy") if name not in sys.modules}
-sys.modules.update(_absent)  # type: ignore[arg-type]  # Python's way to say that there is no such package
-try:
-    import_module("transformers.generation.candidate_generator")
-    import_module("transformers.modeling_utils")
-finally:
-    for _name in _absent:
-        del sys.modules[_name]
+with no_garbage_collection():
+    from transformers.utils import import_utils
 
-from transformers import (  # noqa: E402
+    # transformers remembers the answers, and verl may have asked before.
+    import_utils.is_scipy_available.cache_clear()
+    import_utils.is_sklearn_available.cache_clear()
+    _absent = {name: None for name in ("sklearn", "scipy") if name not in sys.modules}
+    sys.modules.update(_absent)  # type: ignore[arg-type]  # Python's way to say that there is no such package
+    try:
+        import_module("transformers.generation.candidate_generator")
+        import_module("transformers.modeling_utils")
+    finally:
+        for _name in _absent:
+            del sys.modules[_name]
+
+from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,

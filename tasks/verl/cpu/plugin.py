@@ -6,6 +6,7 @@ verl imports this module (`VERL_USE_EXTERNAL_MODULES`) at the end of `import ver
 
 import os
 
+from agents.process_memory import no_garbage_collection
 from envs.errors import ConfigError
 
 VERL_VERSION = "0.9.1"
@@ -24,20 +25,21 @@ def activate() -> None:
             f"verl {installed_version} is installed, but tasks/verl/cpu is written for {VERL_VERSION}; "
             f"install verl=={VERL_VERSION}"
         )
-    from verl.plugin.platform.platform_manager import PlatformRegistry
+    with no_garbage_collection():
+        from verl.plugin.platform.platform_manager import PlatformRegistry
 
-    import agents.huggingface  # noqa: F401  # before verl's modules import transformers' models
-    from tasks.verl.cpu.platform import PlatformCpu
+        import agents.huggingface  # noqa: F401  # before verl's modules import transformers' models
+        from tasks.verl.cpu.platform import PlatformCpu
 
-    PlatformRegistry.register(platform="cpu")(PlatformCpu)
+        PlatformRegistry.register(platform="cpu")(PlatformCpu)
 
-    # The order matters: verl's modules ask for the platform while they are imported, and those of the
-    # engine import what the patches replace.
-    from tasks.verl.cpu import patches
+        # The order matters: verl's modules ask for the platform while they are imported, and those of the
+        # engine import what the patches replace.
+        from tasks.verl.cpu import patches
 
-    patches.apply()
+        patches.apply()
 
-    from tasks.verl.cpu import engine, rollout
+        from tasks.verl.cpu import engine, rollout
 
     engine.register()
     rollout.register()
