@@ -4,16 +4,16 @@ Every function takes a connection of `RunIndex.connect`, and the text of a query
 """
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tasks.viewer.lines import TOOL_CALLS
-from tasks.viewer.query import InvalidQuery, compile_query, known_keys
+from tasks.viewer.query import InvalidQuery, Where, compile_query, known_keys
 
-FROM = "trajectories t JOIN files f ON f.id = t.file JOIN items i ON i.id = t.item"
-ORDER = "t.step IS NULL, t.step, f.key, t.line"
+ORDER = "t.step IS NULL, t.step, t.file, t.line"
 """Training by step, then evaluations; as in the files."""
 SORTS = {
     key: f"t.{key}"
@@ -21,13 +21,13 @@ SORTS = {
 } | {"item": "i.item", "version": "t.newest", "stop": "t.stop", "success": "t.success"}
 """What lists are sorted by; with `-` before it, descending."""
 GROUP_SORTS = {
-    "step": "step",
-    "item": "item",
-    "samples": "samples",
-    "success": "successes * 1.0 / samples",
-    "reward": "reward",
-    "spread": "spread",
-    "turns": "turns",
+    "step": "g.step",
+    "item": "i.item",
+    "samples": "g.samples",
+    "success": "g.successes * 1.0 / g.samples",
+    "reward": "g.reward",
+    "spread": "g.spread",
+    "turns": "g.turns",
 }
 MAX_VALUES = 30
 """Distinct values of a key that is offered to filter by; one with more is an identifier."""
@@ -109,7 +109,8 @@ _COLUMNS = (
     "t.images, ifnull(a.label, ''), ifnull(a.note, '')"
 )
 _JOINS = (
-    f"{FROM} JOIN facts l ON l.id = t.labels "
+    "trajectories t JOIN files f ON f.id = t.file JOIN items i ON i.id = t.item "
+    "JOIN facts l ON l.id = t.labels "
     "LEFT JOIN annotations a ON a.digest = t.digest AND a.file = f.key"
 )
 
@@ -117,7 +118,8 @@ _JOINS = (
 def count_trajectories(connection: sqlite3.Connection, query: str = "") -> int:
     """How many trajectories a query selects."""
     where = compile_query(query, connection)
-    row = connection.execute(f"SELECT count(*) FROM {FROM} WHERE {where.sql}", where.values).fetchone()
+    select = f"SELECT count(*) FROM {_tables(where.sql)} WHERE {where.sql}"
+    row = connection.execute(select, where.values).fetchone()
     return int(row[0])
 
 
@@ -126,9 +128,8 @@ def list_trajectories(
 ) -> list[Row]:
     """Some of the trajectories that a query selects, in the order of `SORTS`. Raises `InvalidQuery`."""
     where = compile_query(query, connection)
-    # Sorted as numbers alone, and only then joined with what is shown.
-    ids = f"SELECT t.id FROM {FROM} WHERE {where.sql} ORDER BY {_order(sort, SORTS)}{ORDER} LIMIT ? OFFSET ?"
-    numbers = [row[0] for row in connection.execute(ids, (*where.values, limit, offset))]
+    select = f"{_select_ids(where, sort)} LIMIT ? OFFSET ?"
+    numbers = [row[0] for row in connection.execute(select, (*where.values, limit, offset))]
     return _rows(connection, numbers)
 
 
@@ -136,8 +137,7 @@ def neighbours(connection: sqlite3.Connection, query: str, *, sort: str, address
     """The trajectories before and after `address` in a list, with its position (from 1); None where there
     is none."""
     where = compile_query(query, connection)
-    ids = f"SELECT t.id FROM {FROM} WHERE {where.sql} ORDER BY {_order(sort, SORTS)}{ORDER}"
-    numbers = [row[0] for row in connection.execute(ids, where.values)]
+    numbers = [row[0] for row in connection.execute(_select_ids(where, sort), where.values)]
     found = _find(connection, address)
     if found is None or found not in numbers:
         return {"position": None, "total": len(numbers), "before": None, "after": None}
@@ -155,17 +155,17 @@ def list_groups(
     """How many groups the trajectories of a query belong to, and some of them. Raises `InvalidQuery`."""
     where = compile_query(query, connection)
     grouped = (
-        f"SELECT t.file AS file, min(t.line) AS line, t.step AS step, f.key AS key, f.phase AS phase, "
-        f"i.item AS item, i.metadata AS metadata, t.labels AS labels, count(*) AS samples, "
-        f"sum(t.success) AS successes, avg(t.reward) AS reward, max(t.reward) - min(t.reward) AS spread, "
-        f"avg(t.turns) AS turns FROM {FROM} WHERE {where.sql} GROUP BY t.file, t.item, t.labels"
+        "SELECT t.file, t.item, t.labels, min(t.line) AS line, t.step AS step, count(*) AS samples, "
+        "sum(t.success) AS successes, avg(t.reward) AS reward, max(t.reward) - min(t.reward) AS spread, "
+        f"avg(t.turns) AS turns FROM {_tables(where.sql)} WHERE {where.sql} GROUP BY t.file, t.item, t.labels"
+    )
+    select = (
+        "SELECT f.key || ':' || g.line, g.step, f.phase, i.item, i.metadata, l.json, g.samples, g.successes, "
+        f"g.reward, g.spread, g.turns FROM ({grouped}) g JOIN files f ON f.id = g.file "
+        "JOIN items i ON i.id = g.item JOIN facts l ON l.id = g.labels "
+        f"ORDER BY {_order(sort, GROUP_SORTS)}g.step IS NULL, g.step, g.file, g.line LIMIT ? OFFSET ?"
     )
     total = connection.execute(f"SELECT count(*) FROM ({grouped})", where.values).fetchone()[0]
-    select = (
-        f"SELECT key || ':' || line, step, phase, item, metadata, l.json, samples, successes, reward, "
-        f"spread, turns FROM ({grouped}) g JOIN facts l ON l.id = g.labels "
-        f"ORDER BY {_order(sort, GROUP_SORTS)}step IS NULL, step, key, line LIMIT ? OFFSET ?"
-    )
     names = list(GroupRow.__dataclass_fields__)
     groups = []
     for row in connection.execute(select, (*where.values, limit, offset)):
@@ -189,7 +189,7 @@ def siblings(connection: sqlite3.Connection, address: str) -> list[Row]:
 
 def item_history(connection: sqlite3.Connection, item: str) -> list[Row]:
     """All trajectories of an item, by step, then evaluations; at most `MAX_HISTORY`."""
-    select = f"SELECT t.id FROM {FROM} WHERE i.item = ? ORDER BY {ORDER} LIMIT ?"
+    select = f"SELECT t.id FROM {_tables('i.item')} WHERE i.item = ? ORDER BY {ORDER} LIMIT ?"
     return _rows(connection, [row[0] for row in connection.execute(select, (item, MAX_HISTORY))])
 
 
@@ -200,7 +200,7 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
     connection.execute("PRAGMA query_only = 0")
     connection.execute(
         "CREATE TEMP TABLE selected AS SELECT t.success, t.stop, t.error, t.item, t.labels, t.metrics, "
-        f"t.file, t.digest, f.key FROM {FROM} WHERE {where.sql}",
+        f"t.file, t.digest, f.key FROM {_tables(where.sql, 'f.key')} WHERE {where.sql}",
         where.values,
     )
     connection.execute("PRAGMA query_only = 1")
@@ -245,7 +245,8 @@ def count_by_step(connection: sqlite3.Connection, query: str = "") -> list[tuple
     """Step, trajectories, and those of them that succeeded, of the training's trajectories of a query."""
     where = compile_query(query, connection)
     select = (
-        f"SELECT t.step, count(*), sum(t.success) FROM {FROM} WHERE t.step IS NOT NULL AND {where.sql} "
+        f"SELECT t.step, count(*), sum(t.success) FROM {_tables(where.sql)} "
+        f"WHERE t.step IS NOT NULL AND {where.sql} "
         "GROUP BY t.step ORDER BY t.step"
     )
     return connection.execute(select, where.values).fetchall()
@@ -310,6 +311,18 @@ def _row(values: Sequence[Any]) -> Row:
         label=label,
         note=note,
     )
+
+
+def _select_ids(where: Where, sort: str) -> str:
+    order = _order(sort, SORTS) + ORDER
+    return f"SELECT t.id FROM {_tables(where.sql, order)} WHERE {where.sql} ORDER BY {order}"
+
+
+def _tables(*parts: str) -> str:
+    """What parts of a statement read from: files and items only if they name them, for a join costs time."""
+    joins = {"f": " JOIN files f ON f.id = t.file", "i": " JOIN items i ON i.id = t.item"}
+    needed = [join for name, join in joins.items() if re.search(rf"\b{name}\.", " ".join(parts))]
+    return "trajectories t" + "".join(needed)
 
 
 def _order(sort: str, sorts: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from tasks.viewer.annotations import read_annotations
 from tasks.viewer.folders import ANNOTATIONS, RunFolder, TrajectoryFile
 from tasks.viewer.lines import TOOL_CALLS, Entry, UnreadableLine, digest_of, read_line
 
-VERSION = 1
+VERSION = 2
 """Of the tables below: a file of another version is made anew."""
 BATCH_S = 0.5
 """Between two commits: how often a long indexing shows what it has so far."""
@@ -50,6 +50,8 @@ CREATE TABLE trajectories(
     turns INTEGER, tokens INTEGER, logprob REAL, unparsed INTEGER, oldest INTEGER, newest INTEGER,
     seconds REAL, attempts INTEGER, error TEXT, labels INTEGER, metrics INTEGER, prompt INTEGER,
     images INTEGER, UNIQUE(file, line));
+CREATE INDEX by_order ON trajectories(step IS NULL, step, file, line);
+CREATE INDEX by_group ON trajectories(file, item, labels);
 CREATE INDEX by_item ON trajectories(item);
 CREATE INDEX by_digest ON trajectories(digest);
 CREATE TABLE unreadable(file INTEGER, line INTEGER, reason TEXT);

@@ -90,7 +90,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A condition of SQL on `browse.FROM`, and its parameters."""
+    """A condition of SQL on trajectories `t`, their files `f` and items `i`, and its parameters."""
 
     sql: str
     values: tuple[object, ...] = ()

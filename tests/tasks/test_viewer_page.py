@@ -304,6 +304,10 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         await page.keyboard.press("Escape")
         await page.keyboard.press("ArrowRight")
         await page.get_by_role("heading", name="toy_0 sample 3").wait_for()
+        await page.keyboard.press("u")  # the list is as it was left, at what was seen last
+        assert await page.locator("tr.selected td").nth(1).inner_text() == "3"
+        await page.keyboard.press("Enter")
+        await page.get_by_role("heading", name="toy_0 sample 3").wait_for()
         await page.keyboard.press("g")
         await page.get_by_text("3 distinct sequences of actions").wait_for()
         assert await page.locator(".side-head").count() == 3  # two of the four acted alike

@@ -4,11 +4,14 @@ import { get } from "./api.js";
 import { count, h, number, plural, replace, seconds } from "./dom.js";
 import * as links from "./links.js";
 import { showActivity } from "./main.js";
-import { outcome, stepText, stopText, tags, versionText } from "./rows.js";
+import { outcome, stepText, stopText, tags, versionText, visited } from "./rows.js";
 import { tabs } from "./run.js";
 
 const PAGE = 100;
 const FACET_VALUES = 8;
+
+// Where lists were left, by their address: a list that is returned to is as it was.
+const left = new Map();
 
 export function listView(run, { kind, query }) {
   let q = query.get("q") ?? "", sort = query.get("sort") ?? "";
@@ -140,7 +143,10 @@ export function listView(run, { kind, query }) {
     className: "wide-page",
     crumbs: [["runs", links.toRuns()], [run, links.toRun(run)], [kind]],
     async load({ signal }) {
-      await readFirst(signal);
+      const before = left.get(here({ q, sort }));
+      await readFirst(signal, before?.rows);
+      selected = rows.findIndex((row) => (row.address ?? row.first) === visited.address);
+      mark();
       watcher.observe(sentinel);
       return [
         h("div", { class: "list-head" },
@@ -156,6 +162,14 @@ export function listView(run, { kind, query }) {
             h("div", { class: "scroll" }, h("table", { class: "list" }, head, body)),
             sentinel)),
       ];
+    },
+    shown() {
+      window.scrollTo(0, left.get(here({ q, sort }))?.scroll ?? 0);
+      body.children[selected]?.scrollIntoView({ block: "nearest" });
+    },
+    leave() {
+      watcher.disconnect();
+      left.set(here({ q, sort }), { rows: Math.max(PAGE, rows.length), scroll: window.scrollY });
     },
     update(next) {
       [q, sort] = [next.get("q") ?? "", next.get("sort") ?? ""];

@@ -30,12 +30,14 @@ function findView({ parts, query }) {
   return null;
 }
 
-// A view is { title, crumbs, load(context), keys?, update?(query), refresh?() }; `load` fills the page.
+// A view is { title, crumbs, load(context), keys?, update?(query), refresh?(), shown?(), leave?() }; `load` gives
+// what fills the page, `update` takes a change of the address alone, `refresh` a change of the run.
 async function open() {
   const hash = location.hash || "#/";
   const parsed = links.parse(hash);
   const place = parsed.parts.join("/");
   if (current?.place === place && current.view?.update?.(parsed.query)) return;
+  current?.view?.leave?.();
   current?.controller.abort();
   const controller = new AbortController();
   const view = findView(parsed);
@@ -131,6 +133,7 @@ document.getElementById("keys").addEventListener("click", (event) => {
   if (event.target === event.currentTarget) event.currentTarget.close();
 });
 listen(everywhere);
+history.scrollRestoration = "manual"; // a list returns to where it was by itself
 window.addEventListener("hashchange", open);
 open();
 setTimeout(poll, POLL_MS);

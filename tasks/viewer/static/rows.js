@@ -3,6 +3,9 @@
 import { h, number } from "./dom.js";
 import * as links from "./links.js";
 
+// The trajectory, or the group by its first one, that was seen last: a list marks it.
+export const visited = { address: null };
+
 // Solved or not by form and color alike.
 export function outcome(row) {
   if (row.error !== null && row.stop === "error") return h("span", { class: "outcome dropped", title: row.error }, "dropped");

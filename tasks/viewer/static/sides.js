@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { h, number, plural, replace } from "./dom.js";
 import * as links from "./links.js";
 import { observation, words } from "./trajectory.js";
-import { outcome, stepText, stopText, tags } from "./rows.js";
+import { outcome, stepText, stopText, tags, visited } from "./rows.js";
 
 export function sidesView(run, { group, addresses, query }) {
   let sides = [], generation = null, isCut = false;
@@ -95,6 +95,7 @@ export function sidesView(run, { group, addresses, query }) {
       group ? ["groups", links.toGroups(run)] : ["trajectories", links.toList(run)], [group ? `group of ${group}` : title]],
     async load({ signal }) {
       await read(signal);
+      visited.address = group;
       return box;
     },
     update(next) {

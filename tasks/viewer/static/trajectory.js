@@ -3,7 +3,7 @@
 import { get, imageUrl, post } from "./api.js";
 import { count, h, longText, number, percent, plural, replace, seconds } from "./dom.js";
 import * as links from "./links.js";
-import { dot, outcome, stepText, stopText, tags, versionText } from "./rows.js";
+import { dot, outcome, stepText, stopText, tags, versionText, visited } from "./rows.js";
 import { tokenText, legend } from "./tokens.js";
 
 const SHOWN = [
@@ -157,6 +157,7 @@ export function trajectoryView(run, { address, query }) {
     crumbs: [["runs", links.toRuns()], [run, links.toRun(run)], [list.q || "trajectories", links.toList(run, list)], [address]],
     async load({ signal }) {
       await read(signal);
+      visited.address = address;
       drawTurns();
       isShown = true;
       return content();
