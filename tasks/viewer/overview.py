@@ -21,6 +21,10 @@ SERIES = (
     "seconds", "rollout_probs_diff_mean", "rollout_probs_diff_max",
 )  # fmt: skip
 """The columns of `train/metrics.jsonl` that the page shows; those that a run does not have are left out."""
+_WRITTEN = (
+    "data", "provision.json", "warmup", "train", "train/metrics.jsonl", "train/trajectories", "policy",
+    "evaluation.json", "timing.json", "record.json", "trajectories.jsonl",
+)  # fmt: skip
 LIVE_S = 60.0
 """A run whose files have changed within these seconds is shown as running."""
 
@@ -130,10 +134,9 @@ def _recorded_success(folder: Path) -> float | None:
 
 
 def _written_at(run: RunFolder) -> float:
-    train = run.folder / "train"
-    folders = (run.folder, train, train / "trajectories", train / "metrics.jsonl")
-    times = [_mtime(path) for path in ((run.file,) if run.file else folders)]
-    return max(times)
+    # Not the folder itself, which annotations change.
+    paths = [run.file] if run.file else [run.folder / name for name in _WRITTEN]
+    return max(map(_mtime, paths))
 
 
 def _mtime(path: Path) -> float:

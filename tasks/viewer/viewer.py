@@ -19,8 +19,9 @@ from tasks.viewer.reading import token_pieces
 
 REFRESH_S = 1.0
 """Between two looks at the files."""
-PATIENCE_S = 0.2
-"""How long a request waits for an update; a longer one goes on, and the page shows how far it is."""
+FIRST_PATIENCE_S, PATIENCE_S = 1.0, 0.2
+"""How long a request waits for an update, the run's first and later ones; a longer one goes on, and the page
+shows how far it is."""
 
 
 class UnknownRun(ConfigError):
@@ -83,8 +84,9 @@ class OpenRun:
                 self._update = threading.Thread(target=self._run_update, name="viewer-index", daemon=True)
                 self._update.start()
             update, error = self._update, self._error
+            is_first = self._updated_s == float("-inf")
         if update is not None:
-            update.join(PATIENCE_S)
+            update.join(FIRST_PATIENCE_S if is_first else PATIENCE_S)
         if error is not None:
             raise error
 

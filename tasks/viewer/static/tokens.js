@@ -4,7 +4,7 @@
 import { h, number } from "./dom.js";
 
 const OWNERS = {
-  policy: "sampled by the policy: trained on (mask 1)",
+  policy: "sampled by the policy (mask 1: trained on, if the episode is)",
   environment: "the environment's and the tools' words (mask 0)",
   template: "the chat template's own tokens (mask 0)",
   context: "not the policy's (mask 0); the file does not say which are the environment's words",
