@@ -107,7 +107,7 @@ def main_figures(results: Results, *, changes: Mapping[str, Change | None]) -> d
 
     `success` on the test split with its 95% interval (`_low`, `_high`), `success_before` training and the
     `gain`, also with its interval; the same two rates of greedy episodes; the number of test `items`, of
-    training `steps`, and the `minutes` that all stages but the report took.
+    training `steps`, and the `minutes` that these took.
     """
     figures: dict[str, float] = {}
     if change := changes["sampled"]:
@@ -121,8 +121,7 @@ def main_figures(results: Results, *, changes: Mapping[str, Change | None]) -> d
         figures |= {"greedy": greedy.after, "greedy_before": greedy.before, "items": greedy.items}
     if results.steps:
         figures["steps"] = len(results.steps)
-    if results.seconds:
-        figures["minutes"] = sum(results.seconds.values()) / 60
+        figures["minutes"] = sum(step.get("seconds", 0.0) for step in results.steps) / 60
     return figures
 
 

@@ -67,7 +67,7 @@ def test_metrics_show_success_with_its_interval(show: Any) -> None:
     assert metrics["success"] == 0.5
     assert metrics["success_low"] < 0.5 < metrics["success_high"]
     assert (metrics["gain"], metrics["items"], metrics["steps"]) == (0.25, 4, 4)
-    assert metrics["minutes"] == 0.5
+    assert metrics["minutes"] == pytest.approx(4 * 4.0 / 60, abs=1e-6)
     assert all(isinstance(value, int | float) for value in metrics.values())
 
 
