@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -99,10 +100,10 @@ def make_line(
 
 def requests(
     rng: random.Random, *, steps: int
-) -> Iterator[tuple[str, Callable[[], tuple[str, dict[str, object]]]]]:
+) -> Iterator[tuple[str, Callable[[], tuple[str, dict[str, Any]]]]]:
     """Kinds of requests, each with a function that makes one."""
 
-    def list_by(make_query: Callable[[], str], **more: object) -> Callable[[], tuple[str, dict[str, object]]]:
+    def list_by(make_query: Callable[[], str], **more: object) -> Callable[[], tuple[str, dict[str, Any]]]:
         return lambda: ("trajectories", {"q": make_query(), **more})
 
     def address() -> str:

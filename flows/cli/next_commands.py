@@ -15,6 +15,7 @@ def next_commands(pipeline: str, *, workspace: Path, settings: Sequence[str]) ->
     page = recorded_page(workspace)
     commands = {
         ui_command() or page: f"metrics, traces and the registered policy: {page}",
+        shlex.join(["wingspan", "view", str(workspace)]): "read its trajectories in a browser",
         shlex.join(rollout): "watch the trained policy act",
         shlex.join(["wingspan", "serve-policy", policy]): "serve it with OpenAI's protocol",
     }

@@ -168,10 +168,12 @@ def view(
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8003,
+    token: Annotated[str | None, typer.Option(envvar="WINGSPAN_TOKEN", help="Require this token.")] = None,
 ) -> None:
     """Show runs and their trajectories in a browser, from their files, until Ctrl-C."""
     import asyncio
 
     from flows.commands.view import view as serve
 
-    asyncio.run(serve(folders or [Path("runs")], host=host, port=port, say=typer.echo))
+    paths = folders or [Path("runs")]
+    asyncio.run(serve(paths, host=host, port=port, token=token or None, say=typer.echo))

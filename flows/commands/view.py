@@ -14,11 +14,14 @@ GRACE_S = 0.2
 """Time for answers under way when the viewer is stopped: they change nothing."""
 
 
-async def view(paths: Sequence[Path], *, host: str, port: int, say: Callable[[str], None]) -> None:
+async def view(
+    paths: Sequence[Path], *, host: str, port: int, token: str | None, say: Callable[[str], None]
+) -> None:
     """Serve until SIGINT or SIGTERM; `say` gets the address. Raises `ConfigError`."""
     runs = find_runs(paths)
-    app = viewer_app(Viewer(paths, cache=cache_folder()), host=host)
+    app = viewer_app(Viewer(paths, cache=cache_folder()), host=host, token=token)
     stop = stop_event()
     async with listening(app, host, port, grace_s=GRACE_S) as bound_port:
-        say(f"{format_count(len(runs), 'run')} at http://{host}:{bound_port}; stop with Ctrl-C")
+        address = f"http://{host}:{bound_port}" + ("/?token=TOKEN" if token is not None else "")
+        say(f"{format_count(len(runs), 'run')} at {address}; stop with Ctrl-C")
         await stop.wait()

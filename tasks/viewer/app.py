@@ -1,13 +1,15 @@
 """The viewer over HTTP: a page without a build step, and the JSON that it asks for.
 
 What episodes hold is hostile: pages get it as JSON alone and show it as text; no script runs but the page's
-own files (Content-Security-Policy), and no answer can be framed or taken for another type. Nobody is asked
-who they are: on a loopback address, requests under another host's name are refused, so that a web page cannot
-reach the viewer by a name of its own that leads here.
+own files (Content-Security-Policy), and no answer can be framed or taken for another type. On a loopback
+address, requests under another host's name are refused, so that a web page cannot reach the viewer by a name
+of its own that leads here. Where there is a token, a browser gives it once, in the address (`/?token=…`), and
+keeps it as a cookie.
 """
 
 import sqlite3
 from collections.abc import Callable, Mapping
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agents.settings import describe_invalid
 from envs.errors import ConfigError, WingspanError, to_line
-from envs.network.server import RequestRejected, read_body
+from envs.network.server import RequestRejected, bearer_token, read_body
 from tasks.reporting.pages import PAGES
 from tasks.viewer import browse
 from tasks.viewer.annotations import MAX_LABEL, MAX_NOTE, Annotation, append_annotation, now
@@ -38,6 +40,7 @@ from tasks.viewer.viewer import OpenRun, UnknownRun, Viewer
 
 STATIC = Path(__file__).parent / "static"
 LOOPBACK = ("127.0.0.1", "localhost")
+COOKIE = "wingspan-viewer"
 MAX_BODY_BYTES = 64 << 10
 MAX_LIMIT = 500
 """Rows of a list in one answer."""
@@ -69,8 +72,8 @@ class NotFound(WingspanError):
     """There is no such thing, or no longer."""
 
 
-def viewer_app(viewer: Viewer, *, host: str) -> Starlette:
-    """The ASGI application; `host`: the address that it will listen on."""
+def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starlette:
+    """The ASGI application. `host`: the address that it will listen on; `token`: what requests must give."""
 
     def runs(_: Request) -> Any:
         return {"runs": [summarise_run(run) for run in viewer.runs()]}
@@ -184,6 +187,13 @@ def viewer_app(viewer: Viewer, *, host: str) -> Starlette:
             raise NotFound("there is no such image")
         return Response(found[0], media_type=found[1])
 
+    def index(request: Request) -> Response:
+        if token is not None and "token" in request.query_params:  # out of the address, into a cookie
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+            return answer
+        return FileResponse(STATIC / "index.html")
+
     async def annotate(request: Request) -> Response:
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
@@ -226,7 +236,7 @@ def viewer_app(viewer: Viewer, *, host: str) -> Starlette:
         routes=[
             *routes,
             Route("/api/annotations", annotate, methods=["POST"]),
-            Route("/", lambda _: FileResponse(STATIC / "index.html")),
+            Route("/", index),
             # The colors of reports are those of the viewer.
             Route("/static/palette.css", lambda _: FileResponse(PAGES / "palette.css")),
             Mount("/static", StaticFiles(directory=STATIC)),
@@ -234,6 +244,7 @@ def viewer_app(viewer: Viewer, *, host: str) -> Starlette:
         middleware=[
             Middleware(_Headers),
             Middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK) if host in LOOPBACK else ["*"]),
+            *([Middleware(_TokenCheck, token=token)] if token is not None else []),
         ],
         exception_handlers=_HANDLERS,
     )
@@ -316,6 +327,27 @@ _HANDLERS: Mapping[Any, Callable[[Request, Exception], Response]] = {
     ConfigError: _reject(400),
     sqlite3.DatabaseError: _reject(500),
 }
+
+
+class _TokenCheck:
+    """Refuses requests without the token, as a cookie, a bearer token or, for the page, in the address."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        given_tokens = [
+            request.cookies.get(COOKIE, ""),
+            bearer_token(request.headers.get("authorization", "")),
+            request.query_params.get("token", "") if request.url.path == "/" else "",
+        ]
+        if any(compare_digest(given.encode(), self._token.encode()) for given in given_tokens):
+            await self._app(scope, receive, send)
+        else:
+            error = "this viewer requires its token; open its address with /?token=TOKEN at the end"
+            await _json({"error": error}, status=401)(scope, receive, send)
 
 
 class _Headers:

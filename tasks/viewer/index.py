@@ -94,7 +94,7 @@ class RunIndex:
         self.file = cache / f"{run.identity.resolve().name}-{digest}.sqlite"
         self.progress: IndexProgress | None = None
         """None while nothing is read."""
-        self._create()
+        self._ensure()
 
     @contextmanager
     def connect(self) -> Iterator[sqlite3.Connection]:
@@ -107,14 +107,17 @@ class RunIndex:
     def update(self) -> bool:
         """Read what is new in the run's files; returns whether anything was."""
         if not self.file.exists():
-            self._create()  # somebody has deleted it
+            self._ensure()  # somebody has deleted it
         with closing(self._open()) as connection:
             try:
                 return _Update(self, connection, decode=self._decode).run()
+            except _Overtaken:
+                return True
             finally:
                 self.progress = None
 
-    def _create(self) -> None:
+    def _ensure(self) -> None:
+        """Make the file if there is none that can be used."""
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             if not self._is_usable():
@@ -125,6 +128,9 @@ class RunIndex:
                     connection.executescript(
                         f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
                     )
+            # Stays open: as the last connection is closed, SQLite cleans up, which takes longer than a query.
+            self._kept = self._open()
+            self._kept.execute("PRAGMA user_version").fetchone()
         except (OSError, sqlite3.OperationalError) as error:
             raise ConfigError(
                 f"no index can be written to {self.file.parent} ({error}); "
@@ -141,9 +147,13 @@ class RunIndex:
             return False
 
     def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.file, isolation_level=None, timeout=30)
+        connection = sqlite3.connect(self.file, isolation_level=None, timeout=30, check_same_thread=False)
         connection.execute("PRAGMA synchronous = NORMAL")  # no fsync at each commit: it can be made anew
         return connection
+
+
+class _Overtaken(Exception):
+    """Another process reads the same file and is ahead: it has added what this one was about to add."""
 
 
 class _Update:
@@ -360,6 +370,9 @@ class _Update:
         self._index.progress = IndexProgress(done=self._done, total=self._total)
         self._committed_s = time.monotonic()
         self._begin()
+        now = self._execute("SELECT consumed FROM files WHERE id = ?", (file_id,)).fetchone()
+        if now != (consumed,):
+            raise _Overtaken
 
     def _count_change(self) -> None:
         self._execute(

@@ -5,7 +5,8 @@ Files that no stage has written yet are None or empty, as are those that are bei
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ SERIES = (
 """The columns of `train/metrics.jsonl` that the page shows; those that a run does not have are left out."""
 _WRITTEN = (
     "data", "provision.json", "warmup", "train", "train/metrics.jsonl", "train/trajectories", "policy",
-    "evaluation.json", "timing.json", "record.json", "trajectories.jsonl",
+    "evaluation.json", "timing.json", "record.json", "trajectories.jsonl", "parameters.json", "report",
 )  # fmt: skip
 LIVE_S = 60.0
 """A run whose files have changed within these seconds is shown as running."""
@@ -57,6 +58,15 @@ class RunSummary:
 
 def summarise_run(run: RunFolder) -> RunSummary:
     """What a list says of `run`."""
+    # Not of the folder itself, which annotations change.
+    paths = [run.file] if run.file else [run.folder / name for name in _WRITTEN]
+    summary = _summarise(run, tuple(map(_signature, paths)))
+    return replace(summary, is_live=time.time() - summary.written_at < LIVE_S)
+
+
+@lru_cache(maxsize=1000)
+def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> RunSummary:
+    """`signatures`: of the files and folders that a run writes; the same ones give the same summary."""
     folder = run.folder
     parameters = _json(folder / "parameters.json") if run.file is None else {}
     lines = _lines(folder / "train" / "metrics.jsonl") if run.file is None else []
@@ -69,7 +79,6 @@ def summarise_run(run: RunFolder) -> RunSummary:
         success, success_of = None, ""
     elif after is None:
         success, success_of = lines[-1].get("success"), f"step {lines[-1].get('step')}"
-    written_at = _written_at(run)
     return RunSummary(
         name=run.name,
         folder=str(run.identity).encode("utf-8", "replace").decode(),
@@ -81,8 +90,8 @@ def summarise_run(run: RunFolder) -> RunSummary:
         success_of=success_of,
         changed=parameters.get("changed") or {},
         curve=[line.get("success") for line in lines],
-        written_at=written_at,
-        is_live=time.time() - written_at < LIVE_S,
+        written_at=max(written_at for written_at, _ in signatures),
+        is_live=False,
     )
 
 
@@ -133,17 +142,13 @@ def _recorded_success(folder: Path) -> float | None:
     return next((rate.mean for name, rate in rates.items() if name.startswith("avg_at_")), None)
 
 
-def _written_at(run: RunFolder) -> float:
-    # Not the folder itself, which annotations change.
-    paths = [run.file] if run.file else [run.folder / name for name in _WRITTEN]
-    return max(map(_mtime, paths))
-
-
-def _mtime(path: Path) -> float:
+def _signature(path: Path) -> tuple[float, int]:
+    """When a file was written to, in seconds since the epoch, and its size; zeros if there is none."""
     try:
-        return path.stat().st_mtime
+        status = path.stat()
     except OSError:
-        return 0.0
+        return 0.0, 0
+    return status.st_mtime, status.st_size
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -45,4 +45,4 @@ def test_it_serves_the_folder_runs_until_ctrl_c(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no .*nowhere; give a run's folder"):
-        asyncio.run(view([tmp_path / "nowhere"], host="127.0.0.1", port=0, say=pytest.fail))
+        asyncio.run(view([tmp_path / "nowhere"], host="127.0.0.1", port=0, token=None, say=pytest.fail))

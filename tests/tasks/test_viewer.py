@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
 from envs.types import Item
 from tasks.data.trajectories import trajectory_to_dict, write_trajectories
+from tasks.viewer import index as index_module
 from tasks.viewer.annotations import Annotation, append_annotation, read_annotations
 from tasks.viewer.browse import (
     Row,
@@ -376,6 +378,23 @@ def test_two_viewers_share_an_index(tmp_path: Path) -> None:
         assert generation(connection) == before  # a reader sees one state
     assert not first.update()
     assert rows(first) == rows(second)
+
+
+def test_viewers_that_index_the_same_run_at_once_add_each_line_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "BATCH_S", 0.0)  # each line is a commit, after which another may go on
+    folder = write_run(tmp_path / "run", seed=7)
+    (run,) = find_runs([folder])
+    indexes = [RunIndex(run, cache=tmp_path / "cache") for _ in range(3)]
+
+    def update(index: RunIndex) -> None:
+        while index.update():
+            pass
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(update, indexes))
+    assert rows(indexes[0]) == rows(open_index(folder, tmp_path / "other"))
 
 
 def test_a_trajectory_is_read_where_it_was_indexed_or_not_at_all(tmp_path: Path) -> None:

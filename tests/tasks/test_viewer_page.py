@@ -111,8 +111,9 @@ def toy(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def viewing(folder: Path, **options: Any) -> Iterator[httpx.Client]:
-    app = viewer_app(Viewer([folder.parent], cache=folder.parent.parent / "cache"), host="127.0.0.1")
+def viewing(folder: Path, *, token: str | None = None, **options: Any) -> Iterator[httpx.Client]:
+    viewer = Viewer([folder.parent], cache=folder.parent.parent / "cache")
+    app = viewer_app(viewer, host="127.0.0.1", token=token)
     with serving_in_thread(app) as url, httpx.Client(base_url=url, timeout=30, **options) as client:
         yield client
 
@@ -231,6 +232,19 @@ def test_a_page_of_another_name_gets_nothing(toy: Path) -> None:
     with viewing(toy, headers={"host": "rebound.example.org"}) as client:
         for path in ("/", "/api/runs", "/static/main.js"):
             assert client.get(path).status_code == 400
+
+
+def test_a_token_is_given_once_in_the_address(toy: Path) -> None:
+    with viewing(toy, token="a b/ü") as client:
+        for path in ("/", "/api/runs", "/static/main.js", "/?token=", "/?token=a", "/api/runs?token=a b/ü"):
+            answer = client.get(path)
+            assert (answer.status_code, "requires its token" in answer.text) == (401, True), path
+            assert answer.headers.items() >= HEADERS.items()
+        answer = client.get("/", params={"token": "a b/ü"})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
+        for path in ("/", "/api/runs", "/static/main.js"):
+            assert client.get(path).status_code == 200
 
 
 def test_the_page_is_part_of_the_package() -> None:

@@ -9,7 +9,7 @@ const KINDS = { run: "", evaluation: "evaluation", file: "file" };
 
 export function runsView() {
   let selected = -1;
-  const body = h("tbody");
+  const box = h("div"), body = h("tbody");
   const rows = () => [...body.children];
 
   function select(step) {
@@ -34,6 +34,24 @@ export function runsView() {
         h("td", {}, ago(run.written_at)))));
   }
 
+  function draw(runs) {
+    fill(runs);
+    if (!runs.length) {
+      replace(box, h("div", { class: "empty" },
+        h("h1", {}, "No runs yet"),
+        h("p", {}, "A run appears here as soon as it has written its first files. Start one with ",
+          h("code", {}, "wingspan run textcraft-cpu"), ".")));
+    } else if (!box.contains(body)) {
+      replace(box,
+        h("h1", {}, "Runs"),
+        h("div", { class: "scroll" }, h("table", { class: "list" },
+          h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", { class: "words wide" }, "changed parameters"),
+            h("th", { class: "spark wide" }, "success by step"), h("th", {}, "success"), h("th", {}, "step"),
+            h("th", {}, "written"))),
+          body)));
+    }
+  }
+
   function follow(event, href) {
     if (!event.target.closest("a")) location.hash = href;
   }
@@ -42,27 +60,11 @@ export function runsView() {
     title: "Runs",
     crumbs: [],
     async load({ signal }) {
-      const { runs } = await get("runs", {}, signal);
-      if (!runs.length) {
-        return h("div", { class: "empty" },
-          h("h1", {}, "No runs yet"),
-          h("p", {}, "A run appears here as soon as it has written its first files. Start one with ",
-            h("code", {}, "wingspan run textcraft-cpu"), "."));
-      }
-      fill(runs);
-      return [
-        h("h1", {}, "Runs"),
-        h("div", { class: "scroll" }, h("table", { class: "list" },
-          h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", { class: "words wide" }, "changed parameters"),
-            h("th", { class: "spark wide" }, "success by step"), h("th", {}, "success"), h("th", {}, "step"),
-            h("th", {}, "written"))),
-          body)),
-      ];
+      draw((await get("runs", {}, signal)).runs);
+      return box;
     },
     async refresh() {
-      const { runs } = await get("runs");
-      if (runs.length !== rows().length && !body.isConnected) location.reload();
-      fill(runs);
+      draw((await get("runs")).runs);
       return null;
     },
     keys: [
