@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -179,17 +179,17 @@ class Tracker:
 
     def _keep_beating(self) -> None:
         """Show that this process lives, and what its machine is doing."""
-        next_beat = time.monotonic() + recorded_runs.INTERVAL_S
+        next_beat, last_beat = time.monotonic() + recorded_runs.INTERVAL_S, None
         while not self._left.wait(system_metrics.INTERVAL_S):
             if self._system is not None:
                 self._system.sample()
-            if time.monotonic() >= next_beat:
-                next_beat += recorded_runs.INTERVAL_S
+            # A store that does not answer takes longer than a beat: they must not pile up before other jobs.
+            if time.monotonic() >= next_beat and (last_beat is None or last_beat.done()):
+                next_beat = time.monotonic() + recorded_runs.INTERVAL_S
                 with suppress(RuntimeError):  # the writer thread has ended
-                    self._later(recorded_runs.beat)
-                    self._later(self._write_system)
+                    last_beat = self._later(self._beat)
 
-    def _later(self, write: Callable[["MlflowClient", str], None]) -> None:
+    def _later(self, write: Callable[["MlflowClient", str], None]) -> Future[None]:
         def job() -> None:
             try:
                 if self._run is None:
@@ -199,7 +199,7 @@ class Tracker:
                 self._failure = error
                 _log.warning("MLflow: %s", describe(error)[:MAX_ERROR_CHARACTERS])
 
-        self._thread.submit(job)
+        return self._thread.submit(job)
 
     def _open(self) -> tuple["MlflowClient", str]:
         """Connect, then find or start the run."""
@@ -234,6 +234,10 @@ class Tracker:
             MLFLOW_TAGS[key]: value for key, value in self._tags.items() if key in MLFLOW_TAGS
         }
         client.log_batch(run_id, tags=[RunTag(key, redact(value)) for key, value in tags.items()])
+
+    def _beat(self, client: "MlflowClient", run_id: str) -> None:
+        recorded_runs.beat(client, run_id)
+        self._write_system(client, run_id)
 
     def _write_system(self, client: "MlflowClient", run_id: str) -> None:
         if self._system is not None:
@@ -361,6 +365,9 @@ def connect() -> "MlflowClient":
     """Connect to the tracking URI; the first time, MLflow creates its database."""
     os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    # MLflow tries a request for four minutes, and a run that is over would wait for each; what failed is
+    # written again by the next call.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     import mlflow
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)

@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.dvc_toy import NAME, OTHER_RATE, RATE, commit, git, make_project
 
+pytestmark = pytest.mark.heavy
 RUN = f"runs/{NAME}"
 TARGET = f"report@{NAME}"
 METRICS = f"{RUN}/metrics.json"

@@ -4,6 +4,7 @@ import getpass
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -546,6 +547,29 @@ def test_a_record_that_cannot_be_written_is_told_at_the_end(workspace: Path, pip
     with outputs, Tracker("six", pipeline=pipeline, workspace=workspace) as tracker:
         tracker.finish()  # nothing was evaluated
     assert not is_recorded(workspace, pipeline=pipeline)
+
+
+@pytest.mark.heavy
+def test_a_run_goes_on_while_its_server_is_away_and_is_recorded_later(
+    workspace: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with monkeypatch.context() as away:
+        away.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        away.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        ends = pytest.raises(WingspanError, match="fix the cause and run the same command to complete it")
+        with ends, Tracker("eleven", pipeline=pipeline, workspace=workspace) as tracker:
+            write_round(workspace, 0, steps=(1, 2))
+            tracker.sync_training()
+            tracker.wait()
+            write_results(workspace)
+            tracker.finish()
+    with Tracker("eleven", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.finish()
+    parent, rounds = runs_of(workspace)
+    assert (parent.info.status, sorted(rounds)) == ("FINISHED", [1])
+    assert [step for step, _ in series(parent, "rollout/success")] == [1, 2]
 
 
 def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
