@@ -13,8 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import State
     from prefect.results import ResultStore
-
-    from tasks.data.collapse import Alert
 
 RECORD = "prefect.json"
 """File in the workspace that names the last Prefect flow run that worked in it."""
@@ -166,24 +162,6 @@ def cancel(flow_run_id: UUID) -> None:
         get_client(sync_client=True, httpx_settings={"timeout": CANCEL_TIMEOUT_S}) as client,
     ):
         _end_run(client, flow_run_id, Cancelled(message="It was stopped."), unless_final=False)
-
-
-def emit_collapse(alert: "Alert", *, pipeline: str, workspace: Path) -> None:
-    """Send the event `wingspan.collapse`, on which an automation of Prefect can act.
-
-    Its resource is the workspace, related to the flow run. A server that has died does not stop the run.
-    """
-    from prefect.events import emit_event
-
-    with suppress(Exception):
-        emit_event(
-            "wingspan.collapse",
-            resource={
-                "prefect.resource.id": f"wingspan.workspace.{workspace}",
-                "prefect.resource.name": str(workspace),
-            },
-            payload={"pipeline": pipeline, **asdict(alert)},
-        )
 
 
 def _end_run(

@@ -18,13 +18,16 @@ from prefect import Task
 from prefect.cache_policies import NO_CACHE, CacheKeyFnPolicy
 from prefect.context import FlowRunContext
 from prefect.results import ResultStore
+from prefect.tasks import MaterializingTask
 
 from envs.errors import WingspanError
 from envs.files import write_atomically
 from flows.endings.stopping import on_stop
 from flows.lineage import LOCK_FILE, Receipt, Stage, cache_key, holds, make_receipt, stage_key
 from flows.plan import Plan
-from flows.prefect_runs import emit_collapse, read_receipt
+from flows.prefect_assets import describe_assets, stage_assets
+from flows.prefect_page import PrefectPage
+from flows.prefect_runs import read_receipt
 from flows.progress import Display, StageState
 from flows.versioning import commit_to_dvc
 from tasks.config.offline import OfflineSettings
@@ -33,6 +36,7 @@ from tasks.config.pipelines import load_pipeline
 from tasks.data.collapse import Alert
 from tasks.data.hashes import path_md5
 from tasks.progress import Progress
+from tasks.tracking.model import Promotion
 from tasks.tracking.provenance import provenance
 from tasks.tracking.tracker import Tracker, is_recorded
 
@@ -72,16 +76,30 @@ def open_run(
         ) as display,
         ExitStack() as closing,
     ):
-        yield Run(plan, display=display, closing=closing, flow_run_id=flow_run_id)
+        page = None
+        if flow_run_id is not None:
+            page = closing.enter_context(
+                PrefectPage(plan.name, pipeline=pipeline, workspace=plan.workspace, flow_run_id=flow_run_id)
+            )
+        yield Run(plan, display=display, closing=closing, page=page, flow_run_id=flow_run_id)
 
 
 class Run:
     """What the stages of one run share."""
 
-    def __init__(self, plan: Plan, *, display: Display, closing: ExitStack, flow_run_id: str | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        display: Display,
+        closing: ExitStack,
+        page: PrefectPage | None,
+        flow_run_id: str | None,
+    ) -> None:
         self.plan = plan
         self._display = display
         self._closing = closing
+        self._page = page
         self._flow_run_id = flow_run_id
         self._receipts = ResultStore()
         self._tracker: Tracker | None = None
@@ -115,12 +133,17 @@ class Run:
         if is_finished:
             self._display.stage(stage.name, StageState.CACHED)
 
+        assets = stage_assets(stage)
+
         def work_and_hash(*_: Any) -> Receipt:
             work()
-            return make_receipt(stage)
+            receipt = make_receipt(stage)
+            describe_assets(stage, receipt, assets=assets)
+            return receipt
 
-        task: Task[..., Receipt] = Task(
+        task = MaterializingTask(
             work_and_hash,
+            assets=assets,
             name=stage.name,
             persist_result=True,
             result_serializer="json",
@@ -186,26 +209,28 @@ class Run:
         return self._session
 
     def _training_progress(self) -> Progress:
-        """What the display shows; of a recorded run, signs of a collapse are events of Prefect as well."""
+        """What the display shows, and Prefect's page of a recorded run."""
         progress = self._display.progress("train")
-        if self._flow_run_id is None:
+        if self._page is None:
             return progress
+        shown = self._page.observe(progress)
 
-        def show_and_emit(alert: Alert) -> None:
-            progress.on_alert(alert)
-            emit_collapse(alert, pipeline=self.plan.name, workspace=self.plan.workspace)
+        def on_alert(alert: Alert) -> None:
+            shown.on_alert(alert)
             self.record_rounds()
 
-        return replace(progress, on_alert=show_and_emit)
+        return replace(shown, on_alert=on_alert)
 
     def prestart_training(self) -> None:
         """Start the trainer, without waiting for it."""
         self.training_session().prestart()
 
     def record_rounds(self) -> None:
-        """Record in MLflow the rounds that have ended, and signs of a collapse."""
+        """Record in MLflow the rounds that have ended, and signs of a collapse; show them in Prefect."""
         if self._tracker is not None:
             self._tracker.sync_training()
+        if self._page is not None:
+            self._page.sync_rounds()
 
     def record(self, report: Receipt) -> dict[str, Any]:
         """Record the finished run in MLflow and DVC; returns the content of `evaluation.json`.
@@ -216,17 +241,24 @@ class Run:
         evaluation: dict[str, Any] = json.loads((plan.workspace / "evaluation.json").read_text())
         # With every stage up to date there is nothing to record, unless a run was killed before it came here.
         if self._tracker is None and is_recorded(plan.workspace, pipeline=plan.pipeline):
+            self._show_result(evaluation)
             return evaluation
         tracker = self._open_tracker()
         for stage in plan.stages.values():
             tracker.tag({f"md5.{name}": md5 for name, md5 in make_receipt(stage).outputs.items()})
-        tracker.finish()
+        self._show_result(evaluation, promotion=tracker.finish())
         dvc_failure = self._commit(tracker) if plan.is_tracked else None
         self._closing.close()
         self._write_totals()
         if dvc_failure is not None:
             raise dvc_failure
         return evaluation
+
+    def _show_result(self, evaluation: dict[str, Any], *, promotion: Promotion | None = None) -> None:
+        if self._page is not None:
+            self._page.show_links(evaluation)
+            if promotion is not None:
+                self._page.announce(promotion)
 
     def _commit(self, tracker: Tracker) -> WingspanError | None:
         """Commit to DVC the stages whose inputs did not change during the run; returns what went wrong."""

@@ -2,6 +2,7 @@
 aliases of the best version and of the newest that is not better."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -24,6 +25,16 @@ BEFORE = "the policy before training"
 """What the first version is tested against."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promotion:
+    """A version of a registered model that has become its champion."""
+
+    model: str
+    version: str
+    test: Mapping[str, str]
+    """What it was tested against, and the result, as in the version's tags `test.…`."""
+
+
 def register(
     client: "MlflowClient",
     run_id: str,
@@ -33,9 +44,9 @@ def register(
     tags: Mapping[str, str],
     description: str,
     outcomes: Path,
-) -> None:
+) -> Promotion | None:
     """Make the logged model `model_id` the newest version of the registered model `name`, and promote it if
-    it is better. A run gets one version at most.
+    it is better. A run gets one version at most. Returns the promotion, if this call made one.
 
     The folder is in Hugging Face format and loads from what
     `mlflow.artifacts.download_artifacts("models:/<name>/<version>")` returns. `outcomes`: of the run's
@@ -60,7 +71,8 @@ def register(
         )
     )
     if not client.get_model_version(name, version.version).aliases:  # the last thing that a version gets
-        _promote(client, version, outcomes=outcomes)
+        return _promote(client, version, outcomes=outcomes)
+    return None
 
 
 def is_better(test: PairedTest) -> bool:
@@ -69,7 +81,7 @@ def is_better(test: PairedTest) -> bool:
     return test.mean > 0 and test.low > 0 and test.p_value < MAX_P_VALUE
 
 
-def _promote(client: "MlflowClient", version: "ModelVersion", *, outcomes: Path) -> None:
+def _promote(client: "MlflowClient", version: "ModelVersion", *, outcomes: Path) -> Promotion | None:
     """Test `version` against the champion, or without one against the policy before training, and set its
     alias; tags of the version say what the test found."""
     evaluation = read_outcomes(outcomes)
@@ -96,6 +108,10 @@ def _promote(client: "MlflowClient", version: "ModelVersion", *, outcomes: Path)
         client.delete_registered_model_alias(version.name, CHALLENGER)  # of the champion before, if any
     alias = CHAMPION if is_champion else CHALLENGER
     client.set_registered_model_alias(version.name, alias, version.version)
+    if not is_champion:
+        return None
+    test_facts = {key.removeprefix("test."): value for key, value in tags.items()}
+    return Promotion(model=version.name, version=str(version.version), test=test_facts)
 
 
 def _successes(client: "MlflowClient", version: "ModelVersion", *, champion: str) -> Successes | None:

@@ -33,7 +33,7 @@ from tasks.evaluation.outcomes import OUTCOMES
 from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
 from tasks.tracking.logged_models import kept_policies, log_policies, written_ms
-from tasks.tracking.model import register
+from tasks.tracking.model import Promotion, register
 from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric, without_password
 from tasks.tracking.store import check_store
 from tasks.tracking.system_metrics import SystemMonitor
@@ -82,13 +82,13 @@ def ui_command() -> str | None:
     return f"mlflow ui --workers 1 --backend-store-uri {store}"
 
 
-def recorded_page(workspace: Path) -> str:
-    """The address of the run of `workspace` in a browser."""
+def recorded_page(workspace: Path, *, tab: str = "") -> str:
+    """The address of the run of `workspace` in a browser; `tab`: of its page, as in `run_page`."""
     server = UI if ui_command() else without_password(tracking_uri()).rstrip("/")
     record = _read_record(workspace)
     if "experiment_id" not in record:
         return server
-    return server + run_page(record["experiment_id"], record["run_id"])
+    return server + run_page(record["experiment_id"], record["run_id"], tab=tab)
 
 
 def tracking_uri() -> str:
@@ -119,6 +119,7 @@ class Tracker:
         self._run: tuple[MlflowClient, str] | None = None
         self._system: SystemMonitor | None = None
         self._failure: Exception | None = None
+        self._promotion: Promotion | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._later(self._write_tags)  # connecting takes seconds: begin at once
         self._ending = threading.Lock()
@@ -135,13 +136,15 @@ class Tracker:
         their steps."""
         self._later(self._write_training)
 
-    def finish(self) -> None:
+    def finish(self) -> Promotion | None:
         """Record evaluation, report and traces, and register the policy; the run is finished.
 
-        Returns when their files have been read: DVC, which comes next, moves them to its cache and back.
+        Returns when their files have been read: DVC, which comes next, moves them to its cache and back. The
+        promotion of the policy, if this call has made it the champion.
         """
         self._later(self._write_all)
         self.wait()
+        return self._promotion
 
     def wait(self) -> None:
         """Return when all that was asked for so far is recorded."""
@@ -334,7 +337,7 @@ class Tracker:
         )
         test = ItemFile.read(workspace / "data" / "test.jsonl", envs=self._pipeline.data.envs)
         policies = kept_policies(self._pipeline, workspace, items=test.items)
-        register(
+        self._promotion = register(
             client,
             run_id,
             name=self._name,

@@ -1,0 +1,18 @@
+"""The text of a run's artifacts in Prefect."""
+
+from pathlib import Path
+
+from flows.artifacts import artifact_key, sparkline
+
+
+def test_a_key_has_only_what_prefect_allows() -> None:
+    assert artifact_key(Path("runs/textcraft-qwen2.5-3b"), "progress") == "textcraft-qwen2-5-3b-progress"
+    assert artifact_key(Path("/data/My runs/a_b"), "links") == "data-my-runs-a-b-links"
+
+
+def test_a_curve_is_as_high_as_its_values() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"  # rates: from 0 to 1
+    assert sparkline([0.5, 0.5]) == "▅▅"
+    assert sparkline([-3, 5]) == "▁█"
+    assert sparkline([7, 7]) == "▁▁"
+    assert sparkline(range(120), bars=8) == "▁▂▃▄▅▆▇█"

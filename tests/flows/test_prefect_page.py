@@ -1,0 +1,378 @@
+"""What Prefect shows of a run, read from a server as its pages read it."""
+
+import hashlib
+import json
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import Artifact
+from prefect.runtime import flow_run
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_LOGGING_TO_API_ENABLED,
+    PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL,
+    temporary_settings,
+)
+from prefect.testing.cli import invoke_and_assert
+from prefect.testing.utilities import prefect_test_harness
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from flows.lineage import Receipt, Stage
+from flows.plan import Plan
+from flows.prefect_events import emit_collapse
+from flows.prefect_page import PrefectPage
+from flows.progress import Display
+from flows.run import Run
+from tasks.config.pipelines import load_pipeline
+from tasks.data.collapse import Alert
+from tasks.progress import Progress
+from tasks.stages.train import RoundResult
+from tasks.tracking.model import Promotion
+from tests.support.http_server import serving_in_thread
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+NAME = "textcraft-cpu"
+PIPELINE = load_pipeline(
+    NAME, overrides={"train.steps": 4, "train.steps_per_round": 2, "train.save_every": 2}
+)
+ALERT = Alert(monitor="kl", step=3, value=0.3, limit=0.1, text="the KL is 0.3")
+PROMOTION = Promotion(model=NAME, version="2", test={"against": "version 1", "difference": "+0.2000"})
+EVALUATION = {policy: {"sampled": {"success": rate}} for policy, rate in (("before", 0.25), ("after", 0.75))}
+KEYS = {f"{NAME}-{name}" for name in ("progress", "rounds", "curves", "links")}
+SLOW_S = 3600.0
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[SyncPrefectClient]:
+    """Of a server of its own; it stores events at once."""
+    settings = {
+        PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL: 0.05,
+        PREFECT_LOGGING_TO_API_ENABLED: False,
+    }
+    with (
+        temporary_settings(settings),
+        prefect_test_harness(server_startup_timeout=300),
+        get_client(sync_client=True) as connected,
+    ):
+        yield connected
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return Path("runs") / NAME
+
+
+def in_flow(work: Callable[[str], object]) -> str:
+    """Call `work` with the id of the flow run that it is in; returns that id."""
+    ids = []
+
+    def train_agent() -> None:
+        ids.append(str(flow_run.id))
+        work(ids[0])
+
+    flow(name="train-agent")(train_agent)()
+    return ids[0]
+
+
+def page_in(workspace: Path, flow_run_id: str, *, interval_s: float = 0.0) -> PrefectPage:
+    return PrefectPage(
+        NAME, pipeline=PIPELINE, workspace=workspace, flow_run_id=flow_run_id, interval_s=interval_s
+    )
+
+
+def train(page: PrefectPage, workspace: Path, *, rounds: Sequence[int]) -> None:
+    """What training reports and writes, without a trainer."""
+    progress = page.observe(Progress())
+    (workspace / "train" / "rounds").mkdir(parents=True, exist_ok=True)
+    for index in rounds:
+        progress.on_phase("starting Ray")
+        for step in (2 * index + 1, 2 * index + 2):
+            line = {"step": step, "success": step / 10, "reward": -step, "horizon": 4.0 * (index + 1)}
+            with (workspace / "train" / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            progress.on_step(line)
+        (workspace / "train" / "rounds" / f"{index:02d}.json").write_text(json.dumps(asdict(finished(index))))
+        page.sync_rounds()
+
+
+def finished(index: int) -> RoundResult:
+    last = 2 * index + 2
+    evaluation = {"success": 0.25 * (index + 1), "episodes": 4}
+    return RoundResult(index=index, first_step=last - 1, last_step=last, seconds=90, evaluation=evaluation)
+
+
+def artifacts_of(client: SyncPrefectClient, flow_run_id: str) -> dict[str, Artifact]:
+    """By key; one of each."""
+    found = [a for a in client.read_artifacts() if str(a.flow_run_id) == flow_run_id]
+    by_key = {str(artifact.key): artifact for artifact in found}
+    assert len(by_key) == len(found)
+    return by_key
+
+
+def events_of(client: SyncPrefectClient, flow_run_id: str, *, prefix: str) -> list[dict[str, Any]]:
+    """Events of `prefix` about the flow run, in their order."""
+    where = {
+        "event": {"prefix": [prefix]},
+        "related": {"id": [f"prefect.flow-run.{flow_run_id}"]},
+        "order": "ASC",
+    }
+    answer = client.request("POST", "/events/filter", json={"filter": where, "limit": 50}).json()
+    events: list[dict[str, Any]] = answer["events"]
+    return events
+
+
+def test_training_is_seen_while_it_goes_on(client: SyncPrefectClient, workspace: Path) -> None:
+    seen: dict[str, Artifact] = {}
+
+    def work(flow_run_id: str) -> None:
+        with page_in(workspace, flow_run_id) as page:
+            train(page, workspace, rounds=[0])
+            wait_until(lambda: f"{NAME}-links" in artifacts_of(client, flow_run_id))
+            seen.update(artifacts_of(client, flow_run_id))
+            train(page, workspace, rounds=[1])
+            page.show_links(EVALUATION)
+            page.announce(PROMOTION)
+
+    run_id = in_flow(work)
+    assert seen[f"{NAME}-progress"].data <= 50
+    after = artifacts_of(client, run_id)
+    assert after.keys() == KEYS
+    progress = after[f"{NAME}-progress"]
+    assert (progress.type, progress.data) == ("progress", 100)
+    assert progress.description == "step 4 of 4, round 2 of 2, horizon 8, success 0.4, reward -4"
+    table = json.loads(after[f"{NAME}-rounds"].data)
+    common = {"minutes": 1.5}
+    assert table == [
+        common
+        | {
+            "round": 1,
+            "steps": "1 to 2",
+            "horizon": "4",
+            "success in training": 0.15,
+            "success of the quick evaluation": 0.25,
+            "reward in training": -1.5,
+        },
+        common
+        | {
+            "round": 2,
+            "steps": "3 to 4",
+            "horizon": "8",
+            "success in training": 0.35,
+            "success of the quick evaluation": 0.5,
+            "reward in training": -3.5,
+        },
+    ]
+    curves = after[f"{NAME}-curves"].data
+    assert "| success, quick evaluations | `▃▅` | 0.25 | 0.5 | 0.25 | 0.5 |" in curves
+    assert "| reward, training steps | `█▆▃▁` | -1 | -4 | -4 | -1 |" in curves
+    links = after[f"{NAME}-links"].data
+    assert links.startswith("Success on the test split: 25.0% before, 75.0% after training.")
+    assert "[MLflow run](http://127.0.0.1:5000" in links
+    assert f"runs/{NAME}/report/index.html" in links
+
+    wait_until(lambda: len(events_of(client, run_id, prefix="wingspan.")) == 3)
+    *rounds, promoted = events_of(client, run_id, prefix="wingspan.")
+    assert [event["event"] for event in rounds] == ["wingspan.round"] * 2
+    about = {"pipeline": NAME, "workspace": f"runs/{NAME}"}
+    assert rounds[1]["payload"] == about | {"round": 2, "rounds": 2} | asdict(finished(1))
+    assert rounds[1]["resource"]["prefect.resource.id"] == f"wingspan.workspace.runs/{NAME}"
+    assert promoted["payload"] == about | asdict(PROMOTION) | {
+        "policy": str(workspace.resolve() / "policy"),
+        "envs": ["textcraft"],
+    }
+
+
+def test_a_resumed_run_updates_the_same_keys(client: SyncPrefectClient, workspace: Path) -> None:
+    def attempt(rounds: Sequence[int]) -> Callable[[str], None]:
+        def work(flow_run_id: str) -> None:
+            with page_in(workspace, flow_run_id) as page:
+                train(page, workspace, rounds=rounds)
+
+        return work
+
+    in_flow(attempt([0]))
+    resumed = in_flow(attempt([1]))
+    found = artifacts_of(client, resumed)
+    assert found.keys() == KEYS
+    assert [row["round"] for row in json.loads(found[f"{NAME}-rounds"].data)] == [1, 2]
+    wait_until(lambda: bool(events_of(client, resumed, prefix="wingspan.round")))
+    (done,) = events_of(client, resumed, prefix="wingspan.round")
+    assert done["payload"]["round"] == 2
+    # An attempt of the same flow run, as Prefect's own retries are: no artifact is added.
+    with page_in(workspace, resumed) as page:
+        page.show_links(EVALUATION)
+    assert artifacts_of(client, resumed).keys() == KEYS
+    latest = client.request("POST", "/artifacts/latest/filter", json={}).json()
+    assert sorted(artifact["key"] for artifact in latest) == sorted(KEYS)
+    assert {artifact["flow_run_id"] for artifact in latest} == {resumed}
+
+
+def test_many_steps_are_few_updates(client: SyncPrefectClient, workspace: Path) -> None:
+    def work(flow_run_id: str) -> None:
+        with page_in(workspace, flow_run_id, interval_s=SLOW_S) as page:
+            progress = page.observe(Progress())
+            progress.on_step({"step": 1})
+            wait_until(lambda: bool(artifacts_of(client, flow_run_id)))
+            for step in (2, 3, 4):
+                progress.on_step({"step": step})
+
+    run_id = in_flow(work)
+    artifact = artifacts_of(client, run_id)[f"{NAME}-progress"]
+    assert artifact.data == 100
+
+    def updates() -> list[Any]:
+        events = events_of(client, run_id, prefix="prefect.artifact.")
+        ours = f"prefect.artifact.{artifact.id}"
+        return [e["payload"].get("data") for e in events if e["resource"]["prefect.resource.id"] == ours]
+
+    wait_until(lambda: updates()[-1:] == [100])
+    assert updates() == [None, 100]  # that it was created, and the last
+
+
+def test_without_a_server_training_goes_on(client: SyncPrefectClient, workspace: Path) -> None:
+    steps = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with (
+        temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}),
+        page_in(workspace, "00000000-0000-0000-0000-000000000000") as page,
+    ):
+        progress = page.observe(Progress(on_step=steps.append))
+        progress.on_step({"step": 1})
+        progress.on_alert(ALERT)
+        page.sync_rounds()
+    assert steps == [{"step": 1}]
+
+
+def test_secrets_reach_neither_artifacts_nor_events(
+    client: SyncPrefectClient, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "s3cret-canary"
+    monkeypatch.setenv("WINGSPAN_TOKEN", secret)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"https://user:{secret}@mlflow.example")
+
+    def work(flow_run_id: str) -> None:
+        with page_in(workspace, flow_run_id) as page:
+            progress = page.observe(Progress())
+            progress.on_phase(f"waiting for {secret}")
+            page.show_links(EVALUATION)
+            alert = Alert(**asdict(ALERT) | {"text": f"{secret} is 0.3"})
+            progress.on_alert(alert)
+
+    run_id = in_flow(work)
+    wait_until(lambda: bool(events_of(client, run_id, prefix="wingspan.collapse")))
+    (event,) = events_of(client, run_id, prefix="wingspan.collapse")
+    assert event["payload"]["text"] == "[redacted] is 0.3"
+    artifacts = artifacts_of(client, run_id)
+    assert artifacts[f"{NAME}-progress"].description == "step 0 of 4, round 1 of 2, waiting for [redacted]"
+    assert "(https://mlflow.example)" in artifacts[f"{NAME}-links"].data
+    assert secret not in str([artifacts, events_of(client, run_id, prefix="prefect.artifact.")])
+
+
+def test_outputs_are_assets_with_their_hashes(client: SyncPrefectClient, workspace: Path) -> None:
+    workspace.mkdir(parents=True)
+    items, policy = workspace / "items [1].jsonl", workspace / "policy"
+    first = Stage(name="prepare", workspace=workspace, deps=(), params={}, outs=(items,))
+    second = Stage(name="warmup", workspace=workspace, deps=(items,), params={}, outs=(policy,))
+    stages = {stage.name: stage for stage in (first, second)}
+    plan = Plan(name=NAME, pipeline=PIPELINE, workspace=workspace, stages=stages, is_tracked=False)
+
+    def work(_: str) -> None:
+        display = Display("a run", stages=list(stages), steps={}, steps_per_round=1)
+        run = Run(plan, display=display, closing=ExitStack(), page=None, flow_run_id=None)
+        receipt: Receipt = run.finish(first, lambda: items.write_text("one"))
+        run.finish(second, lambda: policy.write_text("two"), receipt)
+
+    run_id = in_flow(work)
+    name = "prefect.asset.materialization.succeeded"
+    wait_until(lambda: len(events_of(client, run_id, prefix=name)) == 2)
+    made_items, made_policy = events_of(client, run_id, prefix=name)
+    address = f"file://{workspace.resolve()}"
+    assert made_items["resource"]["prefect.resource.id"] == f"{address}/items__1_.jsonl"
+    assert made_items["resource"]["prefect.resource.name"] == str(items)
+    md5 = hashlib.md5(b"one").hexdigest()
+    assert made_items["payload"] == {"md5": md5, "path": "items [1].jsonl", "stage": "prepare"}
+    assert made_policy["payload"]["md5"] == hashlib.md5(b"two").hexdigest()
+    related = made_policy["related"]
+    sources = [r["prefect.resource.id"] for r in related if r["prefect.resource.role"] == "asset"]
+    assert sources == [f"{address}/items__1_.jsonl"]
+
+    def work_again(flow_run_id: str) -> None:
+        work(flow_run_id)
+        emit_collapse(ALERT, pipeline=NAME, workspace=workspace)  # after them: events keep their order
+
+    again = in_flow(work_again)  # both stages from the cache
+    wait_until(lambda: bool(events_of(client, again, prefix="wingspan.")))
+    assert events_of(client, again, prefix=name) == []
+
+
+def test_the_automations_do_what_their_page_says(
+    client: SyncPrefectClient, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Applied by Prefect's own command; then each event has its effect."""
+    from prefect.blocks.notifications import CustomWebhookNotificationBlock
+    from prefect.deployments.runner import RunnerDeployment
+
+    messages: list[str] = []
+
+    async def receive(request: Request) -> Response:
+        messages.append((await request.json())["text"])
+        return Response()
+
+    monkeypatch.chdir(ROOT)
+    deployment = RunnerDeployment.from_entrypoint(
+        "flows/evaluate_policy.py:evaluate_policy", name="any-policy"
+    ).apply()
+    with serving_in_thread(Starlette(routes=[Route("/", receive, methods=["POST"])])) as url:
+        block = CustomWebhookNotificationBlock(
+            name="wingspan", url=url, json_data={"text": "{{subject}}: {{body}}"}
+        ).save("wingspan")
+        for automation, word, value in (
+            ("collapse", "BLOCK_ID", block),
+            ("champion", "DEPLOYMENT_ID", deployment),
+        ):
+            text = (ROOT / "flows" / "automations" / f"{automation}.yaml").read_text()
+            file = tmp_path / f"{automation}.yaml"
+            file.write_text(text.replace(word, str(value)))
+            invoke_and_assert(
+                ["automation", "create", "--from-file", str(file)],
+                expected_output_contains="Created automation",
+                expected_code=0,
+            )
+
+        def work(flow_run_id: str) -> None:
+            with page_in(workspace, flow_run_id) as page:
+                emit_collapse(ALERT, pipeline=NAME, workspace=workspace)
+                page.announce(PROMOTION)
+
+        in_flow(work)
+        wait_until(lambda: bool(messages))
+    assert messages == [f"{NAME}: kl at step 3: the KL is 0.3 (runs/{NAME})"]
+
+    def evaluations() -> list[dict[str, Any]]:
+        where = {"flows": {"name": {"any_": ["evaluate-policy"]}}}
+        runs: list[dict[str, Any]] = client.request("POST", "/flow_runs/filter", json=where).json()
+        return [run["parameters"] for run in runs]
+
+    wait_until(lambda: bool(evaluations()))
+    (parameters,) = evaluations()
+    assert parameters == {
+        "policy": str(workspace.resolve() / "policy"),
+        "envs": ["textcraft"],
+        "samples": 8,
+    }
