@@ -33,4 +33,4 @@ def test_an_alert_is_an_event_about_the_workspace(monkeypatch: pytest.MonkeyPatc
     (event,) = worker.events
     assert event.event == "wingspan.collapse"
     assert event.resource.id == "wingspan.workspace.runs/toy"
-    assert event.payload == {"pipeline": "toy", **asdict(ALERT)}
+    assert event.payload == {"pipeline": "toy", "workspace": "runs/toy", **asdict(ALERT)}

@@ -124,6 +124,11 @@ def artifacts_of(client: SyncPrefectClient, flow_run_id: str) -> dict[str, Artif
     return by_key
 
 
+def data_of(artifact: Artifact) -> Any:
+    """As Prefect's pages get it."""
+    return artifact.data
+
+
 def events_of(client: SyncPrefectClient, flow_run_id: str, *, prefix: str) -> list[dict[str, Any]]:
     """Events of `prefix` about the flow run, in their order."""
     where = {
@@ -149,13 +154,13 @@ def test_training_is_seen_while_it_goes_on(client: SyncPrefectClient, workspace:
             page.announce(PROMOTION)
 
     run_id = in_flow(work)
-    assert seen[f"{NAME}-progress"].data <= 50
+    assert data_of(seen[f"{NAME}-progress"]) <= 50
     after = artifacts_of(client, run_id)
     assert after.keys() == KEYS
     progress = after[f"{NAME}-progress"]
     assert (progress.type, progress.data) == ("progress", 100)
     assert progress.description == "step 4 of 4, round 2 of 2, horizon 8, success 0.4, reward -4"
-    table = json.loads(after[f"{NAME}-rounds"].data)
+    table = json.loads(data_of(after[f"{NAME}-rounds"]))
     common = {"minutes": 1.5}
     assert table == [
         common
@@ -177,10 +182,10 @@ def test_training_is_seen_while_it_goes_on(client: SyncPrefectClient, workspace:
             "reward in training": -3.5,
         },
     ]
-    curves = after[f"{NAME}-curves"].data
+    curves = data_of(after[f"{NAME}-curves"])
     assert "| success, quick evaluations | `▃▅` | 0.25 | 0.5 | 0.25 | 0.5 |" in curves
     assert "| reward, training steps | `█▆▃▁` | -1 | -4 | -4 | -1 |" in curves
-    links = after[f"{NAME}-links"].data
+    links = data_of(after[f"{NAME}-links"])
     assert links.startswith("Success on the test split: 25.0% before, 75.0% after training.")
     assert "[MLflow run](http://127.0.0.1:5000" in links
     assert f"runs/{NAME}/report/index.html" in links
@@ -209,7 +214,7 @@ def test_a_resumed_run_updates_the_same_keys(client: SyncPrefectClient, workspac
     resumed = in_flow(attempt([1]))
     found = artifacts_of(client, resumed)
     assert found.keys() == KEYS
-    assert [row["round"] for row in json.loads(found[f"{NAME}-rounds"].data)] == [1, 2]
+    assert [row["round"] for row in json.loads(data_of(found[f"{NAME}-rounds"]))] == [1, 2]
     wait_until(lambda: bool(events_of(client, resumed, prefix="wingspan.round")))
     (done,) = events_of(client, resumed, prefix="wingspan.round")
     assert done["payload"]["round"] == 2
@@ -245,7 +250,7 @@ def test_many_steps_are_few_updates(client: SyncPrefectClient, workspace: Path) 
 
 
 def test_without_a_server_training_goes_on(client: SyncPrefectClient, workspace: Path) -> None:
-    steps = []
+    steps: list[Any] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with (
@@ -280,7 +285,7 @@ def test_secrets_reach_neither_artifacts_nor_events(
     assert event["payload"]["text"] == "[redacted] is 0.3"
     artifacts = artifacts_of(client, run_id)
     assert artifacts[f"{NAME}-progress"].description == "step 0 of 4, round 1 of 2, waiting for [redacted]"
-    assert "(https://mlflow.example)" in artifacts[f"{NAME}-links"].data
+    assert "(https://mlflow.example)" in data_of(artifacts[f"{NAME}-links"])
     assert secret not in str([artifacts, events_of(client, run_id, prefix="prefect.artifact.")])
 
 
@@ -340,7 +345,11 @@ def test_the_automations_do_what_their_page_says(
     ).apply()
     with serving_in_thread(Starlette(routes=[Route("/", receive, methods=["POST"])])) as url:
         block = CustomWebhookNotificationBlock(
-            name="wingspan", url=url, json_data={"text": "{{subject}}: {{body}}"}
+            name="wingspan",
+            url=url,
+            json_data={"text": "{{subject}}: {{body}}"},
+            headers=None,
+            cookies=None,
         ).save("wingspan")
         for automation, word, value in (
             ("collapse", "BLOCK_ID", block),
