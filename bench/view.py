@@ -5,8 +5,8 @@
 Writes a workspace of random episodes with groups of 8, 96 of each step (TextCraft's metadata, 5 to 16 turns
 of about 25 sampled tokens, prompts of 200 tokens), indexes it, and asks a running viewer over HTTP. Printed
 are the sizes, the time of the first index and of the update after one more step, and for each kind of request
-the median and the slowest of 20, each with other values. The memory is that of the process with the viewer,
-before and after all requests: the index stays on the disk.
+the median and the slowest of 20, each with other values, and their mean CPU time, the client's included. The
+memory is that of the process with the viewer, before and after all requests: the index stays on the disk.
 """
 
 import argparse
@@ -160,14 +160,16 @@ def measure(folder: Path, *, trajectories: int) -> None:
     with serving_in_thread(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         client.get("/api/state?run=run")
         for name, make in requests(rng, steps=steps):
-            times = []
+            times, start_cpu_s = [], time.process_time()
             for _ in range(REQUESTS):
                 path, params = make()
                 start_s = time.perf_counter()
                 answer = client.get(f"/api/{path}", params={"run": "run", **params})
                 times.append(1e3 * (time.perf_counter() - start_s))
                 answer.raise_for_status()
-            print(f"{name:32} {statistics.median(times):6.0f} ms, slowest {max(times):6.0f} ms")
+            cpu = 1e3 * (time.process_time() - start_cpu_s) / REQUESTS
+            wall = f"{statistics.median(times):6.0f} ms, slowest {max(times):6.0f} ms"
+            print(f"{name:32} {wall}; {cpu:4.0f} ms of CPU time")
     grown = process.memory_info().rss - memory
     print(f"memory of the viewer: {memory / 1e6:.0f} MB, {grown / 1e6:.0f} MB more after all requests")
 

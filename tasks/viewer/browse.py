@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.viewer.lines import TOOL_CALLS
+from tasks.viewer.lines import TOOL_CALLS, exact_integer
 from tasks.viewer.query import InvalidQuery, Where, compile_query, known_keys
 
 ORDER = "t.step IS NULL, t.step, t.file, t.line"
@@ -170,7 +170,7 @@ def list_groups(
     groups = []
     for row in connection.execute(select, (*where.values, limit, offset)):
         values = dict(zip(names, row, strict=True))
-        values |= {name: json.loads(values[name]) for name in ("metadata", "labels")}
+        values |= {name: _read_facts(values[name]) for name in ("metadata", "labels")}
         groups.append(GroupRow(**values))
     return int(total), groups
 
@@ -294,8 +294,8 @@ def _row(values: Sequence[Any]) -> Row:
         item=item,
         env=env,
         part=part,
-        metadata=json.loads(metadata),
-        labels=json.loads(labels),
+        metadata=_read_facts(metadata),
+        labels=_read_facts(labels),
         sample=sample,
         reward=reward,
         success=bool(success),
@@ -323,6 +323,11 @@ def _tables(*parts: str) -> str:
     joins = {"f": " JOIN files f ON f.id = t.file", "i": " JOIN items i ON i.id = t.item"}
     needed = [join for name, join in joins.items() if re.search(rf"\b{name}\.", " ".join(parts))]
     return "trajectories t" + "".join(needed)
+
+
+def _read_facts(text: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(text, parse_int=exact_integer)
+    return facts
 
 
 def _order(sort: str, sorts: Mapping[str, str]) -> str:

@@ -146,6 +146,12 @@ def parse_json(line: bytes) -> Any:
     return _without_surrogates(json.loads(line))
 
 
+def exact_integer(digits: str) -> int | str:
+    """For `json.loads(…, parse_int=…)` of what a page shows: JavaScript rounds integers beyond 2**53, so
+    large ones stay text."""
+    return int(digits) if len(digits) < len(str(2**53)) else digits
+
+
 _decode_strictly = msgspec.json.Decoder(_Line).decode
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tasks.viewer.browse import Location
 from tasks.viewer.index import Decode
-from tasks.viewer.lines import digest_of, parse_json
+from tasks.viewer.lines import digest_of, exact_integer, parse_json
 
 NOT_RECORDED = {
     "entropy": "the entropy of each token's distribution: training records its mean over a step "
@@ -53,10 +53,13 @@ def load_trajectory(location: Location) -> dict[str, Any]:
 def read_trajectory(values: Mapping[str, Any], *, decode: Decode) -> dict[str, Any]:
     """A trajectory as the page shows it: the texts of its prompt and turns, and their numbers."""
     item = values["item"]
-    return {
+    facts = {
         "fields": item.get("fields") or {},
         "seed": item.get("seed"),
         "metrics": values.get("metrics") or {},
+    }
+    return {
+        **json.loads(json.dumps(facts), parse_int=exact_integer),
         "attempts": values.get("attempts", 1),
         "seconds": values.get("seconds"),
         "final_state": values.get("final_state"),

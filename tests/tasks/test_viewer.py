@@ -513,12 +513,16 @@ def test_turns_are_read_as_recorded() -> None:
     first = replace(trajectory.turns[0], observation_ids=(9, 8, 7), observation_spans=((1, 2),))
     folded = replace(trajectory.turns[1], prompt_ids=(1, 5), observation_ids=())
     values = trajectory_to_dict(replace(trajectory, turns=(first, folded)))
+    values["item"] |= {"seed": 2**63 + 1, "fields": {"answers": [2**53 + 1, -(2**60), 7]}}
     shown = read_trajectory(values, decode=lambda ids: " ".join(map(str, ids)))
     assert shown["prompt"] == {"tokens": 2, "text": "1 2"}
     assert [turn["prompt"] for turn in shown["turns"]] == [None, {"tokens": 2, "text": "1 5"}]
     assert shown["turns"][0]["calls"] == [{"name": "add", "arguments": {"a": 1, "b": [2]}}]
     assert shown["turns"][0]["logprob"] == pytest.approx(-1.75 / 3)
     assert "advantage" in shown["not_recorded"]
+    # JavaScript would show 9007199254740992 for 9007199254740993.
+    assert shown["seed"] == "9223372036854775809"
+    assert shown["fields"] == {"answers": ["9007199254740993", "-1152921504606846976", 7]}
     assert read_tokens(values, number=0, split=lambda _: None) == {
         "id": [5, 6, 7, 9, 8, 7],
         "text": None,

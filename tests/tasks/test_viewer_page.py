@@ -88,7 +88,7 @@ def hostile_trajectory() -> Trajectory:
     trajectory = make_trajectory(item, success=False, action=f'{{"{HOSTILE}"}}')
     images = (Image(PNG, "image/png"), Image(b"<svg onload='window.owned = 4'/>", "image/svg+xml"))
     turn = replace(
-        trajectory.turns[0], thought=HOSTILE, observation=HOSTILE * 200, text=HOSTILE, images=images
+        trajectory.turns[0], thought=HOSTILE, observation=HOSTILE * 40, text=HOSTILE, images=images
     )
     return replace(
         trajectory,
@@ -317,6 +317,14 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         await page.get_by_text("saved", exact=True).wait_for()
         await page.keyboard.press("Escape")
         await page.keyboard.press("ArrowRight")
+        await page.get_by_role("heading", name="toy_0 sample 3").wait_for()
+        await page.goto(f"{url}/#/run/toy/trajectories?q=step:1,3&sort=-turns")
+        await page.locator(".total", has_text="8 trajectories").wait_for()
+        for key in "jxjxc":  # from what was seen last
+            await page.keyboard.press(key)
+        await page.wait_for_url(f"{url}/#/run/toy/sides?at=step_0001:3&at=step_0003:3")
+        await page.get_by_text("all acted alike").wait_for()
+        await page.goto(f"{url}/#/run/toy/at/step_0003:4?q=step:3+turns%3E2+stop:max_turns")
         await page.get_by_role("heading", name="toy_0 sample 3").wait_for()
         await page.keyboard.press("u")  # the list is as it was left, at what was seen last
         assert await page.locator("tr.selected td").nth(1).inner_text() == "3"

@@ -33,7 +33,13 @@ async function send(url, options) {
 
 async function read(answer) {
   let body = null;
-  try { body = await answer.json(); } catch { /* not JSON: the status says enough */ }
+  try {
+    body = await answer.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    if (answer.ok) throw new ApiError("The viewer's answer was cut off.", 0);
+    // not JSON: the status says enough
+  }
   if (!answer.ok) throw new ApiError(body?.error ?? `the viewer answered with status ${answer.status}`, answer.status);
   return body;
 }

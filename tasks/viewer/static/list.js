@@ -22,6 +22,8 @@ export function listView(run, { kind, query }) {
     placeholder: 'success:false depth:2 "could not find"', "aria-label": "Query",
   });
   const problem = h("p", { class: "problem", role: "alert" });
+  const marked = new Set(); // addresses, to be shown side by side
+  const markedBox = h("span");
   const total_ = h("span", { class: "total", role: "status" });
   const sorting = h("select", { "aria-label": "Sort by", onchange: () => go({ sort: sorting.value }) });
   const body = h("tbody");
@@ -30,8 +32,12 @@ export function listView(run, { kind, query }) {
   const help = h("div");
   const sentinel = h("div", { class: "sentinel" });
   const watcher = new IntersectionObserver((entries) => {
-    if (entries.some((entry) => entry.isIntersecting)) more();
+    if (entries.some((entry) => entry.isIntersecting)) more().catch(show);
   }, { rootMargin: "600px" });
+
+  function show(error) {
+    if (error.name !== "AbortError") replace(problem, error.message);
+  }
 
   function go(next) {
     location.hash = here({ q, sort, ...next });
@@ -53,7 +59,7 @@ export function listView(run, { kind, query }) {
       replace(problem);
       showActivity(answer.indexing);
       draw();
-      readFacets(signal);
+      readFacets(signal).catch(show);
       return answer.indexing;
     } catch (error) {
       if (error.status !== 400) throw error;
@@ -120,7 +126,7 @@ export function listView(run, { kind, query }) {
 
   function line(row, index) {
     const href = target(row);
-    return h("tr", { onclick: (event) => { if (!event.target.closest("a")) { selected = index; mark(); location.hash = href; } } },
+    return h("tr", { class: marked.has(row.address) ? "marked" : null, onclick: (event) => { if (!event.target.closest("a")) { selected = index; mark(); location.hash = href; } } },
       kind === "groups" ? groupCells(run, row, href) : cells(run, row, href));
   }
 
@@ -128,6 +134,14 @@ export function listView(run, { kind, query }) {
 
   function mark() {
     [...body.children].forEach((row, index) => row.classList.toggle("selected", index === selected));
+  }
+
+  function toggleMark() {
+    const address = rows[selected]?.address;
+    if (address === undefined) return;
+    if (!marked.delete(address)) marked.add(address);
+    body.children[selected].classList.toggle("marked", marked.has(address));
+    replace(markedBox, marked.size > 0 && h("a", { href: links.toSides(run, [...marked]) }, `${marked.size} marked: side by side`));
   }
 
   function select(step) {
@@ -158,7 +172,7 @@ export function listView(run, { kind, query }) {
           h("aside", {}, h("details", { class: "filters", open: matchMedia("(min-width: 900px)").matches },
             h("summary", {}, "Filters"), facetBox, help)),
           h("div", { class: "rows" },
-            h("div", { class: "list-bar" }, total_, h("label", {}, "sort ", sorting)),
+            h("div", { class: "list-bar" }, total_, markedBox, h("label", {}, "sort ", sorting)),
             h("div", { class: "scroll" }, h("table", { class: "list" }, head, body)),
             sentinel)),
       ];
@@ -175,7 +189,7 @@ export function listView(run, { kind, query }) {
       [q, sort] = [next.get("q") ?? "", next.get("sort") ?? ""];
       input.value = q;
       selected = -1;
-      readFirst().catch((error) => replace(problem, error.message));
+      readFirst().catch(show);
       const nav = document.querySelector(".list-head .tabs");
       nav?.replaceWith(tabs(run, kind, { q }));
       return true;
@@ -190,6 +204,10 @@ export function listView(run, { kind, query }) {
       [["j", "ArrowDown"], "next row", () => select(1)],
       [["k", "ArrowUp"], "previous row", () => select(-1)],
       [["Enter"], "open it", () => { if (rows[selected]) location.hash = target(rows[selected]); }],
+      ...(kind === "groups" ? [] : [
+        [["x"], "mark the row", toggleMark],
+        [["c"], "the marked ones side by side", () => { if (marked.size) location.hash = links.toSides(run, [...marked]); }],
+      ]),
       [["/"], "search", () => { input.focus(); input.select(); }],
       [["f"], "only failures", () => toggle("success:false")],
       [["t", "g"], kind === "groups" ? "trajectories" : "groups",
