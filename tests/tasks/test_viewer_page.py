@@ -88,7 +88,7 @@ def hostile_trajectory() -> Trajectory:
     trajectory = make_trajectory(item, success=False, action=f'{{"{HOSTILE}"}}')
     images = (Image(PNG, "image/png"), Image(b"<svg onload='window.owned = 4'/>", "image/svg+xml"))
     turn = replace(
-        trajectory.turns[0], thought=HOSTILE, observation=HOSTILE * 40, text=HOSTILE, images=images
+        trajectory.turns[0], thought=HOSTILE, observation=HOSTILE * 60, text=HOSTILE, images=images
     )
     return replace(
         trajectory,
