@@ -373,13 +373,17 @@ def test_a_version_is_the_champion_if_a_paired_test_says_so(workspace: Path, pip
         write_results(folder, solved=solved)
         with Tracker("nine", pipeline=pipeline, workspace=folder) as tracker:
             tracker.tag({"md5.data/test.jsonl": items, "git.commit": "abc"})
-            tracker.finish()
+            promotion = tracker.finish()
         version = client.get_model_version("nine", str(number))
         assert version.tags["success"] == f"{solved / 8:.4f}"
         assert version.tags["base_model"] == "models/textcraft-base"
         assert version.tags["git.commit"] == "abc"
         assert "Success on the test split: 25.0% before" in str(version.description)
         assert (version.tags["test.against"], version.tags.get("test.p_value")) == (opponent, p_value)
+        assert (promotion is not None) == (champion == number)
+        if promotion is not None:
+            assert (promotion.model, promotion.version) == ("nine", str(number))
+            assert promotion.test["against"] == opponent
         aliases = {"champion": champion, "challenger": challenger}
         assert client.get_registered_model("nine").aliases == {
             alias: number for alias, number in aliases.items() if number is not None
