@@ -289,7 +289,7 @@ def test_every_text_is_a_query_or_refused(indexed: tuple[Path, RunIndex], text: 
             pass
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.lists(st.integers(0, 400), min_size=1, max_size=6),
     seed=st.integers(0, 5),

@@ -21,6 +21,7 @@ from envs.browser.chromium import Chromium
 from envs.browser.program import CHROMIUM
 from envs.types import Image, Item
 from tasks.data.trajectories import trajectory_to_dict, write_trajectories
+from tasks.viewer import viewer as viewer_module
 from tasks.viewer.app import HEADERS, STATIC, viewer_app
 from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
@@ -164,7 +165,8 @@ def test_lists_and_trajectories_hold_what_the_files_hold(toy: Path) -> None:
         assert [row["step"] for row in history] == [1] * 4 + [3] * 4 + [None] * 4
 
 
-def test_a_growing_run_and_a_new_one_are_seen(toy: Path) -> None:
+def test_a_growing_run_and_a_new_one_are_seen(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewer_module, "REFRESH_S", 0.1)
     with viewing(toy) as client:
         state = client.get("/api/state?run=toy").json()
         line = json.dumps(trajectory_to_dict(make_trajectory(ITEMS[1], success=True)))
@@ -358,7 +360,9 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
             assert await page.evaluate("window.owned") is None
             assert await page.locator("#view :is(script, iframe, b)").count() == 0
         await page.goto(f"{url}/#/run/toy/at/step_0002:1")
-        await page.wait_for_function("[...document.images].some((image) => image.naturalWidth === 1)")
+        image = page.locator(".images img").first
+        await image.scroll_into_view_if_needed()
+        assert await image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 1
         await page.get_by_text("An image of type image/svg+xml is not shown.").first.wait_for()
         await page.get_by_role("button", name="more characters").first.click()
         assert await page.evaluate("window.owned") is None
