@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envs.errors import WingspanError, to_line
 from tasks.cluster.address import check_ray_address, cluster_address
@@ -21,9 +21,6 @@ from tasks.cluster.placement import QUEUE_CPUS, WORKER_CPUS
 from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied
 
-if TYPE_CHECKING:
-    import psutil
-
 ATTEMPTS = 5
 """Ray may give up its start on a busy machine."""
 LOCAL_CPUS = 16
@@ -31,9 +28,6 @@ LOCAL_CPUS = 16
 POLL_S = 1.0
 """Time between two checks of the control service."""
 _NEVER_S = "1000000"
-
-_gcs: "psutil.Process | None" = None
-"""The control service of the local cluster that this process has started, until it joins another."""
 
 
 def connect_ray(pipeline: Pipeline) -> bool:
@@ -44,7 +38,6 @@ def connect_ray(pipeline: Pipeline) -> bool:
     """
     import ray
 
-    global _gcs
     if ray.is_initialized():
         return False
     # Else Ray hides all GPUs from the trainer, which reserves none itself.
@@ -54,7 +47,6 @@ def connect_ray(pipeline: Pipeline) -> bool:
         check_ray_address()  # Ray's own attempt would not end
         read_token()
         ray.init(address=address, log_to_driver=False)
-        _gcs = None
         return True
     workers = pipeline.backend.workers
     cpus = max(LOCAL_CPUS, os.cpu_count() or 1, workers * WORKER_CPUS + QUEUE_CPUS)
@@ -71,7 +63,6 @@ def start_local_ray(**options: Any) -> None:
     import psutil
     import ray
 
-    global _gcs
     # After this long without the control service Ray's client ends this process; `result_of` is earlier.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _NEVER_S)
     # Ray would start idle workers ahead; ours have other environment variables and cannot use them.
@@ -87,7 +78,6 @@ def start_local_ray(**options: Any) -> None:
                     logging_level=logging.ERROR,  # its messages at the start would break the progress display
                     **options,
                 )
-            _gcs = next(child for child in psutil.Process().children() if child.name() == "gcs_server")
             _print_no_dumps()
             return
         except Exception as error:  # Ray says no more when its fixed limit of 30 s has passed
@@ -124,10 +114,12 @@ def result_of(answer: Any) -> Any:
 
 
 def check_ray() -> None:
-    """Raise `RayDied` if this process has started a local cluster whose control service is gone."""
-    import psutil
+    """Raise `RayDied` if this process has started the cluster, and the cluster's control service is gone."""
+    import ray
 
-    if _gcs is not None and (not _gcs.is_running() or _gcs.status() == psutil.STATUS_ZOMBIE):
+    node = ray._private.worker._global_node
+    services = node.all_processes.get("gcs_server", []) if node else []
+    if any(service.process.poll() is not None for service in services):
         raise RayDied("Ray's control service (gcs_server) died; run the same command again")
 
 
@@ -149,12 +141,3 @@ def _print_no_dumps() -> None:
     import ray
 
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
-
-
-def end_local_ray() -> None:
-    """Leave the cluster, and end it if it is a local one."""
-    import ray
-
-    global _gcs
-    ray.shutdown()
-    _gcs = None

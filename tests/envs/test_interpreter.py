@@ -232,7 +232,7 @@ MEMORY_HOGS = {
 import os, time
 for _ in range(20):
     if os.fork() == 0:
-        a = [bytearray(b'x') * (1 << 20) for _ in range(150)]
+        a = [bytearray(b'x') * (1 << 20) for _ in range(400)]
         time.sleep(60)
 time.sleep(60)""",
     "nameless files": """
@@ -252,7 +252,7 @@ def test_memory_has_an_end(sandbox: Backend, code: str) -> None:
     is_killed = bool(sandbox.end("")) and run.end_reason == "its process died"
     assert is_killed or "MemoryError" in run.output or "memory" in (run.end_reason or ""), run
     assert after.output == "'alive'\n"
-    assert max(memory_samples()) < 2e9  # a gigabyte and what other tests take meanwhile
+    assert max(memory_samples()) < 4e9  # a gigabyte, and what other programs take meanwhile
 
 
 @contextmanager
