@@ -85,6 +85,7 @@ class PrefectPage:
     def observe(self, progress: Progress) -> Progress:
         """`progress` of training, which begins or is resumed; the page shows it as well."""
         self._rounds = self._read_rounds()
+        self._step = next(reversed(_read_steps(self._workspace)), {})
 
         def on_step(values: Mapping[str, float]) -> None:
             progress.on_step(values)
@@ -110,6 +111,7 @@ class PrefectPage:
                 self._emit_round(done)
         self._rounds = rounds
         if rounds:
+            self._show_progress("")  # the quick evaluation is over
             results, steps = list(rounds.values()), _read_steps(self._workspace)
             self._writer.put(rounds_artifact(results, steps))
             self._writer.put(curves_artifact(results, steps))

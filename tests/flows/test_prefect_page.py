@@ -106,6 +106,7 @@ def train(page: PrefectPage, workspace: Path, *, rounds: Sequence[int]) -> None:
             with (workspace / "train" / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
             progress.on_step(line)
+        progress.on_phase("quick evaluation")
         (workspace / "train" / "rounds" / f"{index:02d}.json").write_text(json.dumps(asdict(finished(index))))
         page.sync_rounds()
 
@@ -220,8 +221,13 @@ def test_a_resumed_run_updates_the_same_keys(client: SyncPrefectClient, workspac
     assert done["payload"]["round"] == 2
     # An attempt of the same flow run, as Prefect's own retries are: no artifact is added.
     with page_in(workspace, resumed) as page:
+        page.observe(Progress()).on_phase("starting Ray")
         page.show_links(EVALUATION)
-    assert artifacts_of(client, resumed).keys() == KEYS
+    found = artifacts_of(client, resumed)
+    assert found.keys() == KEYS
+    progress = str(found[f"{NAME}-progress"].description)
+    assert progress.startswith("step 4 of 4")
+    assert progress.endswith("starting Ray")
     latest = client.request("POST", "/artifacts/latest/filter", json={}).json()
     assert sorted(artifact["key"] for artifact in latest) == sorted(KEYS)
     assert {artifact["flow_run_id"] for artifact in latest} == {resumed}
