@@ -6,6 +6,7 @@ import itertools
 import re
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from envs.builtin.sciworld import Jvm
 from envs.builtin.textcraft.expert import solve
 from envs.builtin.textcraft.world import make_problem
 from envs.errors import ConfigError
-from envs.network.server import RequestRejected
+from envs.network.server import RequestRejected, bind
 from envs.registry import get_env
 from envs.remote.servers import Servers
 from envs.serve.limits import ServerLimits
@@ -449,3 +450,11 @@ def test_no_jvm_outlives_its_server() -> None:
         server.stop()
     assert server.process.returncode == 0
     assert not jvms[0].is_running()
+
+
+def test_answers_are_sent_without_waiting_for_the_client() -> None:
+    """Else a body waits for the delayed acknowledgement of its header, 40 ms in each request."""
+    with bind("127.0.0.1", 0) as server, socket.create_connection(server.getsockname()):
+        connection, _ = server.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
