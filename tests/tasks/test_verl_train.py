@@ -1,6 +1,8 @@
 """Two rounds of real verl on the CPU, stopped and killed on the way: what is on disk afterwards."""
 
 import json
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
-from tests.support.verl_runs import Repeats, are_equal, checkpoint_tensors, prepare_toy_run
+from tests.support.verl_runs import Repeats, are_equal, checkpoint_tensors, pid_of_trainer, prepare_toy_run
 from tests.support.verl_toy import toy_items, toy_pipeline
 
 pytestmark = pytest.mark.slow
@@ -28,8 +30,8 @@ def test_training_survives_what_stops_it_and_counts_every_step_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A sign of a collapse stops it at step 2, which is saved. From there another process trains to step 4,
-    when Ray's control service is killed and the checkpoint of step 3 has lost a half: a third one repeats
-    what is lost, and goes on. Each start of verl takes half a minute, hence the one story.
+    when it is killed with Ray's control service, and the checkpoint of step 3 is cut short: a third process
+    repeats what is lost, and goes on. Each start of verl takes half a minute, hence the one story.
     """
     from transformers import AutoModelForCausalLM
 
@@ -61,7 +63,9 @@ def test_training_survives_what_stops_it_and_counts_every_step_once(
             (folder / "checkpoints" / "global_step_4").mkdir()  # as if it died while writing one
             (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("")
             [control_service] = [p for p in psutil.Process().children() if p.name() == "gcs_server"]
-            control_service.kill()
+            trainer = pid_of_trainer()
+            control_service.kill()  # the next steps may not miss it
+            os.kill(trainer, signal.SIGKILL)
 
     progress = Progress(on_step=on_step)
     with (
