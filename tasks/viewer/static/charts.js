@@ -31,7 +31,7 @@ function ceiling(value) {
 
 // One series with its axis; `onpick(index)` when a step is clicked.
 export function chart({ title, steps, values, from0to1 = false, onpick }) {
-  const width = 360, height = 130, left = 38, right = 8, top = 8, bottom = 20;
+  const width = 360, height = 130, left = 48, right = 8, top = 8, bottom = 20;
   const known = values.filter(finite);
   if (!known.length) return null;
   let [low, high] = from0to1 ? [0, 1] : [Math.min(0, ...known), Math.max(...known)];
