@@ -50,7 +50,8 @@ _TEMPORARY = {
 }
 """The settings of Prefect's own temporary server."""
 _SERVE = """
-import socket, sys, uvicorn
+import gc, socket, sys, uvicorn
+gc.set_threshold(100_000, 50, 100)  # a quarter of its start is garbage collection that finds none
 from prefect.server.api.server import create_app
 config = uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on")
 uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])

@@ -6,7 +6,7 @@ The first cycles, which fill the caches of items and modules, count as "before".
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,9 +35,9 @@ class Growth:
     processes: int
     """Children of this process."""
     handles: int
-    """Open files of this process and its children."""
+    """Open files of this process and its children, without those that it had before."""
     memory_growth: float
-    """Relative growth of this process and its children. Shared memory counts once; pages of files do not
+    """Relative growth of this process and these children. Shared memory counts once; pages of files do not
     count, because their share depends on which other processes have them open."""
 
 
@@ -55,14 +55,15 @@ async def measure(env: str, *, cycles: int, is_hosted: bool, warm_up: int = WARM
     """Run the cycles on an environment of the registry."""
     spec = get_env(env)
     items = some_items(spec)
+    earlier = set(psutil.Process().children(recursive=True))  # what they do is not the environment's doing
     host = ProcessHost(spec.make, preload=spec.preload) if is_hosted else None
     make = spec.make if host is None else partial(HostedEnv, host)
     await _cycle(make, items, times=warm_up)
-    processes, handles, memory = await asyncio.to_thread(_measure_resources)
+    processes, handles, memory = await asyncio.to_thread(_measure_resources, earlier)
     start = time.perf_counter()
     await _cycle(make, items, times=cycles)
     seconds = time.perf_counter() - start
-    processes_after, handles_after, memory_after = await asyncio.to_thread(_measure_resources)
+    processes_after, handles_after, memory_after = await asyncio.to_thread(_measure_resources, earlier)
     if host is not None:
         await host.close()
     return Growth(
@@ -86,11 +87,11 @@ async def _cycle(make: Callable[[], Environment], items: Sequence[Item], *, time
         await env.close()
 
 
-def _measure_resources() -> tuple[int, int, int]:
-    """(processes, open files, bytes) of this process and its descendants."""
+def _measure_resources(earlier: Set[psutil.Process]) -> tuple[int, int, int]:
+    """(processes, open files, bytes) of this process and its descendants but the `earlier` ones."""
     gc.collect()  # garbage is no leak
     this = psutil.Process()
-    family = [this, *this.children(recursive=True)]
+    family = [this, *(child for child in this.children(recursive=True) if child not in earlier)]
     return (
         len(family),
         sum(process.num_fds() for process in family),
