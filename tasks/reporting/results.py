@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from agents.types import Trajectory
+from envs.files import read_json_lines
 from envs.types import Item
 from tasks.data.trajectories import read_trajectories
-from tasks.stages.train import RoundResult
+from tasks.stages.train import RoundResult, read_rounds
 from tasks.verl.rewinds import Rewind, read_rewinds
 
 Summary = Mapping[str, float]
@@ -90,11 +91,10 @@ class Grouping:
 def read_results(workspace: Path) -> Results:
     """Read the files that `workspace` has so far."""
     trajectory_file = workspace / "evaluation_trajectories.jsonl"
-    rounds = sorted((workspace / "train" / "rounds").glob("*.json"))
     timing = _json(workspace / "timing.json").get("stages", {})
     return Results(
-        steps=_lines(workspace / "train" / "metrics.jsonl"),
-        rounds=[RoundResult(**_json(path)) for path in rounds],
+        steps=read_json_lines(workspace / "train" / "metrics.jsonl"),
+        rounds=read_rounds(workspace / "train"),
         rewinds=read_rewinds(workspace / "train"),
         evaluation=_json(workspace / "evaluation.json"),
         trajectories=read_trajectories(trajectory_file) if trajectory_file.exists() else [],
@@ -182,7 +182,3 @@ def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
 def _json(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return values
-
-
-def _lines(path: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -71,7 +71,7 @@ class OfflineSession:
         check_offline(pipeline)
         algorithm = pipeline.train.algorithm
         assert isinstance(algorithm, OfflineAlgorithm)
-        self.num_rounds = pipeline.train.steps // pipeline.train.steps_per_round
+        self.num_rounds = pipeline.train.num_rounds
         self._algorithm = algorithm
         self._pipeline = pipeline
         self._workspace = workspace.resolve()

@@ -20,7 +20,7 @@ from typing import NoReturn, TypeVar
 
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
-from envs.files import write_atomically
+from envs.files import read_json_lines, write_atomically
 from envs.types import Item
 from tasks.cluster.session import keep_logs
 from tasks.config.pipelines import Pipeline
@@ -87,7 +87,7 @@ class TrainSession:
         Raises `ConfigError` for contradictory settings.
         """
         check_pipeline(pipeline)
-        self.num_rounds = -(-pipeline.train.steps // pipeline.train.steps_per_round)
+        self.num_rounds = pipeline.train.num_rounds
         self._pipeline = pipeline
         self._workspace = workspace.resolve()
         self._folder = self._workspace / "train"
@@ -319,7 +319,7 @@ class TrainSession:
         for file in (self._folder / "trajectories").glob("step_*.jsonl"):
             if int(file.stem.removeprefix("step_")) > checkpoint.step:
                 file.unlink()
-        self._steps = _read_lines(self._folder / "metrics.jsonl")
+        self._steps = read_json_lines(self._folder / "metrics.jsonl")
         best = find_best(self._folder)
         if best is not None and best.last_step > checkpoint.step:
             shutil.rmtree(self._folder / BEST, ignore_errors=True)
@@ -385,10 +385,6 @@ class TrainSession:
         return self._folder / "rounds" / f"{index:02d}.json"
 
 
-def _read_lines(file: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def drop_steps_after(path: Path, step: int) -> None:
     """Remove the lines of later steps from a metrics file, and an incomplete last line."""
     if not path.exists():
@@ -413,11 +409,15 @@ def keep_if_best(folder: Path, evaluation: Mapping[str, float], *, policy: Path)
         copy_policy(policy, target)
 
 
+def read_rounds(folder: Path) -> list[RoundResult]:
+    """The finished rounds in `folder` (`train/`), in order."""
+    return [RoundResult(**json.loads(file.read_text())) for file in sorted(folder.glob("rounds/*.json"))]
+
+
 def find_best(folder: Path) -> RoundResult | None:
     """The most successful of the finished rounds in `folder`, the earlier of equals."""
-    results = [RoundResult(**json.loads(file.read_text())) for file in sorted(folder.glob("rounds/*.json"))]
     return max(
-        (result for result in results if "success" in result.evaluation),
+        (result for result in read_rounds(folder) if "success" in result.evaluation),
         key=lambda result: result.evaluation["success"],
         default=None,
     )

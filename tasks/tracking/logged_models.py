@@ -53,7 +53,7 @@ class KeptPolicy:
     scores: Sequence[Score]
 
 
-def kept_policies(pipeline: Pipeline, workspace: Path, *, items: int) -> list[KeptPolicy]:
+def find_kept_policies(pipeline: Pipeline, workspace: Path, *, items: int) -> list[KeptPolicy]:
     """The policies of the run in `workspace`, whose test split has `items`, in the order of their steps."""
     last, train = pipeline.train.steps, workspace / "train"
     best = find_best(train) if (train / BEST / "config.json").exists() else None

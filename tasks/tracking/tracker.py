@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from envs.errors import WingspanError, describe
-from envs.files import lock_file, write_atomically
+from envs.files import lock_file, read_json_lines, write_atomically
 from envs.redaction import redact, register_url
 from tasks.config.parameters import flat
 from tasks.config.pipelines import Pipeline
@@ -32,7 +32,7 @@ from tasks.data.collapse import ALERTS
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
-from tasks.tracking.logged_models import kept_policies, log_policies, written_ms
+from tasks.tracking.logged_models import find_kept_policies, log_policies, written_ms
 from tasks.tracking.model import Promotion, register
 from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric, without_password
 from tasks.tracking.store import check_store
@@ -287,7 +287,7 @@ class Tracker:
     def _last_final_step(self) -> int:
         """The last step that no rewind undoes any more: MLflow cannot forget a step that it has."""
         settings, train = self._pipeline.train, self._workspace / "train"
-        last_round = -(-settings.steps // settings.steps_per_round) - 1
+        last_round = settings.num_rounds - 1
         is_trained = (train / "rounds" / f"{last_round:02d}.json").exists()
         if is_trained or settings.watch.on_collapse != "rewind":
             return settings.steps
@@ -298,8 +298,7 @@ class Tracker:
     def _write_alerts(self, client: "MlflowClient", run_id: str) -> None:
         """Tag the run with its signs of a collapse; the metric `train/alerts` counts those that last."""
         train = self._workspace / "train"
-        file = train / ALERTS
-        alerts = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        alerts = read_json_lines(train / ALERTS)
         signs = [
             f"went back from step {rewind.from_step} to {rewind.to_step}" for rewind in read_rewinds(train)
         ]
@@ -336,7 +335,7 @@ class Tracker:
             self._pipeline, workspace=workspace, evaluation=evaluation, run_tags=self._tags
         )
         test = ItemFile.read(workspace / "data" / "test.jsonl", envs=self._pipeline.data.envs)
-        policies = kept_policies(self._pipeline, workspace, items=test.items)
+        policies = find_kept_policies(self._pipeline, workspace, items=test.items)
         self._promotion = register(
             client,
             run_id,
@@ -403,8 +402,7 @@ def is_recorded(workspace: Path, *, pipeline: Pipeline) -> bool:
 
 def _read_steps(file: Path) -> dict[int, dict[str, Any]]:
     """`train/metrics.jsonl` by global step."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    return {int(values["step"]): values for values in map(json.loads, lines)}
+    return {int(values["step"]): values for values in read_json_lines(file)}
 
 
 def _read_record(workspace: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from tasks.viewer import browse
 from tasks.viewer.annotations import MAX_LABEL, MAX_NOTE, Annotation, append_annotation, now
 from tasks.viewer.folders import ANNOTATIONS
 from tasks.viewer.overview import read_overview, summarise_run
-from tasks.viewer.query import KEYS, known_keys
+from tasks.viewer.query import KEYS, list_keys
 from tasks.viewer.reading import LineChanged, find_image, load_trajectory, read_tokens, read_trajectory
 from tasks.viewer.viewer import OpenRun, UnknownRun, Viewer
 
@@ -275,7 +275,7 @@ def _find(connection: sqlite3.Connection, address: str) -> tuple[browse.Row, bro
 
 
 def _further_keys(connection: sqlite3.Connection) -> dict[str, str]:
-    names = known_keys(connection)
+    names = list_keys(connection)
     meanings = {"metadata": "metadata of the item", "label": "label of the episode", "metric": "metric"}
     return {name: meaning for kind, meaning in meanings.items() for name in names[kind] if name not in KEYS}
 

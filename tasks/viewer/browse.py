@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.viewer.lines import TOOL_CALLS, exact_integer
-from tasks.viewer.query import InvalidQuery, Where, compile_query, known_keys
+from tasks.viewer.query import InvalidQuery, Where, compile_query, list_keys
 
 ORDER = "t.step IS NULL, t.step, t.file, t.line"
 """Training by step, then evaluations; as in the files."""
@@ -204,7 +204,7 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
         where.values,
     )
     connection.execute("PRAGMA query_only = 1")
-    names = known_keys(connection)
+    names = list_keys(connection)
     selects = {
         "success": "SELECT CASE success WHEN 1 THEN 'true' ELSE 'false' END, count(*), sum(success) "
         "FROM selected GROUP BY 1",

@@ -132,7 +132,7 @@ def compile_query(text: str, connection: sqlite3.Connection) -> Where:
     return Where(" AND ".join(parts), tuple(values))
 
 
-def known_keys(connection: sqlite3.Connection) -> dict[str, list[str]]:
+def list_keys(connection: sqlite3.Connection) -> dict[str, list[str]]:
     """The names that the trajectories of an index have, by kind: `metadata`, `label`, `metric` and `tool`."""
     names: dict[str, list[str]] = {"metadata": [], "label": [], "metric": [], "tool": []}
     for kind, name in connection.execute("SELECT kind, name FROM names ORDER BY kind, name"):
@@ -156,7 +156,7 @@ def _compile(condition: Condition, connection: sqlite3.Connection) -> Where:
             return _any(condition.values, _CHOICES[key])
     elif key in _TEXTS or key in _CHOICES:
         raise InvalidQuery(f"{key!r} has no order; write {key}:VALUE")
-    return _fact(condition, known_keys(connection))
+    return _fact(condition, list_keys(connection))
 
 
 def _any(values: Sequence[str], compile_value: Callable[[str], Where]) -> Where:
