@@ -26,6 +26,21 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Append it as a line of its own, whatever the file ends with. Raises `ConfigError`."""
+    try:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                start = "" if file.read(1) == b"\n" else "\n"
+            else:
+                start = ""
+            file.write((start + line + "\n").encode())
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"{path} cannot be written to ({reason}); make its folder writable") from None
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file that has one a line; none if there is no such file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

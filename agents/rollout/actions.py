@@ -5,6 +5,7 @@ A failure that is not the policy's is raised as an `EpisodeFault`; all others ar
 
 import asyncio
 import json
+import re
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from envs.types import Image, Item, Observation, StepResult
 
 T = TypeVar("T")
 
+_CALL = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)\((?P<arguments>\{.*\})\)", re.DOTALL)
 _to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -159,3 +161,18 @@ def format_action(turn: ParsedTurn) -> str:
     if text is not None:
         return text
     return "\n".join(f"{call.name}({_to_json(call.arguments)})" for call in turn.calls)
+
+
+def parse_calls(action: str) -> list[ToolCall]:
+    """The calls of an action that `format_action` wrote; empty if it is anything else."""
+    calls = []
+    for line in action.splitlines():
+        match = _CALL.fullmatch(line)
+        try:
+            arguments = json.loads(match["arguments"]) if match else None
+        except ValueError:
+            arguments = None
+        if match is None or not isinstance(arguments, dict):
+            return []
+        calls.append(ToolCall(match["name"], arguments))
+    return calls

@@ -5,11 +5,11 @@ the server, which parses the calls (function calling); without tools, the agent 
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from agents.agent import Opening
-from agents.clients.endpoint import ChatClient, ContextFull, EndpointFailed, Reply
+from agents.clients.endpoint import ContextFull, EndpointFailed, Reply
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import call_of
 from agents.formats.scan import split_thinking
@@ -22,8 +22,16 @@ from envs.images import data_uri
 from envs.network.client import TryAgain
 from envs.types import Image, Message
 
+T = TypeVar("T")
 TOOL_IMAGES = "Pictures from the tools, in the order of their answers:"
 _INSTRUCTION = "Call a tool with its arguments as one JSON object, or answer in plain text."
+
+
+class ChatModel(Protocol):
+    """What answers requests: `ChatClient`, or `agents.rollout.replay.ReplayedChat`."""
+
+    async def ask(self, request: Mapping[str, Any], *, read: Callable[[Reply], T]) -> T:
+        """As `ChatClient.ask`."""
 
 
 class ChatConversation:
@@ -39,7 +47,7 @@ class ChatConversation:
         *,
         where: str,
         limits: EpisodeLimits,
-        client: ChatClient,
+        client: ChatModel,
         sampling: SamplingParams,
     ) -> None:
         """`sampling.max_tokens` is replaced in each turn; `top_k`, which not every endpoint accepts, is sent

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from agents.agent import Agent, with_images
 from agents.rewards.assignment import assign_rewards
 from agents.rewards.types import Reward, RewardInput
-from agents.rollout.actions import ActionExecutor, format_action
+from agents.rollout.actions import ActionExecutor, ActionResult, format_action
 from agents.rollout.conversation import Continuation, Conversation, ModelTurn
 from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, StopReason, Trajectory, Turn
@@ -47,9 +47,11 @@ async def run_episode(
     config: EpisodeConfig,
     on_opening: Callable[[Sequence[Message]], None] | None = None,
     on_turn: Callable[[Sequence[Turn]], None] | None = None,
+    edit_result: Callable[[ActionResult], ActionResult] | None = None,
 ) -> Trajectory:
     """Run `item` on `env` to its end. `on_opening` is called once with the messages before the first turn,
-    `on_turn` with all turns so far after each one.
+    `on_turn` with all turns so far after each one. `edit_result` is given what each turn brought about, and
+    returns what the model is shown of it.
 
     The metrics are `parse_failures` (turns that are not in the agent's format), `segments` and those of
     `ActionExecutor`. A prompt that leaves no room for a completion ends the episode at once: `MAX_CONTEXT`,
@@ -66,6 +68,7 @@ async def run_episode(
         ActionExecutor(env, item, tools=tools, step_timeout_s=config.limits.step_timeout_s),
         on_opening,
         on_turn,
+        edit_result,
     )
     limit_s = config.limits.episode_timeout_s
     start = time.perf_counter()
@@ -109,6 +112,7 @@ class _Episode:
     executor: ActionExecutor
     on_opening: Callable[[Sequence[Message]], None] | None
     on_turn: Callable[[Sequence[Turn]], None] | None
+    edit_result: Callable[[ActionResult], ActionResult] | None
     turns: list[Turn] = field(default_factory=list)
     success: bool = False
     state: str | None = None
@@ -143,6 +147,8 @@ class _Episode:
             parsed = output.parsed or agent.parse(output.text)
             execution_start = time.perf_counter()
             result = await self.executor.execute(parsed)
+            if self.edit_result is not None:
+                result = self.edit_result(result)
             state, self.state = self.state, self.executor.state_key()
             execution_end = time.perf_counter()
             if loop.time() >= deadline_s:

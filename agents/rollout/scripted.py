@@ -3,7 +3,7 @@
 With a renderer, the turns of a script are tokens that can be trained on; without one, they are texts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -59,7 +59,10 @@ async def run_script(
             why = str(error) or "it has ended"
             raise SamplerFailed(f"{item.item_id}: the script has no turn {turn + 1}: {why}") from None
 
-    conversation: Conversation = TextConversation(lambda turn: answer("", turn))
+    async def answer_text(turn: int) -> str:
+        return answer("", turn)
+
+    conversation: Conversation = TextConversation(answer_text)
     if renderer is not None:
         conversation = TokenConversation(
             item.item_id,
@@ -106,7 +109,7 @@ def write_action(agent: Agent, tools: Toolbox | None, *, thought: str, action: s
 class TextConversation:
     """A `Conversation` without tokens, whose turns are the texts of `answer`."""
 
-    answer: Callable[[int], str | None]
+    answer: Callable[[int], Awaitable[str | None]]
     """Maps a turn's number, from 0, to its text; None ends the episode."""
     on_opening: Callable[[Message], object] = field(default=lambda message: None)
     """Called with the message that shows the first observation."""
@@ -119,7 +122,7 @@ class TextConversation:
         return True
 
     async def generate(self) -> ModelTurn | None:
-        text = self.answer(self._turn)
+        text = await self.answer(self._turn)
         self._turn += 1
         if text is None:
             return None

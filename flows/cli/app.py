@@ -17,7 +17,7 @@ from envs.errors import WingspanError, to_line
 from envs.redaction import clean_logs, redact
 from envs.requirements.detection import APPLICATION
 from flows.cli.data import data_app
-from flows.cli.episodes import evaluate, play, rollout
+from flows.cli.episodes import evaluate, fork, play, rollout
 from flows.cli.export import export
 from flows.cli.inspect import compare, doctor, envs, pipelines, runs
 from flows.cli.run import base, deploy, plan_run, run, stage
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(stage, base, pipelines, runs, export, deploy, envs, doctor, play, rollout, evaluate, compare),
+    *(stage, base, pipelines, runs, export, deploy, envs, doctor, play, rollout, evaluate, fork, compare),
     *(view, serve_env, serve_policy, serve_retriever, serve_sites),
 )
 app.command()(run)

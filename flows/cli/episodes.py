@@ -1,4 +1,4 @@
-"""The commands that run episodes without training: `wingspan play`, `rollout` and `evaluate`."""
+"""The commands that run episodes without training: `wingspan play`, `rollout`, `evaluate` and `fork`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -191,5 +191,94 @@ def evaluate(
     )
     with Stoppable("stopped; the same command begins the evaluation anew"):
         is_any_valid = evaluate_and_show(evaluation, console=Console())
+    if not is_any_valid:
+        raise typer.Exit(1)
+
+
+def fork(
+    turn: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRAJECTORY@TURN",
+            help="RUN/FILE:LINE@TURN as the viewer names it, e.g. textcraft-cpu/step_0003:5@4, or the "
+            "address of its page.",
+        ),
+    ],
+    samples: Annotated[
+        int, typer.Option("-n", "--samples", min=1, help="How many episodes go on from the turn.")
+    ] = 1,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Policy that goes on: folder, OWNER/NAME or URL, as for `wingspan evaluate`.",
+            show_default="the run's",
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Step of the checkpoint.", show_default="the trained policy")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the endpoint's model.")] = None,
+    api_key_from: Annotated[
+        str | None, typer.Option(metavar="ENVVAR", help="Environment variable that holds the endpoint's key.")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.", show_default="evaluate.temperature"),
+    ] = None,
+    observation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Repeat the turn as well, and show the policy this in place of its observation.",
+        ),
+    ] = None,
+    human: Annotated[bool, typer.Option("--human", help="Go on yourself, in the terminal.")] = False,
+    max_turns: Annotated[
+        int | None,
+        typer.Option(min=1, help="Turns that the whole episode may have.", show_default="evaluate.max_turns"),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of sampling on this machine.", show_default="the pipeline's")
+    ] = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Pipeline whose agent, rollout settings and servers are taken.",
+            show_default="that of the run",
+        ),
+    ] = None,
+    settings: Settings = None,
+) -> None:
+    """Repeat a recorded trajectory up to a turn, then go on with a policy or as a person.
+
+    The environment is a fresh one, and all that it answers is compared with the record: a difference is an
+    error. Several samples give the value of the turn with a 95% interval. `wingspan view` shows the new
+    trajectories beside the old one. Exits with status 1 if no episode could be run to its end.
+    """
+    from rich.console import Console
+
+    from flows.commands.fork import fork as run_forks
+    from flows.endings.guardian import guard
+    from flows.endings.stopping import Stoppable
+    from tasks.forks.request import ForkRequest
+
+    guard()
+    request = ForkRequest(
+        policy=policy,
+        step=step,
+        model=model,
+        api_key_from=api_key_from,
+        is_person=human,
+        samples=samples,
+        temperature=temperature,
+        observation=observation,
+        max_turns=max_turns,
+        seed=seed,
+        pipeline=pipeline,
+        overrides=parse_settings(settings or []),
+    )
+    with Stoppable("stopped; the forks that had ended are recorded"):
+        is_any_valid = run_forks(turn, request, console=Console())
     if not is_any_valid:
         raise typer.Exit(1)

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -63,6 +63,28 @@ def count_followed(solution: Sequence[ExpertStep], turns: Sequence[tuple[str, st
     return count
 
 
+def read_lines(show: Callable[[str], object]) -> Iterator[str]:
+    """Typed lines; those of a pipe are shown as if they were typed."""
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            show(f"{PROMPT}{line.rstrip()}")
+            yield line
+        return
+    import readline  # noqa: F401 - gives `input` a history and keys to edit with
+
+    while True:
+        # The event loop's handler would only cancel the episode once the line is there.
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            line = input(PROMPT)
+        except EOFError:
+            show("")
+            return
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        yield line
+
+
 class _Person:
     """A person at the keyboard, or lines of a pipe, as the model of one episode."""
 
@@ -70,7 +92,7 @@ class _Person:
         self._spec = spec
         self._item = item
         self._console = console
-        self._lines = self._read_lines()
+        self._lines = read_lines(self._print)
         self._observation = ""
         self._turns: list[tuple[str, str]] = []
 
@@ -90,7 +112,7 @@ class _Person:
             turns = f"{len(self._turns)} turn{'s' if len(self._turns) != 1 else ''}"
             self._print(f"{result}: reward {trajectory.reward:g} in {turns}", style="bold")
 
-    def _answer(self, turn: int) -> str | None:
+    async def _answer(self, turn: int) -> str | None:
         """The next action that is typed; None at the end of the input."""
         for line in self._lines:
             text = line.strip()
@@ -136,27 +158,6 @@ class _Person:
     @cached_property
     def _solution(self) -> Sequence[ExpertStep]:
         return self._spec.solve(self._item)
-
-    def _read_lines(self) -> Iterator[str]:
-        """Typed lines; those of a pipe are printed as if they were typed."""
-        if not sys.stdin.isatty():
-            for line in sys.stdin:
-                self._print(f"{PROMPT}{line.rstrip()}")
-                yield line
-            return
-        import readline  # noqa: F401 - gives `input` a history and keys to edit with
-
-        while True:
-            # The event loop's handler would only cancel the episode once the line is there.
-            handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-            try:
-                line = input(PROMPT)
-            except EOFError:
-                self._print("")
-                return
-            finally:
-                signal.signal(signal.SIGINT, handler)
-            yield line
 
     def _print(self, text: str, *, style: str | None = None) -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

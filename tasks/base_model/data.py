@@ -132,7 +132,11 @@ def make_episode(
             yield write(turn.step, is_target=turn.is_correct)
 
     texts = write_turns()
-    conversation = TextConversation(lambda _: next(texts, None))
+
+    async def next_text(turn: int) -> str | None:
+        return next(texts, None)
+
+    conversation = TextConversation(next_text)
     trajectory = _runner().run(
         run_episode(_InventedEnv(game), _ITEM, sample_index=0, conversation=conversation, config=_CONFIG)
     )

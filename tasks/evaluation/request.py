@@ -105,11 +105,12 @@ class EvaluationPlan:
     ks: list[int]
 
 
-def make_evaluation(request: EvaluationRequest, policy: SavedPolicy | Endpoint) -> EvaluationPlan:
+def make_evaluation(request: EvaluationRequest, policy: SavedPolicy | Endpoint | None) -> EvaluationPlan:
     """The pipeline, the items and the rollout of `request`.
 
     Settings are those of `request.pipeline`, else of the run that trained the policy, else defaults, with the
-    request's own on top. Raises `ConfigError` for anything that contradicts, and for no items.
+    request's own on top. `policy` is None if a person acts. Raises `ConfigError` for anything that
+    contradicts, and for no items.
     """
     if isinstance(policy, Endpoint) and request.seed is not None:
         raise ConfigError(f"--seed {request.seed}: an endpoint samples with seeds of its own; leave it out")
@@ -153,29 +154,41 @@ def make_evaluation(request: EvaluationRequest, policy: SavedPolicy | Endpoint) 
     )
 
 
-def _base_pipeline(request: EvaluationRequest, policy: SavedPolicy | Endpoint) -> tuple[str | None, Pipeline]:
+def recorded_settings(workspace: Path) -> tuple[str | None, dict[str, Any]]:
+    """The pipeline of the run in `workspace`, and what the run changed of the blocks that episodes depend on;
+    None and nothing if that is not recorded."""
+    if not (workspace / PARAMETERS).exists():
+        return None, {}
+    changes = {
+        key: value
+        for key, (_, value) in read_changes(workspace).items()
+        if key.partition(".")[0] in _BLOCKS or key == "data.split_seed"
+    }
+    return str(json.loads((workspace / PARAMETERS).read_text())["pipeline"]), changes
+
+
+def _base_pipeline(
+    request: EvaluationRequest, policy: SavedPolicy | Endpoint | None
+) -> tuple[str | None, Pipeline]:
     overrides = dict(request.overrides)
     if request.pipeline is not None:
         return request.pipeline, load_pipeline(request.pipeline, overrides=overrides)
     workspace = policy.workspace if isinstance(policy, SavedPolicy) else None
-    if workspace is not None and (workspace / PARAMETERS).exists():
-        name = str(json.loads((workspace / PARAMETERS).read_text())["pipeline"])
-        changes = {
-            key: value
-            for key, (_, value) in read_changes(workspace).items()
-            if key.partition(".")[0] in _BLOCKS or key == "data.split_seed"
-        }
+    name, changes = (None, {}) if workspace is None else recorded_settings(workspace)
+    if name is not None:
         return name, load_pipeline(name, overrides=changes | overrides)
     return None, parse_pipeline(_defaults(request, policy), overrides=overrides, location="evaluation")
 
 
-def _defaults(request: EvaluationRequest, policy: SavedPolicy | Endpoint) -> dict[str, Any]:
+def _defaults(request: EvaluationRequest, policy: SavedPolicy | Endpoint | None) -> dict[str, Any]:
     """A pipeline for any model on any environment; of `train` and `horizon` nothing is used."""
-    context_length = _LIMITS.context_length
+    context_length, model = _LIMITS.context_length, "none"
     if isinstance(policy, SavedPolicy):
-        context_length = min(context_length, policy.read_context_length())
+        context_length, model = min(context_length, policy.read_context_length()), str(policy.folder)
+    elif policy is not None:
+        model = policy.model
     return {
-        "model": str(policy.folder) if isinstance(policy, SavedPolicy) else policy.model,
+        "model": model,
         "data": {"parts": {env: {"env": env} for env in request.envs}},
         "agent": {"instructions": True},
         "warmup": None,

@@ -45,8 +45,19 @@ def make_runner(
 def make_endpoint_runner(pipeline: Pipeline, *, client: ChatClient) -> RolloutRunner:
     """A runner of `pipeline`'s agent with the model of an endpoint, by messages.
 
-    Raises `ConfigError` for a program and for a context policy, which need the tokens.
+    Raises `ConfigError` as `check_endpoint_agent`.
     """
+    check_endpoint_agent(pipeline)
+    return AgentRunner(
+        pipeline,
+        converse=lambda sampling: partial(ChatConversation, client=client, sampling=sampling),
+        tokenizer=None,
+        reads_images=True,
+    )
+
+
+def check_endpoint_agent(pipeline: Pipeline) -> None:
+    """Raise `ConfigError` for a program and for a context policy, which need the tokens."""
     if pipeline.agent.program is not None:
         raise ConfigError(
             f"agent.program {pipeline.agent.program!r} runs through the gateway, in front of a policy "
@@ -58,9 +69,3 @@ def make_endpoint_runner(pipeline: Pipeline, *, client: ChatClient) -> RolloutRu
                 f"agent.context.{key}={value}: an endpoint's model sees the whole conversation; leave "
                 "agent.context out"
             )
-    return AgentRunner(
-        pipeline,
-        converse=lambda sampling: partial(ChatConversation, client=client, sampling=sampling),
-        tokenizer=None,
-        reads_images=True,
-    )

@@ -7,13 +7,12 @@ people and scripts that read the file.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from envs.errors import ConfigError
+from envs.files import append_line
 
 MAX_LABEL = 40
 MAX_NOTE = 4000
@@ -52,18 +51,8 @@ def read_annotations(path: Path) -> Iterator[Annotation]:
 
 
 def append_annotation(path: Path, annotation: Annotation) -> None:
-    """Append it as a line of its own, whatever the file ends with. Raises `ConfigError`."""
-    try:
-        with path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                start = "" if file.read(1) == b"\n" else "\n"
-            else:
-                start = ""
-            file.write((start + json.dumps(asdict(annotation)) + "\n").encode())
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"{path} cannot be written to ({reason}); make its folder writable") from None
+    """Append it as a line of its own. Raises `ConfigError`."""
+    append_line(path, json.dumps(asdict(annotation)))
 
 
 def now() -> str:

@@ -17,6 +17,8 @@ MAX_DEPTH = 3
 """How far below a named folder runs are found: `runs/evaluations/<name>` is two below `runs`."""
 ANNOTATIONS = "annotations.jsonl"
 """In a run's folder: `tasks/viewer/annotations.py`."""
+FORKS = "forks.jsonl"
+"""In a run's folder: the trajectories of `tasks/forks`."""
 _STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
 _EVALUATION = "evaluation_trajectories.jsonl"
 _SIGNS = (_EVALUATION, "train/trajectories", "train/metrics.jsonl", "provision.json", "data/train.jsonl")
@@ -31,7 +33,7 @@ class TrajectoryFile:
     """Names it in addresses, unique in a run: the file's name without its suffix."""
     path: Path
     phase: str
-    """`train`, `evaluation` or `rollout`."""
+    """`train`, `evaluation`, `rollout` or `fork`."""
     step: int | None = None
     """The training step that sampled it; for an offline algorithm, the first step of the round."""
 
@@ -51,10 +53,16 @@ class RunFolder:
         """What distinguishes it from every other run on this machine."""
         return self.file or self.folder
 
+    @property
+    def forks(self) -> Path:
+        """The file to which forks of its trajectories are appended."""
+        return self.folder / FORKS if self.file is None else self.file.with_suffix(f".{FORKS}")
+
     def files(self) -> list[TrajectoryFile]:
-        """Those that exist now: training by step, then evaluations."""
+        """Those that exist now: training by step, then evaluations, then forks."""
+        forks = [TrajectoryFile(key="forks", path=self.forks, phase="fork")] if self.forks.is_file() else []
         if self.file is not None:
-            return [TrajectoryFile(key=self.file.stem, path=self.file, phase="rollout")]
+            return [TrajectoryFile(key=self.file.stem, path=self.file, phase="rollout"), *forks]
         steps = []
         for path in _children(self.folder / "train" / "trajectories"):
             if match := _STEP_FILE.fullmatch(path.name):
@@ -65,7 +73,7 @@ class RunFolder:
             for name in (_EVALUATION, TRAJECTORIES)
             if (path := self.folder / name).is_file()
         ][:1]
-        return [*sorted(steps, key=lambda file: file.step or 0), *others]
+        return [*sorted(steps, key=lambda file: file.step or 0), *others, *forks]
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:

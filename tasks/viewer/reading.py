@@ -8,12 +8,12 @@ import base64
 import binascii
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from agents.rollout.actions import parse_calls
 from tasks.viewer.browse import Location
 from tasks.viewer.index import Decode
 from tasks.viewer.lines import digest_of, exact_integer, parse_json
@@ -29,7 +29,6 @@ NOT_RECORDED = {
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Shown; SVG, which may hold scripts, and anything else is not."""
 _Part = tuple[Sequence[int], str, Sequence[float | None]]
-_CALL = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)\((?P<arguments>\{.*\})\)", re.DOTALL)
 
 
 class LineChanged(Exception):
@@ -129,22 +128,6 @@ def token_pieces(tokenizer_file: Path) -> Callable[[Sequence[int]], list[str] | 
     return split
 
 
-def parse_calls(action: str) -> list[dict[str, Any]]:
-    """The calls of an action that is written as `agents.rollout.actions.format_action` writes calls, one a
-    line; empty if it is anything else."""
-    calls = []
-    for line in action.splitlines():
-        match = _CALL.fullmatch(line)
-        try:
-            arguments = json.loads(match["arguments"]) if match else None
-        except ValueError:
-            arguments = None
-        if match is None or not isinstance(arguments, dict):
-            return []
-        calls.append({"name": match["name"], "arguments": arguments})
-    return calls
-
-
 def _turn(turn: Mapping[str, Any], *, decode: Decode) -> dict[str, Any]:
     completion = turn["completion"]
     logprobs = [value for value in completion.get("logprobs") or [] if math.isfinite(value)]
@@ -153,7 +136,7 @@ def _turn(turn: Mapping[str, Any], *, decode: Decode) -> dict[str, Any]:
         "text": turn.get("text") or "",
         "thought": turn.get("thought") or "",
         "action": action,
-        "calls": parse_calls(action),
+        "calls": [{"name": call.name, "arguments": call.arguments} for call in parse_calls(action)],
         "observation": turn.get("observation") or "",
         "reward": turn.get("reward"),
         "unparsed": bool(turn.get("failed")),

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agents.formats.calls import ToolCall
+from agents.rollout.actions import parse_calls
 from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
 from envs.types import Item
@@ -35,7 +37,7 @@ from tasks.viewer.browse import (
 from tasks.viewer.folders import find_runs
 from tasks.viewer.index import RunIndex
 from tasks.viewer.query import InvalidQuery, parse_query
-from tasks.viewer.reading import LineChanged, load_trajectory, parse_calls, read_tokens, read_trajectory
+from tasks.viewer.reading import LineChanged, load_trajectory, read_tokens, read_trajectory
 from tests.support.report_toy import make_failure, make_trajectory, write_workspace
 
 WORDS = ("get", "craft", "oak", "planks", "stick", "nothing")
@@ -544,6 +546,6 @@ def test_an_action_that_is_no_call_is_not_taken_for_one(action: str) -> None:
 def test_several_calls_are_one_a_line() -> None:
     calls = parse_calls('search({"query": "a) {b"})\nanswer({"text": "x\\ny"})')
     assert calls == [
-        {"name": "search", "arguments": {"query": "a) {b"}},
-        {"name": "answer", "arguments": {"text": "x\ny"}},
+        ToolCall("search", {"query": "a) {b"}),
+        ToolCall("answer", {"text": "x\ny"}),
     ]

@@ -1,0 +1,113 @@
+"""`wingspan fork`: repeats a recorded trajectory up to a turn, and goes on with a policy or a person."""
+
+import asyncio
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from agents.rollout.group import Callbacks
+from agents.types import StopReason, Trajectory, Turn
+from envs.files import check_writable
+from envs.types import Item, Message
+from flows.cli.tables import print_table
+from flows.commands.play import read_lines
+from flows.commands.turns import TurnPrinter
+from tasks.evaluation.record import Rate
+from tasks.forks.fork import run_fork, run_person
+from tasks.forks.parents import find_parent
+from tasks.forks.records import append_fork, value_of
+from tasks.forks.request import ForkPlan, ForkRequest, plan_fork
+from tasks.reporting.pages import format_count, percent
+
+HELP = "Type an action and Enter; Ctrl-D leaves the episode."
+
+
+def fork(name: str, request: ForkRequest, *, console: Console) -> bool:
+    """Run and show the forks at a turn, and its value; returns whether any was run to its end.
+
+    `name` is that of a trajectory and its turn. Trajectories are written as they end. Raises as
+    `find_parent`, `plan_fork` and `run_fork`.
+    """
+    parent, turn = find_parent(name)
+    check_writable(parent.run.folder, remedy="make it writable: forks are recorded beside the run")
+    plan = plan_fork(parent, turn, request)
+    printer = _Printer(plan, console)
+    printer.begin()
+    trajectories: list[Trajectory] = []
+
+    def end(trajectory: Trajectory) -> None:
+        append_fork(parent.run, trajectory)
+        trajectories.append(trajectory)
+        printer.end(trajectory)
+
+    if request.is_person:
+        callbacks = Callbacks(on_opening=printer.opening, on_turn=printer.turn)
+        played = asyncio.run(run_person(plan, printer.read_line, callbacks))
+        if played is None:
+            printer.note("left before the end; nothing is recorded")
+            return True
+        end(played)
+    else:
+        callbacks = Callbacks(on_turn=printer.turn if plan.samples == 1 else None, on_trajectory=end)
+        run_fork(plan, callbacks)
+    printer.note(f"recorded in {parent.run.forks}; wingspan view shows them with {parent.name}")
+    if plan.samples > 1:
+        _print_value(trajectories, console=console)
+    return any(trajectory.stop_reason is not StopReason.ERROR for trajectory in trajectories)
+
+
+class _Printer:
+    """Prints forks as they run: the repeated turns once, then what is new."""
+
+    def __init__(self, plan: ForkPlan, console: Console) -> None:
+        self._plan = plan
+        self._console = console
+        self._turns = TurnPrinter(console)
+        self._lines = read_lines(self.note)
+
+    def begin(self) -> None:
+        """Say what is run."""
+        plan, labels = self._plan, self._plan.labels
+        samples = "" if plan.samples == 1 else f", {plan.samples} samples"
+        temperature = f" at temperature {plan.temperature:g}" if "temperature" in labels else ""
+        repeated = format_count(plan.past.num_turns, "turn")
+        self.note(
+            f"{plan.parent.name}, {plan.parent.trajectory.item.item_id}: {repeated} repeated, then "
+            f"{labels['policy']}{temperature}{samples}"
+        )
+
+    def opening(self, item: Item, sample_index: int, messages: Sequence[Message]) -> None:
+        self._turns.opening(item, sample_index, messages)
+        if not self._plan.past.num_turns:
+            self.note(HELP)
+
+    def turn(self, item: Item, sample_index: int, turns: Sequence[Turn]) -> None:
+        num_repeated = self._plan.past.num_turns
+        is_person = self._plan.policy is None
+        if is_person or len(turns) >= num_repeated:
+            self._turns.turn(item, sample_index, turns)
+        if is_person and len(turns) == num_repeated:
+            self.note(HELP)
+
+    def end(self, trajectory: Trajectory) -> None:
+        self._turns.trajectory(trajectory)
+
+    async def read_line(self) -> str | None:
+        return next((line.strip() for line in self._lines if line.strip()), None)
+
+    def note(self, text: str) -> None:
+        self._turns.note(text)
+
+
+def _print_value(trajectories: Sequence[Trajectory], *, console: Console) -> None:
+    value = value_of(trajectories)
+    rows = [("samples", str(value.samples)), ("failed", str(value.failed))]
+    if value.success is not None and value.reward is not None:
+        low, high = 100 * value.success.low, 100 * value.success.high
+        rows.append(("success", f"{percent(value.success.mean)} [{low:.1f}, {high:.1f}]"))
+        rows.append(("reward", _format(value.reward)))
+    print_table(("value of the turn", "95% interval"), rows, console=console, has_header=True)
+
+
+def _format(rate: Rate) -> str:
+    return f"{rate.mean:.3g} [{rate.low:.3g}, {rate.high:.3g}]"

@@ -1,0 +1,53 @@
+"""What forks leave: trajectories in a file of their own beside the run's, and the value of a turn."""
+
+import json
+from collections.abc import Sequence
+from statistics import fmean
+
+from agents.settings import Settings
+from agents.types import StopReason, Trajectory
+from envs.files import append_line
+from tasks.data.trajectories import trajectory_to_dict
+from tasks.evaluation.record import Rate
+from tasks.reporting.intervals import mean_interval
+from tasks.viewer.folders import RunFolder
+
+
+class TurnValue(Settings):
+    """What a turn is worth: the mean outcome of the episodes that went on from it."""
+
+    samples: int
+    """Those that count."""
+    failed: int
+    """Those that do not."""
+    success: Rate | None
+    """None without samples."""
+    reward: Rate | None
+
+
+def value_of(trajectories: Sequence[Trajectory]) -> TurnValue:
+    """The value of the turn from which `trajectories` went on, with 95% intervals over them: given the turn,
+    they are independent."""
+    valid = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
+    return make_value(
+        [t.success for t in valid], [t.reward for t in valid], failed=len(trajectories) - len(valid)
+    )
+
+
+def make_value(successes: Sequence[bool], rewards: Sequence[float], *, failed: int) -> TurnValue:
+    """As `value_of`, of outcomes."""
+    return TurnValue(
+        samples=len(successes), failed=failed, success=_rate([*map(float, successes)]), reward=_rate(rewards)
+    )
+
+
+def append_fork(run: RunFolder, trajectory: Trajectory) -> None:
+    """Append it to the run's file of forks. Raises `ConfigError` if that cannot be written."""
+    append_line(run.forks, json.dumps(trajectory_to_dict(trajectory)))
+
+
+def _rate(values: Sequence[float]) -> Rate | None:
+    if not values:
+        return None
+    low, high = mean_interval(values)
+    return Rate(mean=fmean(values), low=low, high=high, items=len(values))

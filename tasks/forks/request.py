@@ -1,0 +1,222 @@
+"""What a fork is asked, and the settings with which its episodes go on: those of the trajectory's run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import model_validator
+
+from agents.clients.endpoint import Endpoint
+from agents.rollout.replay import Past
+from agents.settings import Settings
+from envs.errors import ConfigError
+from tasks.config.environments import check_environments
+from tasks.config.episodes import check_agent, reward_of
+from tasks.config.pipelines import Pipeline
+from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
+from tasks.evaluation.record import is_record, read_record
+from tasks.evaluation.request import EvaluationRequest, make_evaluation, recorded_settings
+from tasks.forks.parents import Parent
+from tasks.verl.policies import decoder
+from tasks.viewer.annotations import now
+from tasks.viewer.overview import find_run_tokenizer
+
+PERSON = "person"
+"""Stands for a policy in a fork's labels."""
+MAX_OBSERVATION = 100_000
+"""Characters."""
+_OF_POLICIES = ("policy", "step", "model", "api_key_from", "samples", "temperature", "seed")
+
+
+class ForkRequest(Settings):
+    """Who goes on from a turn, and how; None leaves a value to the run."""
+
+    policy: str | None = None
+    """As in `NamedPolicy`; None is the policy of the run."""
+    step: int | None = None
+    model: str | None = None
+    api_key_from: str | None = None
+    is_person: bool = False
+    """Whether a person goes on, and no policy."""
+    samples: int = 1
+    temperature: float | None = None
+    seed: int | None = None
+    observation: str | None = None
+    """Shown in place of that of the turn, which is then repeated as well."""
+    max_turns: int | None = None
+    """Of the whole episode."""
+    pipeline: str | None = None
+    overrides: Mapping[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> "ForkRequest":
+        """Raises `ConfigError`."""
+        for name in ("samples", "max_turns"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}; give 1 or more")
+        for name in _OF_POLICIES:
+            value = getattr(self, name)
+            if self.is_person and value != ForkRequest.model_fields[name].default:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} {value} is for policies, and a person goes on; leave it out"
+                )
+        if self.observation is not None and len(self.observation) > MAX_OBSERVATION:
+            raise ConfigError(
+                f"the observation has {len(self.observation)} characters; give at most {MAX_OBSERVATION}"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkPlan:
+    """A checked request."""
+
+    parent: Parent
+    past: Past
+    pipeline: Pipeline
+    policy: SavedPolicy | Endpoint | None
+    """None is a person."""
+    samples: int
+    temperature: float
+    max_turns: int
+    labels: Mapping[str, str | float | bool]
+    """Of the trajectories: whose fork they are, and who went on."""
+
+
+def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:
+    """Check a fork at `turn`, the first, from 1, that is not repeated, or the last that is if its observation
+    is replaced.
+
+    Agent, rollout settings and servers are those of the run, or of `request.pipeline`. Raises `ConfigError`
+    and `MissingDependency` before anything is started.
+    """
+    trajectory = parent.trajectory
+    policy = None if request.is_person else _find_policy(parent, request)
+    if isinstance(policy, SavedPolicy) and request.temperature == 0 and request.samples > 1:
+        raise ConfigError(
+            f"{request.samples} samples at temperature 0 are all alike; ask for one, or for a higher "
+            "temperature"
+        )
+    name, overrides = _settings(parent, request)
+    evaluation = EvaluationRequest(
+        envs=(trajectory.item.env,),
+        temperature=request.temperature,
+        max_turns=request.max_turns,
+        seed=request.seed,
+        pipeline=name,
+        overrides={**overrides, **request.overrides},
+    )
+    plan = make_evaluation(evaluation, policy)
+    pipeline = plan.pipeline
+    if pipeline.agent.program is not None:
+        raise ConfigError(
+            f"agent.program {pipeline.agent.program!r} has no environment in which its episodes could be "
+            "repeated"
+        )
+    part = pipeline.data.part_of(trajectory.item)
+    if part is None:
+        raise ConfigError(
+            f"{parent.name}: {trajectory.item.item_id} belongs to no part of the pipeline's data; name the "
+            "pipeline that it is of (--pipeline)"
+        )
+    check_environments(pipeline)
+    check_agent(pipeline)
+    num_turns = turn - (request.observation is None)
+    max_turns = plan.spec.max_turns[part]
+    taken = sum(bool(one.action) or one.failed for one in trajectory.turns[:num_turns])
+    if taken >= max_turns:
+        raise ConfigError(
+            f"{parent.name}: an episode may have {max_turns} turns, and {taken} would be repeated; allow it "
+            "more (--max-turns), or name an earlier turn"
+        )
+    past = Past(
+        trajectory=trajectory,
+        num_turns=num_turns,
+        where=parent.name,
+        observation=request.observation,
+        has_tokens=_has_tokens(parent, policy),
+        has_env_rewards=reward_of(pipeline.agent) is None,
+        prompt=_recorded_prompt(parent),
+    )
+    past.check()
+    return ForkPlan(
+        parent=parent,
+        past=past,
+        pipeline=pipeline,
+        policy=policy,
+        samples=request.samples,
+        temperature=plan.spec.temperature,
+        max_turns=max_turns,
+        labels=_labels(parent, turn, request, policy, temperature=plan.spec.temperature),
+    )
+
+
+def _find_policy(parent: Parent, request: ForkRequest) -> SavedPolicy | Endpoint:
+    return find_policy(
+        NamedPolicy(
+            policy=_policy_of_run(parent) if request.policy is None else request.policy,
+            step=request.step,
+            model=request.model,
+            api_key_from=request.api_key_from,
+        )
+    )
+
+
+def _policy_of_run(parent: Parent) -> str:
+    run, remedy = parent.run, "name the policy that goes on (--policy)"
+    if run.file is not None:
+        raise ConfigError(f"{run.file} does not say which policy sampled it; {remedy}")
+    if not is_record(run.folder):
+        return str(run.folder)
+    folder = read_record(run.folder).policy.get("folder")
+    if folder is None:
+        raise ConfigError(f"{run.folder} is of an endpoint; {remedy}")
+    return str(folder)
+
+
+def _settings(parent: Parent, request: ForkRequest) -> tuple[str | None, Mapping[str, Any]]:
+    if request.pipeline is not None or parent.run.file is not None:
+        return request.pipeline, {}
+    if is_record(parent.run.folder):
+        record = read_record(parent.run.folder)
+        return record.pipeline, record.settings
+    return recorded_settings(parent.run.folder)
+
+
+def _labels(
+    parent: Parent,
+    turn: int,
+    request: ForkRequest,
+    policy: SavedPolicy | Endpoint | None,
+    *,
+    temperature: float,
+) -> dict[str, str | float | bool]:
+    labels: dict[str, str | float | bool] = {"parent": parent.address, "turn": turn}
+    if policy is None:
+        labels["policy"] = PERSON
+    else:
+        name = policy.model if isinstance(policy, Endpoint) else policy.name
+        name = parent.run.name if request.policy is None else name
+        step = policy.step if isinstance(policy, SavedPolicy) else None
+        labels["policy"] = name if step is None else f"{name}, step {step}"
+        labels["temperature"] = temperature
+    if request.observation is not None:
+        labels["observation"] = "replaced"
+    # Each request is a group of its own: the same one again gives the same samples, which count once.
+    return {**labels, "parent_digest": parent.digest, "at": now()}
+
+
+def _has_tokens(parent: Parent, policy: SavedPolicy | Endpoint | None) -> bool | None:
+    if not isinstance(policy, SavedPolicy) or not parent.trajectory.prompt_ids:
+        return False
+    recorded, own = find_run_tokenizer(parent.run), policy.folder / "tokenizer.json"
+    is_same = recorded is not None and own.exists() and own.read_bytes() == recorded.read_bytes()
+    return True if is_same else None
+
+
+def _recorded_prompt(parent: Parent) -> str | None:
+    tokenizer = find_run_tokenizer(parent.run)
+    if tokenizer is None or not parent.trajectory.prompt_ids:
+        return None
+    return decoder(tokenizer.parent)(parent.trajectory.prompt_ids)

@@ -1,0 +1,225 @@
+"""Forks of recorded trajectories in real environments: by policies, by people, and what they leave."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.agent import FormatAgent
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.replay import ReplayDiffers
+from agents.rollout.scripted import expert_script, run_script
+from agents.types import UNLIMITED, StopReason, Trajectory, Turn
+from envs.errors import ConfigError
+from envs.registry import get_env, get_item
+from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
+from tasks.evaluation.evaluate import evaluate_policy
+from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
+from tasks.evaluation.request import EvaluationRequest
+from tasks.forks.fork import run_fork, run_person
+from tasks.forks.parents import Parent, find_parent
+from tasks.forks.records import append_fork, value_of
+from tasks.forks.request import ForkRequest, plan_fork
+from tests.support.report_toy import ITEMS, make_failure, make_trajectory
+
+BASE = Path("models/textcraft-base")
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an evaluation: one item, three samples."""
+    folder = tmp_path_factory.mktemp("runs") / "evaluation"
+    request = EvaluationRequest(
+        envs=("textcraft",), where={"depth": [3]}, items=1, samples=3, pipeline="textcraft-cpu", max_turns=6
+    )
+    policy = find_policy(NamedPolicy(policy=str(BASE)))
+    assert isinstance(policy, SavedPolicy)
+    evaluate_policy(request, policy, out=folder)
+    return folder
+
+
+def comparable(trajectory: Trajectory) -> Trajectory:
+    """Without log-probs: their last bits depend on what was computed together."""
+    turns = [replace(turn, completion=replace(turn.completion, logprobs=[])) for turn in trajectory.turns]
+    return replace(trajectory, seconds=0.0, labels={}, turns=tuple(turns))
+
+
+def logprobs_of(trajectory: Trajectory) -> list[float]:
+    return [logprob for turn in trajectory.turns for logprob in turn.completion.logprobs]
+
+
+@pytest.mark.heavy
+def test_with_the_same_random_numbers_the_rest_comes_again_token_by_token(evaluated: Path) -> None:
+    originals = read_trajectories(evaluated / "trajectories.jsonl")
+    by_sample = {trajectory.sample_index: trajectory for trajectory in originals}
+    assert len(by_sample[0].turns) > 3
+    num_forks = 0
+    for line, original in enumerate(originals, start=1):
+        for turn in (1, 2, len(original.turns)):
+            parent, number = find_parent(f"{evaluated}/evaluation:{line}@{turn}")
+            plan = plan_fork(parent, number, ForkRequest(samples=3, max_turns=6))
+            again = run_fork(plan, name="evaluate")[original.sample_index]
+            assert comparable(again) == comparable(original)
+            assert logprobs_of(again) == pytest.approx(logprobs_of(original), abs=1e-4)
+            num_forks += 1
+    assert num_forks == 9
+
+
+@pytest.mark.heavy
+def test_the_same_request_gives_the_same_samples_and_another_seed_others(evaluated: Path) -> None:
+    parent, turn = find_parent(f"{evaluated}/evaluation:1@2")
+    runs = [
+        [comparable(t) for t in run_fork(plan_fork(parent, turn, ForkRequest(samples=4, seed=seed)))]
+        for seed in (1, 1, 2)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+    assert all(t.turns[0] == parent.trajectory.turns[0] for run in runs for t in run)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Callable[[str, int], Parent]:
+    """Makes a file with an expert's trajectory of an environment's item."""
+
+    def make(name: str, number: int) -> Parent:
+        spec = get_env(name)
+        item = get_item(spec, number)
+        config = EpisodeConfig(agent=FormatAgent("action"), limits=UNLIMITED)
+
+        async def play() -> Trajectory:
+            env = spec.make()
+            try:
+                script = expert_script(spec.solve(item), config=config)
+                return await run_script(env, item, script, config=config)
+            finally:
+                await env.close()
+
+        write_trajectories(tmp_path / "expert.jsonl", [asyncio.run(play())])
+        return find_parent(f"{tmp_path}/expert.jsonl:1@1")[0]
+
+    return make
+
+
+def lines_of(actions: Sequence[str]) -> Callable[[], Any]:
+    lines: Iterator[str] = iter(actions)
+
+    async def read() -> str | None:
+        return next(lines, None)
+
+    return read
+
+
+def without_thought(turn: Turn) -> Turn:
+    return replace(turn, text="", thought="")
+
+
+PERSON: dict[str, Any] = {"is_person": True, "max_turns": 100, "overrides": {"agent.format": "action"}}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("name", "number"), [("textcraft", 12), ("babyai", 5), ("textworld", 2)])
+def test_a_person_goes_on_in_the_environment_as_it_was(
+    name: str, number: int, record: Callable[[str, int], Parent]
+) -> None:
+    parent = record(name, number)
+    original = parent.trajectory
+    actions = [turn.action for turn in original.turns]
+    assert original.success
+    assert len(actions) > 1
+    for turn in {1, 2, len(actions)}:
+        plan = plan_fork(parent, turn, ForkRequest(**PERSON))
+        forked = asyncio.run(run_person(plan, lines_of(actions[turn - 1 :])))
+        assert forked is not None
+        assert list(map(without_thought, forked.turns)) == list(map(without_thought, original.turns))
+        assert (forked.success, forked.reward, forked.stop_reason) == (
+            True, original.reward, StopReason.TERMINATED
+        )  # fmt: skip
+        assert {"parent": "expert:1", "turn": turn, "policy": "person"}.items() <= forked.labels.items()
+        assert asyncio.run(run_person(plan, lines_of([]))) is None  # they left
+    changed = replace(original.turns[0], observation="You are in a maze of twisty little passages.")
+    turns = (changed, *original.turns[1:])
+    plan = plan_fork(replace(parent, trajectory=replace(original, turns=turns)), 2, ForkRequest(**PERSON))
+    with pytest.raises(ReplayDiffers, match=r"expert/expert:1: the observation, turn 1, .*twisty"):
+        asyncio.run(run_person(plan, lines_of(actions)))
+
+
+def test_a_trajectory_is_named_as_the_viewer_names_it(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    trajectories = [make_trajectory(item, success=True) for item in ITEMS]
+    write_trajectories(runs / "toy" / "train" / "trajectories" / "step_0003.jsonl", trajectories)
+    write_trajectories(tmp_path / "a b.jsonl", trajectories[:1])
+    for name, item, turn in (
+        ("toy/step_0003:2@4", "toy_1", 4),
+        (f"{runs}/toy/step_0003:4@1", "toy_3", 1),
+        (f"{tmp_path}/a b.jsonl:1@2", "toy_0", 2),
+        ("http://127.0.0.1:8003/#/run/toy/at/step_0003:3?q=step:3+turns%3E2&turn=2&show=owner", "toy_2", 2),
+        ("#/run/toy/at/step_0003:1?turn=1", "toy_0", 1),
+    ):
+        parent, number = find_parent(name, paths=[runs])
+        assert (parent.trajectory.item.item_id, number) == (item, turn), name
+    for name, text in (
+        ("toy/step_0003:2", "names no turn"),
+        ("toy/step_0003:2@0", "names no turn"),
+        ("toy/step_0003:9@1", "no line 9"),
+        ("toy/step_0004:1@1", "did you mean 'step_0003'"),
+        ("toy/step_0003:x@1", "no line x"),
+        ("tay/step_0003:1@1", "did you mean 'toy'"),
+        ("#/run/toy/at/step_0003:1", "names no turn"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            find_parent(name, paths=[runs])
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_starts(evaluated: Path) -> None:
+    parent, turn = find_parent(f"{evaluated}/evaluation:1@2")
+    for options, text in (
+        ({"temperature": 0.0, "samples": 2}, "at temperature 0 are all alike"),
+        ({"max_turns": 1}, "may have 1 turns, and 1 would be repeated"),
+        ({"policy": "runs/no"}, "no policy 'runs/no'"),
+        ({"policy": "http://127.0.0.1:9"}, "which of its models"),
+        ({"overrides": {"agent.tools": ["calculator"]}}, "calls no tools"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            plan_fork(parent, turn, ForkRequest(**options))
+    for options, text in (
+        ({"samples": 0}, "--samples 0; give 1 or more"),
+        ({"is_person": True, "temperature": 0.5}, "--temperature 0.5 is for policies"),
+        ({"is_person": True, "samples": 4}, "--samples 4 is for policies"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            ForkRequest(**options)
+
+
+def test_the_value_of_a_turn_is_the_mean_outcome_with_its_interval() -> None:
+    episodes = [make_trajectory(ITEMS[0], success=number < 3) for number in range(8)]
+    value = value_of([*episodes, make_failure(ITEMS[0], error="EnvCrashed: x")])
+    assert (value.samples, value.failed) == (8, 1)
+    assert value.success is not None
+    assert value.success == value.reward  # every success is a reward of 1
+    # Wilson's interval of 3 of 8, from Newcombe's formula by hand.
+    assert (value.success.mean, value.success.low, value.success.high) == pytest.approx(
+        (0.375, 0.1368, 0.6943), abs=1e-4
+    )
+    assert value_of([]).success is None
+
+
+def test_forks_are_written_beside_the_runs_own_files(evaluated: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "evaluation"
+    shutil.copytree(evaluated, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    parent, _ = find_parent(f"{folder}/evaluation:1@2")
+    fork = replace(parent.trajectory, labels={"parent": parent.address, "turn": 2})
+    for _ in range(2):
+        append_fork(parent.run, fork)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name in before} == before
+    assert {path.name for path in folder.iterdir()} - before.keys() == {"forks.jsonl"}
+    assert [json.loads(line) for line in (folder / "forks.jsonl").read_text().splitlines()] == [
+        json.loads(json.dumps(trajectory_to_dict(fork)))
+    ] * 2
+    again, turn = find_parent(f"{folder}/forks:2@3")  # a fork can be forked
+    assert (again.trajectory.labels, turn) == (fork.labels, 3)
