@@ -19,13 +19,16 @@ from typing import Any, Literal
 
 from envs.errors import ConfigError
 from envs.files import write_atomically
+from envs.registry import Split
 from tasks.algorithms.distillation import Distillation
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import flat
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 from tasks.config.user_code import agent_code, environment_code
 from tasks.data.hashes import path_md5
+from tasks.data.items import items_md5
 from tasks.data.sources import FOLDER as DATA
+from tasks.data.sources import HUB
 from tasks.verl.checkpoints import complete_steps
 
 STAGES_FILE = Path("dvc.yaml")
@@ -138,16 +141,29 @@ def stage_key(stage: Stage, *, code: bool = True) -> str:
     `code=False` leaves out the project's and the user's code, as for checkpoints. Raises `ConfigError` for a
     missing dependency.
     """
-    facts = json.dumps([stage.name, _hash_deps(stage, code=code), stage.params], sort_keys=True)
+    facts = json.dumps([stage.name, _relative_deps(stage, code=code), stage.params], sort_keys=True)
     return hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
 
 
-def _hash_deps(stage: Stage, *, code: bool) -> dict[str, str]:
+def hash_deps(stage: Stage) -> dict[str, str]:
+    """The hash of everything that `stage` reads. Raises `ConfigError` for a missing dependency."""
+    return {str(dep): _input_md5(dep) for dep in stage.deps}
+
+
+def _relative_deps(stage: Stage, *, code: bool) -> dict[str, str]:
+    """Paths in the workspace are relative to it, so that each workspace has the same keys."""
     return {
         str(dep.relative_to(stage.workspace) if dep.is_relative_to(stage.workspace) else dep): _input_md5(dep)
         for dep in stage.deps
         if code or not (dep.parts[0] in CODE or dep in stage.user_code)
     }
+
+
+def row_sources(params: Mapping[str, Any]) -> list[str]:
+    """Where the user's own rows come from, by the parameters of a pipeline or a stage: files below `data/`,
+    and data sets on a hub."""
+    parts = params["data"]["parts"].values()
+    return list(dict.fromkeys(source for part in parts for source in (part["train"], part["test"]) if source))
 
 
 def cache_key(stage: Stage, key: str) -> str:
@@ -193,16 +209,19 @@ def would_resume(train: Stage, *, if_changed: IfChanged) -> bool:
     return changes is not None and (not changes or if_changed == "resume")
 
 
-def check_resume(train: Stage, *, if_changed: IfChanged) -> None:
+def check_resume(train: Stage, *, if_changed: IfChanged, items: Split | None = None) -> None:
     """Raise `ConfigError` for an interrupted training with checkpoints, or offline with rounds, whose inputs
-    have changed, where `if_changed` is to refuse."""
+    have changed, where `if_changed` is to refuse.
+
+    `items`: those of the pipeline now, before `prepare` has written them.
+    """
     if if_changed != "refuse" or (train.workspace / FINISHED).exists():
         return
     folder = train.workspace / "train"
     rounds = sorted(folder.glob("rounds/*.json"))
     steps = complete_steps(folder / "checkpoints") or [json.loads(f.read_text())["last_step"] for f in rounds]
-    changes = changed_inputs(train)
-    if steps and changes:
+    changes = changed_inputs(train, items=items) if steps else None
+    if changes:
         raise ConfigError(
             f"{folder} has unfinished training (step {steps[-1]}) from other inputs: "
             f"{'; '.join(changes)}. Undo this, give another --workspace, or choose: --if-changed restart "
@@ -210,10 +229,11 @@ def check_resume(train: Stage, *, if_changed: IfChanged) -> None:
         )
 
 
-def changed_inputs(train: Stage) -> list[str] | None:
+def changed_inputs(train: Stage, *, items: Split | None = None) -> list[str] | None:
     """What differs between the inputs of the training in `train/` and those of `train`, one line each.
 
-    None if there is no record of its inputs. Raises `ConfigError` for a missing input.
+    `items`: those that `prepare` would write now; they count where the user's rows have changed since. None
+    if there is no record of the inputs. Raises `ConfigError` for a missing input.
     """
     file = train.workspace / INPUTS
     if not file.exists():
@@ -226,11 +246,28 @@ def changed_inputs(train: Stage) -> list[str] | None:
         if params_before.get(key) != params_after.get(key)
     ]
     deps_before, deps_after = before["deps"], after["deps"]
-    return changes + [
-        f"{dep} has other content"
+    rows_before, rows_after = before.get("rows", {}), after["rows"]
+    if items is not None and rows_before != rows_after:
+        deps_after |= {"data/train.jsonl": items_md5(items.train), "data/test.jsonl": items_md5(items.test)}
+    changed_deps = [
+        _describe_change(dep, deps_before.get(dep), deps_after.get(dep))
         for dep in {**deps_before, **deps_after}
         if deps_before.get(dep) != deps_after.get(dep)
     ]
+    # The cause before its effects. Rows that give the same items change nothing.
+    changed_rows = [
+        _describe_change(path, md5, rows_after.get(path))
+        for path, md5 in rows_before.items()
+        if changed_deps and path in rows_after and md5 != rows_after[path]
+    ]
+    return [*changes, *changed_rows, *changed_deps]
+
+
+def _describe_change(path: str, before: str | None, after: str | None) -> str:
+    hashes = [md5 and md5.removeprefix("hub:")[:10] for md5 in (before, after)]
+    if None in hashes:
+        return f"{path} was {'added' if before is None else 'taken away'}"
+    return f"{path} has other content (MD5 {hashes[0]} → {hashes[1]})"
 
 
 def _write_inputs(train: Stage) -> None:
@@ -239,8 +276,10 @@ def _write_inputs(train: Stage) -> None:
 
 def _inputs(train: Stage) -> dict[str, Any]:
     """As JSON has them: what the record of earlier inputs is compared with."""
+    files = [source for source in row_sources(train.params) if not source.startswith(HUB)]
+    rows = {path: _input_md5(Path(path)) for path in (*files, *([DATA] if files else []))}
     inputs: dict[str, Any] = json.loads(
-        json.dumps({"params": train.params, "deps": _hash_deps(train, code=False)})
+        json.dumps({"params": train.params, "deps": _relative_deps(train, code=False), "rows": rows})
     )
     return inputs
 

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from agents.prompting.images import has_vision
 from agents.samplers.vllm import find_python
 from envs.errors import ConfigError
 from envs.files import check_writable
+from envs.registry import Split
 from flows.lineage import (
     IfChanged,
     Stage,
@@ -60,6 +61,8 @@ class Plan:
     stages: Mapping[str, Stage]
     is_tracked: bool
     """Whether the workspace is the one that DVC tracks, with the parameters of `pipelines.yaml`."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters by dotted key that are set besides `pipelines.yaml`."""
     if_changed: IfChanged = "refuse"
     served_at: "ServedAt | None" = None
     """Where the policy is served during training."""
@@ -122,7 +125,7 @@ def make_plan(
     check_model(pipeline)
     check_teacher(pipeline)
     check_ray_address()
-    check_items(pipeline)
+    items = check_items(pipeline)
     _check_items(folder, pipeline)
     check_disk(folder, pipeline)
     check_memory(pipeline)
@@ -133,13 +136,14 @@ def make_plan(
     stages = declared_stages(name, pipeline=pipeline, workspace=folder)
     check_inputs(stages.values())
     if has_inputs(stages["train"]):  # else they are made first, and the stage checks them
-        check_resume(stages["train"], if_changed=if_changed)
+        check_resume(stages["train"], if_changed=if_changed, items=items)
     return Plan(
         name=name,
         pipeline=pipeline,
         workspace=folder,
         stages=stages,
         is_tracked=folder == home,
+        overrides=overrides,
         if_changed=if_changed,
     )
 
@@ -237,8 +241,9 @@ def check_vllm(pipeline: Pipeline) -> None:
         find_python()
 
 
-def check_items(pipeline: Pipeline) -> None:
-    """Raise `ConfigError` for items that cannot be loaded, rewarded or shown to the model."""
+def check_items(pipeline: Pipeline) -> Split:
+    """The items of `pipeline`. Raises `ConfigError` for those that cannot be loaded, rewarded or shown to the
+    model."""
     items = split(pipeline.data)
     all_items = [*items.train, *items.test]
     check_reward(pipeline.agent, all_items)
@@ -250,6 +255,7 @@ def check_items(pipeline: Pipeline) -> None:
             test_items=items.test,
             micro_batch_tokens=pipeline.train.micro_batch_tokens,
         )
+    return items
 
 
 def _check_items(workspace: Path, pipeline: Pipeline) -> None:

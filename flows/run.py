@@ -29,6 +29,7 @@ from flows.prefect_assets import describe_assets, stage_assets
 from flows.prefect_page import PrefectPage
 from flows.prefect_runs import read_receipt
 from flows.progress import Display, StageState
+from flows.recorder import Recorder
 from flows.versioning import commit_to_dvc
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import changed_parameters, write_changes
@@ -102,6 +103,7 @@ class Run:
         self._page = page
         self._flow_run_id = flow_run_id
         self._receipts = ResultStore()
+        self._recorder = Recorder(plan)
         self._tracker: Tracker | None = None
         self._session: TrainSession | OfflineSession | None = None
         self._keys: dict[str, str] = {}
@@ -127,7 +129,9 @@ class Run:
         """Do `work`, the last part of `stage`; Prefect stores the receipt, and later runs skip the stage."""
         if FlowRunContext.get() is None:
             work()
-            return make_receipt(stage)
+            receipt = make_receipt(stage)
+            self._recorder.finish(receipt)
+            return receipt
         key = cache_key(stage, self.key(stage))
         is_finished = self.is_finished(stage)
         if is_finished:
@@ -138,6 +142,7 @@ class Run:
         def work_and_hash(*_: Any) -> Receipt:
             work()
             receipt = make_receipt(stage)
+            self._recorder.finish(receipt)
             describe_assets(stage, receipt, assets=assets)
             return receipt
 
@@ -178,6 +183,7 @@ class Run:
         """
         if self._flow_run_id is not None:
             self._open_tracker()
+        self._recorder.begin(stage, is_resumed=is_resumed)
         self._display.stage(stage.name, StageState.RUNNING)
         start = time.perf_counter()
         try:

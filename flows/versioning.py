@@ -1,10 +1,11 @@
-"""Records a run of the flow in DVC, as if `dvc repro` had run the stages.
+"""Records a run of the flow in DVC, as if `dvc repro` had run the stages, and restores data that DVC has.
 
 DVC prints nothing: the terminal belongs to the display (`flows/progress.py`).
 """
 
 import atexit
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,17 +58,10 @@ def commit_to_dvc(stages: Sequence[str], *, name: str, pipeline: Pipeline, works
     Does nothing for a pipeline that `dvc.yaml` does not list, or outside of a DVC repository. Raises
     `WingspanError` if DVC fails; the outputs themselves are not touched.
     """
-    import colorama
+    _import_silently()
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
 
-    # DVC's import wraps the standard streams, which the display uses, and resets their colours at exit.
-    colorama.deinit()
-    atexit.unregister(colorama.initialise.reset_all)
-    # After the import, which sets the levels. Above ERROR, both packages draw no progress bars either
-    # (`dvc.progress.Tqdm`); failures are raised.
-    for package in ("dvc", "dvc_data"):
-        logging.getLogger(package).setLevel(logging.CRITICAL)
     try:
         repo = Repo(".")
     except NotDvcRepoError:
@@ -85,3 +79,45 @@ def commit_to_dvc(stages: Sequence[str], *, name: str, pipeline: Pipeline, works
             raise WingspanError(
                 f"DVC did not record this run ({to_line(error)}); fix that, then run `dvc commit`"
             ) from error
+
+
+def restore_from_dvc(pointers: Sequence[str], *, target: Path) -> None:
+    """Check out the data of `pointers` (`….dvc`) in the copy `target` of this project.
+
+    Takes it from this project's cache, or else from the remote. Raises `WingspanError` if neither has it.
+    """
+    _import_silently()
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    own_settings = Path(".dvc", "config.local")
+    if own_settings.exists():
+        shutil.copy(own_settings, target / own_settings)
+    try:
+        with Repo(".") as here, Repo(str(target)) as there, there.config.edit("local") as settings:
+            settings["cache"]["dir"] = here.cache.local_cache_dir
+        paths = [str(target / pointer) for pointer in pointers]
+        with Repo(str(target)) as there:
+            try:
+                there.checkout(paths, force=True)
+            except DvcException:
+                there.pull(paths)
+    except DvcException as error:
+        raise WingspanError(
+            f"DVC has the data of {', '.join(pointers)} neither in its cache nor in a remote; "
+            "bring it back by dvc pull, where it was pushed to a remote"
+        ) from error
+
+
+def _import_silently() -> None:
+    """Import DVC, which changes the terminal and prints, without both."""
+    import colorama
+    import dvc.repo  # noqa: F401
+
+    # DVC's import wraps the standard streams, which the display uses, and resets their colours at exit.
+    colorama.deinit()
+    atexit.unregister(colorama.initialise.reset_all)
+    # After the import, which sets the levels. Above ERROR, both packages draw no progress bars either
+    # (`dvc.progress.Tqdm`); failures are raised.
+    for package in ("dvc", "dvc_data"):
+        logging.getLogger(package).setLevel(logging.CRITICAL)

@@ -20,6 +20,7 @@ from flows.cli.data import data_app
 from flows.cli.episodes import evaluate, fork, play, rollout
 from flows.cli.export import export
 from flows.cli.inspect import compare, doctor, envs, pipelines, runs
+from flows.cli.lineage import lineage, reproduce
 from flows.cli.run import base, deploy, plan_run, run, stage
 from flows.cli.serve import serve_env, serve_policy, serve_retriever, serve_sites, view
 
@@ -30,7 +31,7 @@ app = typer.Typer(
 )
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(stage, base, pipelines, runs, export, deploy, envs, doctor, play, rollout, evaluate, fork, compare),
-    *(view, serve_env, serve_policy, serve_retriever, serve_sites),
+    *(lineage, reproduce, view, serve_env, serve_policy, serve_retriever, serve_sites),
 )
 app.command()(run)
 app.command("plan")(plan_run)

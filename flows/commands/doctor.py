@@ -32,7 +32,7 @@ COLUMNS = ("state", "what", "found", "for", "remedy")
 CONSTRAINTS = Path("constraints.txt")
 GPU_PURPOSE = "pipelines on cuda"
 
-_Check = tuple[str, str, str, Callable[[], None]]
+_Check = tuple[str, str, str, Callable[[], object]]
 """What is checked, what to show if the check passes, the purpose, and the check."""
 
 

@@ -5,6 +5,7 @@ one. `tasks/data/files.py` reads the items of a user's files. An item file, whic
 later stage reads, has one `Item` a line, as JSON.
 """
 
+import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -125,7 +126,16 @@ def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:
 def write_items(path: Path, items: Iterable[Item]) -> None:
     """Write `items` to `path`, replacing it; the same items give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(item_to_json(item) + "\n" for item in items))
+    path.write_text(_to_lines(items), encoding="utf-8")
+
+
+def items_md5(items: Iterable[Item]) -> str:
+    """The MD5 of the file that `write_items` would write."""
+    return hashlib.md5(_to_lines(items).encode(), usedforsecurity=False).hexdigest()
+
+
+def _to_lines(items: Iterable[Item]) -> str:
+    return "".join(item_to_json(item) + "\n" for item in items)
 
 
 def read_items(path: Path, *, data: DataSettings | None = None) -> list[Item]:

@@ -1,16 +1,23 @@
-"""The sources of a run's results besides its parameters: the commit of the code and package versions."""
+"""The sources of a run's results besides its parameters: code, package versions and the machine."""
 
+import os
 import platform
 import re
+import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from envs.registry import get_env
 
 WRITTEN_BY_RUNS = "dvc.lock"
 """Every run writes this file, so a change to it alone does not make the code dirty."""
 PACKAGES = ("torch", "verl", "ray", "transformers", "prefect", "mlflow", "dvc")
+MAX_PATCH_BYTES = 10_000_000
+"""Files that differ from the commit make no patch if they are larger together."""
 
 _REMOTE = re.compile(
     r"(?:https://(?:[^@/]*@)?|ssh://(?:[^@/]*@)?|[^@/:]+@)"
@@ -27,11 +34,10 @@ def provenance(*, envs: Sequence[str]) -> dict[str, str]:
             facts[f"version.{package}"] = version(package)
         except PackageNotFoundError:
             continue  # e.g. no verl on a machine that only evaluates
-    commit = _git("rev-parse", "HEAD")
+    commit = head_commit()
     if commit is not None:
         facts["git.commit"] = commit
-        changes = _git("status", "--porcelain", "--", ":/", f":(top,exclude){WRITTEN_BY_RUNS}")
-        facts["git.dirty"] = str(bool(changes)).lower()
+        facts["git.dirty"] = str(bool(uncommitted_files())).lower()
         page = repository_page(_git("remote", "get-url", "origin") or "")
         if page is not None:
             facts["git.url"] = f"{page}/tree/{commit}"
@@ -44,9 +50,88 @@ def repository_page(remote: str) -> str | None:
     return f"https://{match['host']}/{match['path']}" if match else None
 
 
-def _git(*arguments: str) -> str | None:
+def head_commit() -> str | None:
+    """The commit that is checked out; None outside of a Git repository, and before its first commit."""
+    return _git("rev-parse", "--verify", "--quiet", "HEAD")
+
+
+def uncommitted_files(*, leave_out: Sequence[Path] = ()) -> list[str]:
+    """Files that differ from the commit, relative to the working directory, without those that Git ignores,
+    `dvc.lock`, and the files and folders of `leave_out`."""
+    lines = _git("status", "--porcelain", "--no-renames", "-uall", "-z", "--", *_pathspecs(leave_out))
+    prefix = _git("rev-parse", "--show-prefix") or ""
+    # Status names paths relative to the repository's root, whatever the working directory is.
+    return [os.path.relpath(line[3:], prefix or ".") for line in (lines or "").split("\0") if line]
+
+
+def make_patch(files: Sequence[str]) -> bytes | None:
+    """What turns the commit into the working directory as far as `files` go, which differ from it, as
+    `git apply` reads it; None if they are too large. The index is not touched."""
+    if sum(size for file in files if (size := _size(file))) > MAX_PATCH_BYTES:
+        return None
+    index = _git("rev-parse", "--git-path", "index")
+    if index is None:
+        return None
+    with TemporaryDirectory() as folder:
+        own_index = Path(folder, "index")
+        if Path(index).exists():
+            shutil.copy(index, own_index)
+        variables = {"GIT_INDEX_FILE": str(own_index), "GIT_LITERAL_PATHSPECS": "1"}
+        existing_files = [file for file in files if os.path.lexists(file)]
+        if existing_files:  # as if they were about to be added, so that new files have a difference
+            _git("add", "--intent-to-add", "--", *existing_files, variables=variables)
+        form = ("--no-color", "--no-relative", "--src-prefix=a/", "--dst-prefix=b/")  # whatever the user's is
+        difference = ("diff", "--binary", "--no-ext-diff", "--no-textconv", *form, "HEAD", "--", *files)
+        return _git_bytes(*difference, variables=variables)
+
+
+def installed_packages() -> dict[str, str]:
+    """The version of every installed distribution, by its normalized name."""
+    versions: dict[str, str] = {}
+    for folder in map(Path, reversed(sys.path)):  # the first on the path is the one that is imported
+        for file in folder.glob("*.dist-info") if folder.is_dir() else ():
+            name, _, number = file.stem.rpartition("-")
+            versions[re.sub(r"[-_.]+", "-", name).lower()] = number
+    return dict(sorted(versions.items()))
+
+
+def describe_machine() -> str:
+    """The processor, on which the last bits of results depend: kernels are chosen by it."""
+    model = platform.machine()
     try:
-        answer = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=30)
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else model
+
+
+def _pathspecs(leave_out: Sequence[Path]) -> list[str]:
+    paths = [path for path in leave_out if not path.is_absolute()]
+    return [":/", f":(top,exclude){WRITTEN_BY_RUNS}", *(f":(exclude){path}" for path in paths)]
+
+
+def _size(file: str) -> int:
+    try:
+        return os.lstat(file).st_size
+    except OSError:  # it was deleted
+        return 0
+
+
+def _git(*arguments: str, variables: Mapping[str, str] | None = None) -> str | None:
+    output = _git_bytes(*arguments, variables=variables)
+    return None if output is None else output.decode(errors="surrogateescape").strip("\n")
+
+
+def _git_bytes(*arguments: str, variables: Mapping[str, str] | None = None) -> bytes | None:
+    try:
+        answer = subprocess.run(
+            ["git", *arguments],
+            env={**os.environ, **(variables or {})},
+            capture_output=True,
+            check=True,
+            timeout=30,
+        )
     except (FileNotFoundError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip()
+    return answer.stdout

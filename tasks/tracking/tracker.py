@@ -32,6 +32,7 @@ from tasks.data.collapse import ALERTS
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
+from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.logged_models import find_kept_policies, log_policies, written_ms
 from tasks.tracking.model import Promotion, register
 from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric, without_password
@@ -85,7 +86,7 @@ def ui_command() -> str | None:
 def recorded_page(workspace: Path, *, tab: str = "") -> str:
     """The address of the run of `workspace` in a browser; `tab`: of its page, as in `run_page`."""
     server = UI if ui_command() else without_password(tracking_uri()).rstrip("/")
-    record = _read_record(workspace)
+    record = read_record(workspace)
     if "experiment_id" not in record:
         return server
     return server + run_page(record["experiment_id"], record["run_id"], tab=tab)
@@ -323,6 +324,9 @@ class Tracker:
         log_metrics(client, run_id, series)
         for file_name in ("evaluation.json", OUTCOMES):
             client.log_artifact(run_id, str(workspace / file_name))
+        if (workspace / LINEAGE).exists():
+            client.log_artifact(run_id, str(workspace / LINEAGE))
+            client.log_artifact(run_id, str(workspace / "train" / "metrics.jsonl"), "train")
         client.log_artifacts(run_id, str(workspace / "report"), "report")
         self._log_traces(client, run_id, evaluation_traces(workspace / "evaluation_trajectories.jsonl"))
         result = facts.result(evaluation)
@@ -389,14 +393,14 @@ def _exclusive() -> AbstractContextManager[None]:
 
 def unfinished_run(workspace: Path, *, pipeline: Pipeline) -> str | None:
     """The MLflow run that this workspace began with these parameters and has not finished."""
-    record = _read_record(workspace)
+    record = read_record(workspace)
     ours = record.get("uri") == tracking_uri() and record.get("identity") == _identity(pipeline)
     return str(record["run_id"]) if ours and not record["finished"] else None
 
 
 def is_recorded(workspace: Path, *, pipeline: Pipeline) -> bool:
     """Whether MLflow has a finished run of this workspace with these parameters."""
-    record = _read_record(workspace)
+    record = read_record(workspace)
     return record.get("identity") == _identity(pipeline) and bool(record.get("finished"))
 
 
@@ -405,7 +409,8 @@ def _read_steps(file: Path) -> dict[int, dict[str, Any]]:
     return {int(values["step"]): values for values in read_json_lines(file)}
 
 
-def _read_record(workspace: Path) -> dict[str, Any]:
+def read_record(workspace: Path) -> dict[str, Any]:
+    """`mlflow.json` of `workspace`: `uri`, `run_id`, `experiment_id`; empty if it is not recorded."""
     file = workspace / RECORD
     record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     return record

@@ -1,0 +1,131 @@
+"""`wingspan lineage`: what a model was made from, by the lineage that its run has recorded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.config.parameters import flat
+from tasks.data.hashes import path_md5
+from tasks.reporting.reproduction import shorten
+from tasks.tracking.lineage_record import CodeVersion, StageRecord
+from tasks.tracking.provenance import PACKAGES
+from tasks.tracking.references import FoundRun, Version
+
+STAGE_COLUMNS = ("stage", "code", "reads", "writes")
+_BUILT_IN = "built in, at that commit"
+
+
+def describe(run: FoundRun) -> dict[str, Any]:
+    """Everything that is known, for programs."""
+    return {
+        "reference": run.reference,
+        "folder": str(run.folder) if run.is_workspace else None,
+        "mlflow_run": run.run_id,
+        "state": run.state,
+        "versions": [
+            {"name": v.name, "version": v.number, "aliases": list(v.aliases), "test": dict(v.test)}
+            for v in run.versions
+        ],
+        "is_unchanged": is_unchanged(run),
+        "lineage": run.lineage.model_dump(mode="json"),
+    }
+
+
+def fact_rows(run: FoundRun) -> Iterator[tuple[str, str]]:
+    """Name and value, for a reader."""
+    lineage = run.lineage
+    state = "" if run.state is None else f", {run.state.lower()}"
+    yield "run", f"{lineage.workspace}, pipeline {lineage.pipeline}{state}"
+    if run.run_id is not None:
+        yield "MLflow run", run.run_id
+    unchanged = is_unchanged(run)
+    if unchanged is not None:
+        yield run.reference, "as the run wrote it" if unchanged else "CHANGED since the run wrote it"
+    for version in run.versions:
+        yield "model", _format_version(version)
+        if version.test:
+            yield "tested", _format_test(version)
+    yield "code", format_code(lineage.code)
+    if lineage.code.uncommitted:
+        patch = "in code.patch" if lineage.patch_md5 else "not recorded"
+        yield "patch", f"{patch}; files: {', '.join(lineage.code.uncommitted)}"
+    yield "seed", str(lineage.seed)
+    writes = lineage.stages["prepare"].writes if "prepare" in lineage.stages else {}
+    for split, count in lineage.items.items():
+        yield f"items, {split}", f"{count}, MD5 {writes.get(f'data/{split}.jsonl', 'unknown')}"
+    for path, md5 in lineage.data.items():
+        yield "data", f"{path}, {md5 if ':' in md5 else f'MD5 {md5}'}"
+    for path, md5 in lineage.prompts.items():
+        yield "prompt", f"{path}, MD5 {md5}"
+    if not lineage.prompts:
+        yield "prompts", _BUILT_IN
+    for env, record in lineage.environments.items():
+        parts = [f"{name} {version}" for name, version in record.packages.items()]
+        parts += [f"data set {name}, receipt MD5 {md5}" for name, md5 in record.data_sets.items()]
+        yield "environment", f"{env}: {', '.join(parts) or _BUILT_IN}"
+    versions = [f"{name} {lineage.packages[name]}" for name in PACKAGES if name in lineage.packages]
+    yield "packages", f"Python {lineage.python}, {', '.join(versions)}; {len(lineage.packages)} in all"
+    yield "machine", lineage.machine
+    overrides = ", ".join(f"{key}={value}" for key, value in flat(lineage.overrides, sep="."))
+    yield "parameters", f"pipelines.yaml at that commit, and {overrides or 'nothing else'}"
+
+
+def stage_rows(run: FoundRun) -> Iterator[tuple[str, ...]]:
+    """By `STAGE_COLUMNS`."""
+    workspace = Path(run.lineage.workspace)
+    for name, stage in run.lineage.stages.items():
+        reads = {_relative(path, workspace): md5 for path, md5 in stage.reads.items()}
+        yield (
+            name,
+            _format_stage_code(stage),
+            _format_hashes(reads),
+            _format_hashes(stage.writes) or "unfinished",
+        )
+
+
+def is_unchanged(run: FoundRun) -> bool | None:
+    """Whether the folder that was named is what a stage wrote; None if no stage wrote this very folder."""
+    path = Path(run.reference)
+    if not run.is_workspace or not path.exists():
+        return None
+    writes = {out: md5 for stage in run.lineage.stages.values() for out, md5 in stage.writes.items()}
+    md5 = writes.get(str(path.resolve().relative_to(run.folder.resolve())))
+    return None if md5 is None else path_md5(path) == md5
+
+
+def format_code(code: CodeVersion) -> str:
+    """In words."""
+    if code.commit is None:
+        return "outside of a Git repository, or before its first commit"
+    changes = f", and {len(code.uncommitted)} files that were not committed" if code.uncommitted else ""
+    return f"commit {code.commit}{changes}"
+
+
+def _format_version(version: Version) -> str:
+    aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
+    return f"models:/{version.name}/{version.number}{aliases}"
+
+
+def _format_test(version: Version) -> str:
+    test = version.test
+    if "difference" not in test:
+        return f"against {test.get('against', 'nothing')}"
+    return (
+        f"against {test['against']}: {test['difference']} success (95% interval {test['interval']}), "
+        f"p = {test['p_value']}, {test['items']} items"
+    )
+
+
+def _format_stage_code(stage: StageRecord) -> str:
+    versions = [*stage.resumed, stage.code]
+    return ", then ".join(
+        f"{(code.commit or 'no commit')[:10]}{' + changes' if code.uncommitted else ''}" for code in versions
+    )
+
+
+def _format_hashes(hashes: dict[str, str]) -> str:
+    return ", ".join(f"{path} {shorten(md5)}" for path, md5 in hashes.items())
+
+
+def _relative(path: str, workspace: Path) -> str:
+    return str(Path(path).relative_to(workspace)) if Path(path).is_relative_to(workspace) else path

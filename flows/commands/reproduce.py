@@ -1,0 +1,204 @@
+"""`wingspan reproduce`: runs a pipeline again on the code and data of an earlier run, and compares.
+
+The reproduction is a `wingspan run` of the commit's own code, in a worktree, with an MLflow store and a
+Prefect database that are in the worktree, too: the run and its records are only read.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.errors import ConfigError, WingspanError
+from envs.redaction import REDACTION
+from envs.requirements.data_sets import ROOT_VARIABLE, data_root
+from flows.recorder import describe_environment
+from flows.worktree import NAME, check_commit, check_data, make_worktree, remove_worktree
+from tasks.reporting.reproduction import Outcome, Reproduction, compare_reproduction
+from tasks.tracking.lineage_record import LINEAGE, LineageRecord
+from tasks.tracking.provenance import describe_machine, installed_packages
+from tasks.tracking.references import FoundRun, find_run
+
+APPLICATION = "wingspan"
+MAX_NAMES = 8
+"""Files or packages that a message names."""
+_PROGRAM = "from flows.cli.app import main; main()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A reproduction that has passed all checks."""
+
+    run: FoundRun
+    commit: str
+    patch: Path | None
+    warnings: tuple[str, ...]
+    """Why its results may differ, in sentences."""
+
+    @property
+    def workspace(self) -> Path:
+        """Of the reproduction, in its project; not the folder that DVC tracks."""
+        return Path("runs", f"{self.run.lineage.pipeline}-reproduced")
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of `wingspan`."""
+        lineage = self.run.lineage
+        settings = [
+            part
+            for key, value in lineage.overrides.items()
+            for part in ("--set", f"{key}={json.dumps(value)}")
+        ]
+        return ["run", lineage.pipeline, *settings, "--workspace", str(self.workspace)]
+
+
+def prepare_request(reference: str, *, with_patch: bool, downloads: Path) -> Request:
+    """Find the run that `reference` means, and check that it can be reproduced here.
+
+    Raises `ConfigError` before anything is made.
+    """
+    run = find_run(reference, downloads=downloads)
+    lineage = run.lineage
+    _ = run.evaluation  # refuses a run that has not been evaluated
+    commit = check_commit(run)
+    if lineage.has_secrets:
+        keys = [key for key, value in lineage.overrides.items() if REDACTION in json.dumps(value)]
+        raise ConfigError(
+            f"{reference}: {', '.join(keys)} held a secret, which is not recorded; run it by hand"
+        )
+    _check_patch(run, with_patch=with_patch)
+    check_data(lineage, commit=commit)
+    _check_data_sets(lineage)
+    return Request(
+        run=run, commit=commit, patch=run.patch if with_patch else None, warnings=tuple(_warnings(lineage))
+    )
+
+
+def reproduce(request: Request, *, folder: Path, temporary: str) -> Reproduction:
+    """Run `request` in the worktree `folder` and compare; `temporary`: folder of the run's temporary files.
+
+    Raises `WingspanError` if the run fails.
+    """
+    project = make_worktree(request.run, commit=request.commit, folder=folder, patch=request.patch)
+    status = _run(request.arguments, project=project, temporary=temporary)
+    if status != 0:
+        raise WingspanError(f"the reproduction failed with status {status}; its messages are above")
+    workspace = project / request.workspace
+    made = FoundRun(
+        reference=str(workspace),
+        lineage=LineageRecord.model_validate_json((workspace / LINEAGE).read_text()),
+        folder=workspace,
+        is_workspace=True,
+        run_id=None,
+    )
+    return compare_reproduction(_outcome(request.run), _outcome(made))
+
+
+@contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """The place of a worktree that is removed in the end; `parent` is the command's temporary folder."""
+    folder = parent / NAME
+    try:
+        yield folder
+    finally:
+        remove_worktree(folder)
+
+
+def _outcome(run: FoundRun) -> Outcome:
+    return Outcome(lineage=run.lineage, evaluation=run.evaluation, steps=run.steps)
+
+
+def _run(arguments: list[str], *, project: Path, temporary: str) -> int:
+    """Call `wingspan` with the code of `project`; returns its status."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, *arguments],
+        cwd=project,
+        env=_environment(project, temporary=temporary),
+    )
+    try:
+        return process.wait()
+    except BaseException:
+        # In a terminal it has got the signal, too, and ends by itself.
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=2)
+        raise
+
+
+def _environment(project: Path, *, temporary: str) -> Mapping[str, str]:
+    """That of this process, with the code of `project`, and nothing recorded outside of it."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(project), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        ROOT_VARIABLE: str(data_root().absolute()),
+        "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db",
+        "PREFECT_HOME": str(project / "runs" / ".prefect"),
+        # Not ours: Ray's sockets would have too long a path below it, and the run has a guardian of its own.
+        "TMPDIR": temporary,
+    }
+    environment.pop("PREFECT_API_URL", None)
+    return environment
+
+
+def _check_patch(run: FoundRun, *, with_patch: bool) -> None:
+    files = run.lineage.code.uncommitted
+    if not files:
+        if with_patch:
+            raise ConfigError(
+                f"--with-patch: {run.reference} was made from its commit alone; leave the option out"
+            )
+        return
+    names = _join(files)
+    if run.patch is None:
+        raise ConfigError(
+            f"{run.reference} was made from changes that were not committed ({names}), and there is no patch "
+            "of them; commit them and run it again"
+        )
+    if not with_patch:
+        raise ConfigError(
+            f"{run.reference} was made from changes that were not committed ({names}); --with-patch applies "
+            f"them from {run.patch}"
+        )
+
+
+def _check_data_sets(lineage: LineageRecord) -> None:
+    for env, record in lineage.environments.items():
+        here = describe_environment(env).data_sets
+        for name, md5 in record.data_sets.items():
+            if name in here and here[name] != md5:
+                raise ConfigError(
+                    f"data set {name} of environment {env} has other files than the run used; get those, or "
+                    f"name their folder in {ROOT_VARIABLE}"
+                )
+
+
+def _warnings(lineage: LineageRecord) -> Iterator[str]:
+    packages = installed_packages()
+    differing = [
+        f"{name} {version} → {packages.get(name, 'missing')}"
+        for name, version in lineage.packages.items()
+        if packages.get(name) != version and name != APPLICATION
+    ]
+    if differing:
+        yield f"{len(differing)} packages have other versions than in the run: {_join(differing)}"
+    if (machine := describe_machine()) != lineage.machine:
+        yield f"the run was made on {lineage.machine}, and this is {machine}: the last bits may differ"
+    if lineage.parameters["backend"]["device"] != "cpu":
+        yield "on GPUs, two runs of one seed are not equal to the last bit"
+    for name, record in lineage.stages.items():
+        for code in record.resumed:
+            changes = f" and changes to {_join(code.uncommitted)}" if code.uncommitted else ""
+            commit = (code.commit or "none")[:10]
+            yield f"stage {name} was resumed with other code: it began with commit {commit}{changes}"
+
+
+def _join(names: list[str] | tuple[str, ...]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

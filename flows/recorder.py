@@ -1,0 +1,176 @@
+"""Records the lineage of a run while its stages work: `lineage.json` in the workspace, and `code.patch`.
+
+Leaves out MLflow, which gets the first from the workspace (`tasks/tracking/tracker.py`). A run whose stages
+are all up to date records nothing: the lineage is that of the run that made the outputs.
+"""
+
+import hashlib
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envs.errors import ConfigError
+from envs.redaction import redact
+from envs.registry import get_env
+from envs.requirements.data_sets import RECEIPT, DataSet
+from flows.lineage import CODE, Receipt, Stage, hash_deps, row_sources
+from tasks.config.pipelines import Pipeline
+from tasks.data.hashes import path_md5
+from tasks.data.sources import FOLDER as DATA
+from tasks.data.sources import HUB
+from tasks.tracking.lineage_record import (
+    LINEAGE,
+    OF_HUB,
+    PATCH,
+    CodeVersion,
+    EnvironmentRecord,
+    LineageRecord,
+    StageRecord,
+    read_lineage,
+)
+from tasks.tracking.provenance import (
+    describe_machine,
+    head_commit,
+    installed_packages,
+    make_patch,
+    uncommitted_files,
+)
+
+if TYPE_CHECKING:
+    from flows.plan import Plan
+
+
+class Recorder:
+    """Writes the lineage of one run."""
+
+    def __init__(self, plan: "Plan") -> None:
+        self._plan = plan
+        self._code: CodeVersion | None = None
+
+    def begin(self, stage: Stage, *, is_resumed: bool) -> None:
+        """Record what `stage` reads; `is_resumed`: it goes on with the work of earlier attempts."""
+        earlier = self._read()
+        record = self._describe(earlier)
+        resumed: tuple[CodeVersion, ...] = ()
+        if is_resumed and (attempt := earlier.stages.get(stage.name) if earlier else None):
+            resumed = tuple(dict.fromkeys((*attempt.resumed, attempt.code)))
+        entry = StageRecord(
+            code=record.code,
+            resumed=tuple(code for code in resumed if code != record.code),
+            params=tuple(stage.params),
+            reads=hash_deps(stage),
+        )
+        self._write(record, stage=stage.name, entry=entry)
+
+    def finish(self, receipt: Receipt) -> None:
+        """Record what the stage of `receipt` wrote."""
+        record = self._read()
+        if record is None or receipt.stage not in record.stages:
+            return
+        entry = record.stages[receipt.stage].model_copy(update={"writes": dict(receipt.outputs)})
+        self._write(record, stage=receipt.stage, entry=entry)
+
+    def _read(self) -> LineageRecord | None:
+        file = self._plan.workspace / LINEAGE
+        try:
+            return read_lineage(file) if file.exists() else None
+        except ConfigError:  # of another version; what follows replaces it
+            return None
+
+    def _write(self, record: LineageRecord, *, stage: str, entry: StageRecord) -> None:
+        stages = {**record.stages, stage: entry}
+        ordered = {name: stages[name] for name in self._plan.stages if name in stages}
+        items = _count_items(self._plan.workspace)
+        record.model_copy(update={"stages": ordered, "items": items}).write(self._plan.workspace)
+
+    def _describe(self, earlier: LineageRecord | None) -> LineageRecord:
+        """The record of now, with the stages that are up to date."""
+        plan, pipeline = self._plan, self._plan.pipeline
+        data = data_hashes(pipeline, plan.stages)
+        patch_md5 = earlier.patch_md5 if earlier else None
+        if self._code is None:
+            self._code = CodeVersion(
+                commit=head_commit(), uncommitted=tuple(uncommitted_files(leave_out=[*map(Path, data)]))
+            )
+            patch_md5 = self._write_patch(self._code.uncommitted)
+        return LineageRecord(
+            pipeline=plan.name,
+            workspace=str(plan.workspace),
+            overrides=dict(plan.overrides),
+            parameters=pipeline.model_dump(mode="json"),
+            code=self._code,
+            patch_md5=patch_md5,
+            python=platform.python_version(),
+            machine=describe_machine(),
+            packages=installed_packages(),
+            environments={env: describe_environment(env) for env in pipeline.data.envs},
+            data=data,
+            prompts=_hash_all(prompt_files(pipeline)),
+            stages=earlier.stages if earlier else {},
+        )
+
+    def _write_patch(self, files: Iterable[str]) -> str | None:
+        """The MD5 of the patch; None if there is none, or if it would hold a secret."""
+        file = self._plan.workspace / PATCH
+        file.unlink(missing_ok=True)
+        patch = make_patch(list(files)) if files else None
+        if not patch or redact(text := patch.decode(errors="surrogateescape")) != text:
+            return None
+        file.write_bytes(patch)
+        return hashlib.md5(patch, usedforsecurity=False).hexdigest()
+
+
+def data_hashes(pipeline: Pipeline, stages: Mapping[str, Stage]) -> dict[str, str]:
+    """What the stages read that is neither code nor written by a stage: file or folder → hash.
+
+    Of the folder of the user's data, the files that `pipeline` names.
+    """
+    outs = {out for stage in stages.values() for out in stage.outs}
+    prompts = set(prompt_files(pipeline))
+    sources = [
+        dep
+        for stage in stages.values()
+        for dep in stage.deps
+        if dep not in outs
+        and dep not in prompts
+        and dep not in stage.user_code
+        and dep.parts[0] not in CODE
+        and dep != Path(DATA)
+        and dep.name != "constraints.txt"
+    ]
+    params = pipeline.model_dump(mode="json", include={"data"})
+    hub = {source: OF_HUB + source for source in row_sources(params) if source.startswith(HUB)}
+    files = [Path(source) for source in row_sources(params) if source not in hub]
+    return _hash_all(dict.fromkeys((*files, *sources))) | hub
+
+
+def prompt_files(pipeline: Pipeline) -> list[Path]:
+    """The files of prompts that `pipeline` names."""
+    agent = pipeline.agent
+    files = [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
+    return [file for file in files if file is not None]
+
+
+def _hash_all(paths: Iterable[Path]) -> dict[str, str]:
+    return {str(path): path_md5(path) if path.exists() else f"{OF_HUB}{path}" for path in paths}
+
+
+def describe_environment(name: str) -> EnvironmentRecord:
+    """The versions of the environment `name`, and its data sets that are here."""
+    spec = get_env(name)
+    packages = {}
+    for package in spec.packages:
+        try:
+            packages[package] = version(package)
+        except PackageNotFoundError:
+            continue  # it runs on another machine
+    receipts = {need.name: need.folder / RECEIPT for need in spec.requirements if isinstance(need, DataSet)}
+    data_sets = {data_set: path_md5(file) for data_set, file in receipts.items() if file.exists()}
+    return EnvironmentRecord(packages=packages, data_sets=data_sets)
+
+
+def _count_items(workspace: Path) -> dict[str, int]:
+    files = {split: workspace / "data" / f"{split}.jsonl" for split in ("train", "test")}
+    return {split: file.read_bytes().count(b"\n") for split, file in files.items() if file.exists()}

@@ -1,0 +1,241 @@
+"""A Git worktree that holds what an earlier run was made from: its commit, its patch and its data.
+
+Made completely or not at all: it gets its name when it is complete. The index, the branches and the files of
+this checkout are not touched.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from envs.errors import ConfigError, WingspanError, to_line
+from envs.files import lock_file
+from flows.versioning import restore_from_dvc
+from tasks.data.hashes import path_md5
+from tasks.data.sources import FOLDER as DATA
+from tasks.tracking.lineage_record import OF_HUB, LineageRecord
+from tasks.tracking.references import FoundRun
+
+NAME = "wingspan-reproduction"
+"""Of a temporary worktree."""
+REMOVAL_S = 8.0
+"""For how long files are removed that ending processes still write."""
+_MAKING = ".wingspan-making"
+"""Ends the name of a worktree that is not complete."""
+_IDENTITY = "wingspan-reproduction"
+"""File in Git's folder of the worktree: of which run it is a reproduction."""
+_LOCK = "wingspan-reproduction.lock"
+"""File in Git's folder: held while a worktree is made."""
+
+
+def check_commit(run: FoundRun) -> str:
+    """The commit of `run`. Raises `ConfigError` if it has none, or if this clone does not have it."""
+    commit = run.lineage.code.commit
+    if commit is None:
+        raise ConfigError(
+            f"{run.reference} was made outside of a Git repository, or before its first commit, so that its "
+            "code is unknown; commit the code and run it again"
+        )
+    if _try_git("rev-parse", "--git-dir") is None:
+        raise ConfigError(
+            f"{Path.cwd()} is no Git repository; run this in the clone that has commit {commit}"
+        )
+    if _try_git("cat-file", "-e", f"{commit}^{{commit}}") is None:
+        raise ConfigError(
+            f"commit {commit} of {run.reference} is not in this clone, {Path.cwd()}; fetch it (git fetch "
+            "--all), or run this in the clone where the run was made"
+        )
+    return commit
+
+
+def check_data(lineage: LineageRecord, *, commit: str) -> None:
+    """Raise `ConfigError` for data of the run that neither Git nor DVC has at `commit`, and that is not here
+    with the content that the run read."""
+    for path, md5 in {**lineage.data, **lineage.prompts}.items():
+        if (
+            md5.startswith(OF_HUB)
+            or _is_in_git(path, commit=commit)
+            or _pointer(path, commit=commit) is not None
+        ):
+            continue  # `make_worktree` looks at the content
+        if not Path(path).exists():
+            raise ConfigError(
+                f"{path} (MD5 {md5}) is not here, and commit {commit[:10]} has it neither in Git nor in DVC; "
+                "bring it back"
+            )
+        if (here := path_md5(Path(path))) != md5:
+            raise ConfigError(
+                f"{path} has other content (MD5 {here}) than the run read (MD5 {md5}), and commit "
+                f"{commit[:10]} has it neither in Git nor in DVC; bring that content back"
+            )
+
+
+def make_worktree(run: FoundRun, *, commit: str, folder: Path, patch: Path | None) -> Path:
+    """Make the worktree `folder` for a reproduction of `run`, unless it is there from an earlier attempt.
+
+    Returns this project's folder in it. Raises `ConfigError` if `folder` is something else or if the data
+    that the run read is gone, `WingspanError` if Git or DVC fails.
+    """
+    folder = folder.absolute()
+    prefix = _git("rev-parse", "--show-prefix")
+    identity = _identity(run, patch=patch)
+    with lock_file(Path(_git("rev-parse", "--git-common-dir"), _LOCK)):
+        _forget_stale(folder)
+        if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+            if _read_identity(folder) != identity:
+                raise ConfigError(
+                    f"{folder} is there, and is no reproduction of {run.reference}; give a new --folder"
+                )
+            return folder / prefix
+        making = folder.with_name(folder.name + _MAKING)
+        remove_worktree(making)  # of an attempt that was killed
+        if folder.exists():
+            folder.rmdir()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _git("worktree", "add", "--quiet", "--detach", str(making), commit)
+            if patch is not None:
+                _git("apply", "--whitespace=nowarn", str(patch.absolute()), cwd=making)
+            _restore_data(run.lineage, commit=commit, project=making / prefix)
+            Path(_git("rev-parse", "--absolute-git-dir", cwd=making), _IDENTITY).write_text(identity)
+            _git("worktree", "move", str(making), str(folder))
+        except BaseException:
+            remove_worktree(making)
+            raise
+    return folder / prefix
+
+
+def remove_worktree(folder: Path) -> None:
+    """Remove the worktree `folder`, whatever of it there is; does nothing if there is none."""
+    if not folder.exists() and str(folder) not in _worktrees():
+        return
+    end = time.monotonic() + REMOVAL_S
+    _try_git("worktree", "remove", "--force", "--force", str(folder))
+    while folder.exists() and time.monotonic() < end:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
+    _try_git(
+        "worktree", "remove", "--force", "--force", str(folder)
+    )  # what Git knew of it, now that it is gone
+
+
+def _forget_stale(folder: Path) -> None:
+    """Let Git forget worktrees of ours whose folders are gone, as after `kill -9`."""
+    for path in map(Path, _worktrees()):
+        is_ours = path == folder or path.name == NAME or path.name.endswith(_MAKING)
+        if is_ours and not path.exists():
+            _try_git("worktree", "remove", "--force", "--force", str(path))
+
+
+def _worktrees() -> list[str]:
+    lines = _git("worktree", "list", "--porcelain").splitlines()
+    return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")]
+
+
+def _identity(run: FoundRun, *, patch: Path | None) -> str:
+    """Two reproductions with the same one can share a worktree."""
+    text = f"{run.lineage.model_dump_json()} {patch is not None}"
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _read_identity(folder: Path) -> str | None:
+    """None for a folder that is no reproduction; Git would find the repository around it."""
+    if not (folder / ".git").is_file():
+        return None
+    git_folder = _try_git("rev-parse", "--absolute-git-dir", cwd=folder)
+    file = Path(git_folder or folder, _IDENTITY)
+    return file.read_text() if file.exists() else None
+
+
+def _restore_data(lineage: LineageRecord, *, commit: str, project: Path) -> None:
+    """Bring the data of `lineage` into `project`: by DVC where it has it, else from this checkout."""
+    paths = {
+        path: md5
+        for path, md5 in {**lineage.data, **lineage.prompts}.items()
+        if not md5.startswith(OF_HUB) and not Path(path).is_absolute()
+    }
+    pointers = dict.fromkeys(
+        pointer for path in paths if (pointer := _pointer(path, commit=commit)) is not None
+    )
+    if any(Path(path).parts[0] == DATA for path in paths):  # rows may name other files there, such as images
+        pointers |= dict.fromkeys(_pointers(below=DATA, commit=commit))
+    if pointers:
+        restore_from_dvc(list(pointers), target=project)
+    for path, md5 in paths.items():
+        if not _holds(project / path, md5) and _holds(Path(path), md5):
+            _copy(Path(path), project / path)
+    read_data = lineage.stages["prepare"].reads.get(DATA) if "prepare" in lineage.stages else None
+    if read_data is not None and _holds(Path(DATA), read_data):
+        _copy_missing(Path(DATA), project / DATA)
+    for path, md5 in paths.items():
+        if not _holds(project / path, md5):
+            raise ConfigError(
+                f"{path} with the content that the run read (MD5 {md5}) is neither in commit {commit[:10]}, "
+                "nor in DVC, nor here; bring that content back"
+            )
+
+
+def _is_in_git(path: str, *, commit: str) -> bool:
+    prefix = _git("rev-parse", "--show-prefix")
+    return not Path(path).is_absolute() and _try_git("cat-file", "-e", f"{commit}:{prefix}{path}") is not None
+
+
+def _pointer(path: str, *, commit: str) -> str | None:
+    """The `.dvc` file at `commit` that names `path`, or a folder that it is in."""
+    if Path(path).is_absolute():
+        return None
+    candidates = [f"{parent}.dvc" for parent in (Path(path), *Path(path).parents) if parent.name]
+    return next((file for file in candidates if _is_in_git(file, commit=commit)), None)
+
+
+def _pointers(*, below: str, commit: str) -> list[str]:
+    files = _git("ls-tree", "-r", "--name-only", commit, "--", below).splitlines()
+    return [file for file in files if file.endswith(".dvc")]
+
+
+def _holds(path: Path, md5: str) -> bool:
+    return path.exists() and path_md5(path) == md5
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Replaces what is at `target`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        shutil.rmtree(target)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
+def _copy_missing(source: Path, target: Path) -> None:
+    for root, _, names in os.walk(source):
+        for file in (Path(root, name) for name in names):
+            if not (target / file.relative_to(source)).exists():
+                _copy(file, target / file.relative_to(source))
+
+
+def _git(*arguments: str, cwd: Path | None = None) -> str:
+    return _call(["git", *arguments], cwd=cwd)
+
+
+def _try_git(*arguments: str, cwd: Path | None = None) -> str | None:
+    with suppress(WingspanError):
+        return _git(*arguments, cwd=cwd)
+    return None
+
+
+def _call(command: list[str], *, cwd: Path | None) -> str:
+    """Returns what it prints. Raises `WingspanError` with what it says if it fails."""
+    try:
+        answer = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise ConfigError(f"{command[0]} is not installed; install it") from None
+    except subprocess.CalledProcessError as error:
+        reason = to_line(WingspanError(error.stderr.strip()), limit=300)
+        raise WingspanError(f"`{' '.join(command[:6])}` failed: {reason}") from None
+    return answer.stdout.strip()

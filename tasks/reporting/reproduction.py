@@ -1,0 +1,220 @@
+"""Compares a run with its reproduction, number by number: `wingspan reproduce`.
+
+What a clock or the machine's load decides is left out: seconds, rates per second, live environments
+(`tasks/tracking/names.py` puts these in the sections `time` and `system`). Everything else is compared for
+equality, not within a tolerance.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from tasks.config.parameters import flat
+from tasks.tracking.lineage_record import LineageRecord
+from tasks.tracking.names import step_metric
+
+COLUMNS = ("", "run", "reproduced", "difference")
+EQUAL = "equal"
+MAX_METRICS = 12
+"""Metrics of training that differ and are listed."""
+_NOT_COMPARED = ("time/", "system/")
+_MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a finished run has left."""
+
+    lineage: LineageRecord
+    evaluation: Mapping[str, Any]
+    """`evaluation.json`."""
+    steps: Sequence[Mapping[str, Any]]
+    """`train/metrics.jsonl`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of the comparison."""
+
+    name: str
+    first: str
+    second: str
+    difference: str
+    is_equal: bool
+    decides: bool = True
+    """Whether runs that differ here are not equal."""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """By `COLUMNS`."""
+        return self.name, self.first, self.second, self.difference
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """The comparison of a run with its reproduction."""
+
+    lines: Sequence[Line]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether parameters, data, items, and every metric of training and evaluation are equal."""
+        return all(line.is_equal for line in self.lines if line.decides)
+
+
+def compare_reproduction(first: Outcome, second: Outcome) -> Reproduction:
+    """Compare the run `first` with its reproduction `second`."""
+    return Reproduction(
+        [
+            *_compare_parameters(first.lineage, second.lineage),
+            *_compare_hashes("data", first.lineage.data, second.lineage.data),
+            *_compare_outputs(first.lineage, second.lineage),
+            *_compare_training(first.steps, second.steps),
+            *_compare_evaluations(first.evaluation, second.evaluation),
+        ]
+    )
+
+
+def _compare_parameters(first: LineageRecord, second: LineageRecord) -> Iterator[Line]:
+    before, after = (dict(flat(lineage.parameters, sep=".")) for lineage in (first, second))
+    differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    if not differing:
+        count = f"{len(before)} values"
+        yield Line(name="parameters", first=count, second=count, difference=EQUAL, is_equal=True)
+    for key in differing:
+        yield Line(
+            name=key,
+            first=str(before.get(key, _MISSING)),
+            second=str(after.get(key, _MISSING)),
+            difference="other value",
+            is_equal=False,
+        )
+
+
+def _compare_outputs(first: LineageRecord, second: LineageRecord) -> Iterator[Line]:
+    """Items decide; a policy's bytes do not, beside all that is measured of it."""
+    for stage, outs in {"prepare": None, "warmup": ["warmup"], "train": ["policy"]}.items():
+        records = [lineage.stages.get(stage) for lineage in (first, second)]
+        writes = [
+            {
+                out: md5
+                for out, md5 in (record.writes if record else {}).items()
+                if outs is None or out in outs
+            }
+            for record in records
+        ]
+        yield from _compare_hashes(None, *writes, decides=outs is None)
+
+
+def _compare_hashes(
+    prefix: str | None, first: Mapping[str, str], second: Mapping[str, str], *, decides: bool = True
+) -> Iterator[Line]:
+    for name in {**first, **second}:
+        before, after = (hashes.get(name, _MISSING) for hashes in (first, second))
+        is_equal = before == after
+        yield Line(
+            name=f"{prefix}: {name}" if prefix else name,
+            first=shorten(before),
+            second=shorten(after),
+            difference=EQUAL if is_equal else "other content",
+            is_equal=is_equal,
+            decides=decides,
+        )
+
+
+def _compare_training(
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
+) -> Iterator[Line]:
+    before, after = (
+        {int(values["step"]): _comparable(values) for values in steps} for steps in (first, second)
+    )
+    steps = sorted(before.keys() | after.keys())
+    names = list(dict.fromkeys(name for values in (before, after) for row in values.values() for name in row))
+    differing = {
+        name: first_step
+        for name in names
+        if (first_step := _first_difference(name, before, after, steps=steps)) is not None
+    }
+    are_equal = not differing and before.keys() == after.keys()
+    yield Line(
+        name="training",
+        first=f"{len(before)} steps",
+        second=f"{len(after)} steps",
+        difference=f"{len(names)} metrics {EQUAL}"
+        if are_equal
+        else f"{len(differing)} of {len(names)} metrics differ",
+        is_equal=are_equal,
+    )
+    # What differs first is nearest to the cause.
+    for name, step in islice(sorted(differing.items(), key=lambda entry: entry[1]), MAX_METRICS):
+        yield _number_line(
+            f"  {name}, step {step}", before.get(step, {}).get(name), after.get(step, {}).get(name)
+        )
+
+
+def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in flat(values, sep="/")
+        if key != "step" and not step_metric(key).startswith(_NOT_COMPARED)
+    }
+
+
+def _first_difference(
+    name: str,
+    before: Mapping[int, Mapping[str, Any]],
+    after: Mapping[int, Mapping[str, Any]],
+    *,
+    steps: Sequence[int],
+) -> int | None:
+    for step in steps:
+        if not _is_same(before.get(step, {}).get(name), after.get(step, {}).get(name)):
+            return step
+    return None
+
+
+def _compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Line]:
+    before, after = (dict(flat(evaluation, sep=" ")) for evaluation in (first, second))
+    names = {**before, **after}
+    differing = [name for name in names if not _is_same(before.get(name), after.get(name))]
+    yield Line(
+        name="evaluation",
+        first=f"{len(before)} figures",
+        second=f"{len(after)} figures",
+        difference=EQUAL if not differing else f"{len(differing)} differ",
+        is_equal=not differing,
+    )
+    for name in names:
+        if name in differing or name.endswith(" success"):
+            yield _number_line(f"  {name}", before.get(name), after.get(name))
+
+
+def _number_line(name: str, first: object, second: object) -> Line:
+    is_equal = _is_same(first, second)
+    difference = EQUAL if is_equal else "other value"
+    if not is_equal and isinstance(first, (int, float)) and isinstance(second, (int, float)):
+        difference = f"{second - first:+.6g}"
+    return Line(
+        name=name,
+        first=_MISSING if first is None else _format(first),
+        second=_MISSING if second is None else _format(second),
+        difference=difference,
+        is_equal=is_equal,
+    )
+
+
+def _is_same(first: object, second: object) -> bool:
+    if isinstance(first, float) and isinstance(second, float) and math.isnan(first) and math.isnan(second):
+        return True
+    return first == second
+
+
+def _format(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def shorten(md5: str) -> str:
+    """A hash as tables show it: its first ten characters."""
+    return md5 if not md5[:10].isalnum() or md5 == _MISSING else md5[:10]

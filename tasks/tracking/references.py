@@ -1,0 +1,249 @@
+"""Finds the run that a reference means, and what it left: in its workspace, or else in MLflow.
+
+A reference is a folder (a workspace, or anything in one: a policy, a checkpoint), the id or the name of an
+MLflow run, or a model of MLflow's registry, `models:/NAME/VERSION` or `models:/NAME@ALIAS`.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envs.errors import ConfigError, describe
+from envs.files import read_json_lines
+from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
+from tasks.tracking.recorded_runs import WORKSPACE
+from tasks.tracking.tracker import EXPERIMENT, check_tracking, connect, read_record, tracking_uri
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+    from mlflow.entities.model_registry import ModelVersion
+
+EVALUATION = "evaluation.json"
+STEPS = "train/metrics.jsonl"
+_MODEL = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>[^/@]+)|@(?P<alias>[^/@]+))")
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A version of a registered model."""
+
+    name: str
+    number: str
+    aliases: tuple[str, ...]
+    test: Mapping[str, str]
+    """The evaluation that decided on its alias: its tags `test.…`, without that prefix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRun:
+    """A run and what it left."""
+
+    reference: str
+    lineage: LineageRecord
+    folder: Path
+    """With its files: its workspace, or what was downloaded from MLflow."""
+    is_workspace: bool
+    run_id: str | None
+    """In MLflow; None if it is not recorded there."""
+    state: str | None = None
+    """In MLflow: RUNNING, FINISHED, FAILED or KILLED."""
+    versions: tuple[Version, ...] = field(default=())
+
+    @property
+    def patch(self) -> Path | None:
+        """The changes that were not committed; None if there is no record of them."""
+        file = self.folder / PATCH
+        return file if self.lineage.patch_md5 is not None and file.exists() else None
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """Its `evaluation.json`. Raises `ConfigError` for a run that has not been evaluated."""
+        file = self.folder / EVALUATION
+        if not file.exists():
+            raise ConfigError(
+                f"{self.reference}: there is no {file}, so the run is not finished; finish it first"
+            )
+        evaluation: dict[str, Any] = json.loads(file.read_text())
+        return evaluation
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """Its metrics of training steps."""
+        return read_json_lines(self.folder / STEPS)
+
+
+def find_run(reference: str, *, downloads: Path) -> FoundRun:
+    """The run that `reference` means; files that are only in MLflow are downloaded to `downloads`.
+
+    Raises `ConfigError` if there is none, if several runs have that name, or if its lineage is not recorded.
+    """
+    if reference.startswith("models:"):
+        return _find_version(reference, downloads=downloads)
+    path = Path(reference)
+    if path.exists():
+        return _find_workspace(path)
+    if "/" in reference:
+        raise ConfigError(f"there is no folder {reference}; {_REMEDY}")
+    client = _connect()
+    run = client.get_run(reference) if _is_run(client, reference) else _find_named(client, reference)
+    return _of_mlflow(client, run, reference=reference, downloads=downloads)
+
+
+_REMEDY = (
+    "give a run's folder, the id or the name of an MLflow run (`wingspan runs` lists them), "
+    "models:/NAME/VERSION or models:/NAME@ALIAS"
+)
+
+
+def _find_workspace(path: Path) -> FoundRun:
+    """The run in whose workspace `path` is."""
+    start = path.resolve()
+    folder = next((parent for parent in (start, *start.parents) if (parent / LINEAGE).exists()), None)
+    if folder is None:
+        raise ConfigError(
+            f"{path}: neither it nor a folder above it has {LINEAGE}, as runs' folders have; {_REMEDY}"
+        )
+    workspace = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    lineage = read_lineage(workspace / LINEAGE)
+    run_id: str | None = None
+    state: str | None = None
+    versions: tuple[Version, ...] = ()
+    record = read_record(workspace)
+    if record.get("uri") == tracking_uri():
+        run_id = str(record["run_id"])
+        state, versions = _registered(run_id)
+    return FoundRun(
+        reference=str(path),
+        lineage=lineage,
+        folder=workspace,
+        is_workspace=True,
+        run_id=run_id,
+        state=state,
+        versions=versions,
+    )
+
+
+def _registered(run_id: str) -> tuple[str | None, tuple[Version, ...]]:
+    """State and versions of the run; nothing if MLflow does not have it any more."""
+    from mlflow.exceptions import MlflowException
+
+    client = _connect()
+    try:
+        state: str = client.get_run(run_id).info.status
+    except MlflowException:
+        return None, ()
+    return state, _versions(client, run_id)
+
+
+def _find_version(reference: str, *, downloads: Path) -> FoundRun:
+    from mlflow.exceptions import MlflowException
+
+    match = _MODEL.fullmatch(reference)
+    if match is None:
+        raise ConfigError(f"{reference!r} is not models:/NAME/VERSION or models:/NAME@ALIAS")
+    client = _connect()
+    try:
+        if match["alias"]:
+            version = client.get_model_version_by_alias(match["name"], match["alias"])
+        else:
+            version = client.get_model_version(match["name"], match["version"])
+        run = client.get_run(str(version.run_id))
+    except MlflowException as error:
+        raise ConfigError(
+            f"{reference} is not in MLflow at {tracking_uri()} ({describe(error)[:200]}); "
+            f"it has: {_describe_models(client) or 'no registered model'}"
+        ) from None
+    return _of_mlflow(client, run, reference=reference, downloads=downloads)
+
+
+def _describe_models(client: "MlflowClient") -> str:
+    versions = client.search_model_versions(max_results=50)
+    return ", ".join(f"models:/{version.name}/{version.version}" for version in versions)
+
+
+def _is_run(client: "MlflowClient", reference: str) -> bool:
+    from mlflow.exceptions import MlflowException
+
+    if not _RUN_ID.fullmatch(reference):
+        return False
+    try:
+        return bool(client.get_run(reference))
+    except MlflowException:
+        raise ConfigError(f"MLflow at {tracking_uri()} has no run {reference}; {_REMEDY}") from None
+
+
+def _find_named(client: "MlflowClient", name: str) -> "Run":
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    quoted_name = name.replace("'", "")  # no name of a run has one that MLflow could search for
+    named_runs = (
+        client.search_runs(
+            [experiment.experiment_id],
+            filter_string=f"attributes.run_name = '{quoted_name}'",
+            max_results=100,
+        )
+        if experiment is not None
+        else []
+    )
+    runs = [run for run in named_runs if "mlflow.parentRunId" not in run.data.tags]
+    if not runs:
+        raise ConfigError(
+            f"{name!r} is no folder, and MLflow at {tracking_uri()} has no run of that name; {_REMEDY}"
+        )
+    if len(runs) > 1:
+        ids = ", ".join(f"{run.info.run_id} ({run.info.status.lower()})" for run in runs)
+        raise ConfigError(f"{len(runs)} runs are called {name!r}; give the id of one: {ids}")
+    return runs[0]
+
+
+def _of_mlflow(client: "MlflowClient", run: "Run", *, reference: str, downloads: Path) -> FoundRun:
+    """`run`, by its workspace if that still holds it, else by its artifacts."""
+    parent = run.data.tags.get("mlflow.parentRunId")
+    if parent is not None:  # of a round
+        run = client.get_run(parent)
+    run_id = run.info.run_id
+    workspace = Path(run.data.tags.get(WORKSPACE, ""))
+    is_workspace = (workspace / LINEAGE).exists() and read_record(workspace).get("run_id") == run_id
+    folder = workspace if is_workspace else downloads
+    if not is_workspace:
+        artifacts = {file.path for file in client.list_artifacts(run_id)}
+        artifacts |= {file.path for file in client.list_artifacts(run_id, "train")}
+        if LINEAGE not in artifacts:
+            raise ConfigError(
+                f"{reference}: run {run_id} has no {LINEAGE} among its artifacts, and its workspace "
+                f"{workspace} does not hold it any more; its lineage was never recorded, or it did not finish"
+            )
+        for file in (LINEAGE, EVALUATION, STEPS):
+            if file in artifacts:
+                client.download_artifacts(run_id, file, str(downloads))
+    return FoundRun(
+        reference=reference,
+        lineage=read_lineage(folder / LINEAGE),
+        folder=folder,
+        is_workspace=is_workspace,
+        run_id=run_id,
+        state=run.info.status,
+        versions=_versions(client, run_id),
+    )
+
+
+def _versions(client: "MlflowClient", run_id: str) -> tuple[Version, ...]:
+    versions = client.search_model_versions(f"run_id = '{run_id}'")
+    # A search does not return aliases.
+    return tuple(_version(client.get_model_version(found.name, found.version)) for found in versions)
+
+
+def _version(version: "ModelVersion") -> Version:
+    test = {
+        key.removeprefix("test."): value for key, value in version.tags.items() if key.startswith("test.")
+    }
+    return Version(name=version.name, number=str(version.version), aliases=tuple(version.aliases), test=test)
+
+
+def _connect() -> "MlflowClient":
+    check_tracking()
+    return connect()

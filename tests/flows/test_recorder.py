@@ -1,0 +1,193 @@
+"""What a run writes of its lineage, in a real Git repository."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.lineage import declared_stages, make_receipt
+from flows.plan import Plan
+from flows.recorder import Recorder
+from tasks.config.pipelines import load_pipeline
+from tasks.data.hashes import path_md5
+from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
+from tasks.tracking.provenance import head_commit, installed_packages, make_patch, uncommitted_files
+from tests.support.dvc_toy import commit, git
+
+ROOT = Path(__file__).parents[2]
+NAME = "textcraft-cpu"
+WORKSPACE = Path("runs") / NAME
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of the real declarations, in which every file that a stage reads or writes is small."""
+    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore", ".gitignore"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    monkeypatch.chdir(tmp_path)
+    git("init", "-q", "-b", "main", cwd=tmp_path)
+    for key, value in {"user.name": "t", "user.email": "t@t"}.items():
+        git("config", key, value, cwd=tmp_path)
+    for stage in make_plan().stages.values():
+        for path in (*stage.deps, *stage.outs):
+            file = path if path.suffix else path / "a.txt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{path}\n")
+    commit(tmp_path, "the code")
+    return tmp_path
+
+
+def make_plan(overrides: Mapping[str, Any] | None = None) -> Plan:
+    pipeline = load_pipeline(NAME, overrides=dict(overrides or {}))
+    return Plan(
+        name=NAME,
+        pipeline=pipeline,
+        workspace=WORKSPACE,
+        stages=declared_stages(NAME, pipeline=pipeline, workspace=WORKSPACE),
+        is_tracked=not overrides,
+        overrides=overrides or {},
+    )
+
+
+def record(plan: Plan, *names: str, is_resumed: bool = False) -> LineageRecord:
+    """Let the stages `names` of `plan` work in one run."""
+    recorder = Recorder(plan)
+    for name in names:
+        recorder.begin(plan.stages[name], is_resumed=is_resumed)
+        recorder.finish(make_receipt(plan.stages[name]))
+    return read_lineage(WORKSPACE / LINEAGE)
+
+
+def test_the_record_holds_commit_parameters_hashes_and_versions(project: Path) -> None:
+    plan = make_plan({"train.lr": 0.25})
+    lineage = record(plan, *plan.stages)
+    assert lineage.code.commit == subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
+    assert lineage.code.uncommitted == ()
+    assert (lineage.overrides, lineage.parameters["train"]["lr"]) == ({"train.lr": 0.25}, 0.25)
+    assert lineage.seed == 0
+    assert load_pipeline(NAME, overrides={"train.lr": 0.25}) == type(plan.pipeline)(**lineage.parameters)
+    assert lineage.data == {"models/textcraft-base": path_md5(Path("models/textcraft-base"))}
+    assert lineage.items == {"train": 1, "test": 1}
+    assert lineage.environments["textcraft"].packages == {"textcraft": version("textcraft")}
+    assert lineage.packages["pydantic"] == version("pydantic")
+    assert list(lineage.stages) == list(plan.stages)
+    train = lineage.stages["train"]
+    assert train.reads.keys() == {str(dep) for dep in plan.stages["train"].deps}
+    assert train.reads["runs/textcraft-cpu/data/train.jsonl"] == path_md5(WORKSPACE / "data" / "train.jsonl")
+    assert train.writes["policy"] == path_md5(WORKSPACE / "policy")
+    assert "train" in train.params
+
+
+def test_versions_are_those_of_the_installed_packages() -> None:
+    packages = installed_packages()
+    assert {name: packages[name] for name in ("numpy", "pydantic-core", "typing-extensions")} == {
+        name: version(name) for name in ("numpy", "pydantic-core", "typing-extensions")
+    }
+
+
+def test_a_stage_that_is_up_to_date_keeps_its_record(project: Path) -> None:
+    first = record(make_plan(), "prepare", "train")
+    (project / "tasks/stages/train.py").write_text("better\n")
+    commit(project, "better")
+    second = record(make_plan(), "train")
+    assert second.stages["prepare"] == first.stages["prepare"]
+    assert second.code.commit == head_commit() != first.code.commit
+    assert second.stages["train"].code == second.code
+    assert second.stages["train"].resumed == ()
+
+
+def test_training_that_went_on_with_other_code_says_so(project: Path) -> None:
+    first = record(make_plan(), "train")
+    assert record(make_plan(), "train", is_resumed=True).stages["train"].resumed == ()
+    (project / "tasks/stages/train.py").write_text("mended\n")
+    commit(project, "mended")
+    assert record(make_plan(), "train", is_resumed=True).stages["train"].resumed == (first.code,)
+    assert record(make_plan(), "train").stages["train"].resumed == ()
+
+
+def test_an_unfinished_stage_has_written_nothing(project: Path) -> None:
+    plan = make_plan()
+    Recorder(plan).begin(plan.stages["prepare"], is_resumed=False)
+    assert read_lineage(WORKSPACE / LINEAGE).stages["prepare"].writes == {}
+
+
+def change_files(project: Path) -> list[str]:
+    """Change, add and delete a file, all of them code; returns their names."""
+    (project / "pipelines.yaml").write_text((project / "pipelines.yaml").read_text() + "# mine\n")
+    (project / "tasks" / "new [1].py").write_bytes(b"\x00\xff binary\n")
+    (project / "tasks/stages/train.py").unlink()
+    return ["pipelines.yaml", "tasks/new [1].py", "tasks/stages/train.py"]
+
+
+def test_the_patch_makes_of_the_commit_what_the_run_was_made_from(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    names = change_files(project)
+    status = subprocess.check_output(["git", "status", "--porcelain"], text=True)
+    plan = make_plan()
+    lineage = record(plan, "prepare")
+    assert sorted(lineage.code.uncommitted) == names
+    assert subprocess.check_output(["git", "status", "--porcelain"], text=True) == status, "the index changed"
+    patch = WORKSPACE / PATCH
+    assert lineage.patch_md5 == path_md5(patch)
+    other = tmp_path_factory.mktemp("clone")
+    git("clone", "-q", str(project), str(other), cwd=project)
+    git("apply", str(patch.absolute()), cwd=other)
+    for name in names:
+        file = project / name
+        assert (other / name).exists() == file.exists()
+        if file.exists():
+            assert (other / name).read_bytes() == file.read_bytes()
+    git("checkout", "-q", "--", ".", cwd=project)
+    (project / "tasks" / "new [1].py").unlink()
+    assert record(plan, "prepare").patch_md5 is None
+    assert not patch.exists()
+
+
+def test_the_users_git_settings_do_not_change_the_patch(project: Path) -> None:
+    names = change_files(project)
+    patch = make_patch(names)
+    for key, value in {"color.ui": "always", "diff.noprefix": "true", "diff.relative": "true"}.items():
+        git("config", key, value, cwd=project)
+    assert make_patch(names) == patch
+
+
+def test_a_patch_with_a_secret_is_not_written(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "c4n4ry-of-this-test")
+    (project / "tasks" / "mine.py").write_text("TOKEN = 'c4n4ry-of-this-test'\n")
+    lineage = record(make_plan({"description": "c4n4ry-of-this-test"}), "prepare")
+    assert (lineage.code.uncommitted, lineage.patch_md5) == (("tasks/mine.py",), None)
+    assert not (WORKSPACE / PATCH).exists()
+    assert "c4n4ry" not in (WORKSPACE / LINEAGE).read_text()
+    assert lineage.has_secrets
+
+
+def test_data_that_has_a_hash_is_no_uncommitted_change(project: Path) -> None:
+    rows = Path("data/mine.jsonl")
+    rows.write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
+    parts = {"mine": {"env": "question", "train": str(rows), "test": str(rows)}}
+    plan = make_plan({"data.parts": parts, "agent.reward": "string_equal"})
+    lineage = record(plan, "prepare")
+    assert lineage.code.uncommitted == ()
+    assert lineage.data[str(rows)] == path_md5(rows)
+    assert uncommitted_files() == [str(rows)]
+
+
+def test_a_prompt_is_listed_with_its_hash_and_its_text_is_in_the_patch(project: Path) -> None:
+    prompt = Path("brief.md")
+    prompt.write_text("Be brief.\n")
+    lineage = record(make_plan({"agent.prompt": str(prompt)}), "prepare")
+    assert lineage.prompts == {"brief.md": path_md5(prompt)}
+    assert lineage.code.uncommitted == ("brief.md",)
+    assert "+Be brief." in (WORKSPACE / PATCH).read_text()
+
+
+def test_outside_of_a_repository_there_is_no_commit(project: Path) -> None:
+    shutil.rmtree(".git")
+    lineage = record(make_plan(), "prepare")
+    assert (lineage.code.commit, lineage.code.uncommitted) == (None, ())

@@ -1,0 +1,291 @@
+"""`wingspan reproduce` in real Git repositories, whose programs compute numbers from code and data."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from envs.errors import ConfigError, WingspanError
+from flows.commands.reproduce import prepare_request, temporary_folder
+from flows.commands.reproduce import reproduce as reproduce_run
+from tasks.reporting.reproduction import Line, Reproduction
+from tests.support.dvc_toy import commit, git
+from tests.support.lineage_toy import ROOT, ROWS, WORKSPACE, LineageToy
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LineageToy:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    for variable in ("MLFLOW_TRACKING_URI", "OFFSET", "WAIT"):
+        monkeypatch.delenv(variable, raising=False)
+    toy = LineageToy.make(tmp_path / "project")
+    toy.run()
+    return toy
+
+
+def start(toy: LineageToy, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
+    """Start `wingspan reproduce` in a group of its own, as a terminal does."""
+    return subprocess.Popen(
+        # -P: the program of this checkout, not of the working directory
+        [sys.executable, "-P", "-c", "from flows.cli.app import main; main()", "reproduce", *arguments],
+        cwd=toy.folder,
+        env={**os.environ, "PYTHONPATH": ROOT, "TMPDIR": str(toy.folder.parent / "tmp"), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def call(toy: LineageToy, *arguments: str, status: int, **variables: str) -> tuple[str, str]:
+    """What the command prints, and its errors."""
+    process = start(toy, *arguments, **variables)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == status, output + errors
+    return output, errors
+
+
+def reproduce(toy: LineageToy, *, folder: Path | None = None, with_patch: bool = False) -> dict[str, Line]:
+    """The comparison by name, of a reproduction in `folder`, or else in a temporary one."""
+    request = prepare_request(str(WORKSPACE), with_patch=with_patch, downloads=Path("runs"))
+    place = temporary_folder(toy.folder.parent) if folder is None else nullcontext(folder)
+    with place as worktree:
+        comparison = reproduce_run(request, folder=worktree, temporary=str(toy.folder.parent / "tmp"))
+    return {line.name.strip(): line for line in comparison.lines}
+
+
+def are_equal(lines: dict[str, Line]) -> bool:
+    return Reproduction(list(lines.values())).is_equal
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {str(file): (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
+
+
+def temporary_files(toy: LineageToy) -> list[Path]:
+    return list((toy.folder.parent / "tmp").iterdir())
+
+
+def refusal(reference: str = str(WORKSPACE), *, with_patch: bool = False) -> str:
+    with pytest.raises(ConfigError) as error:
+        prepare_request(reference, with_patch=with_patch, downloads=Path("runs"))
+    return str(error.value)
+
+
+def test_the_same_code_data_and_parameters_give_equal_numbers_and_leave_nothing(toy: LineageToy) -> None:
+    toy.run("train.lr=0.5")
+    before = snapshot(toy.folder / WORKSPACE), (toy.folder / ".git" / "index").read_bytes()
+    (toy.folder / "code.txt").write_text("9")
+    commit(toy.folder, "other code")  # not that of the run
+    index = (toy.folder / ".git" / "index").read_bytes()
+    output, errors = call(toy, str(WORKSPACE), status=0)
+    assert errors == ""
+    assert "wingspan run toy --set train.lr=0.5 --workspace runs/toy-reproduced" in output
+    lines = [line.split() for line in output.splitlines()]
+    # Clocks and live environments are left out.
+    assert ["training", "3", "steps", "3", "steps", "1", "metrics", "equal"] in lines
+    assert ["after", "sampled", "success", "0.25", "0.25", "equal"] in lines  # 0.5 x 8 x 4 rows / 64
+    assert output.splitlines()[-1].startswith("equal: ")
+    assert (snapshot(toy.folder / WORKSPACE), index) == (
+        before[0],
+        (toy.folder / ".git" / "index").read_bytes(),
+    )
+    assert toy.worktrees == 0
+    assert temporary_files(toy) == []
+
+
+def test_numbers_that_differ_are_shown_with_their_difference(toy: LineageToy) -> None:
+    output, _ = call(toy, str(WORKSPACE), status=1, OFFSET="0.125")
+    lines = [line.split() for line in output.splitlines()]
+    # 8 x 4 rows / 64 = 0.5, and the offset.
+    assert ["after", "sampled", "success", "0.5", "0.625", "+0.125"] in lines
+    assert ["reward,", "step", "1", "0.5", "0.625", "+0.125"] in lines
+    (policy,) = [line for line in lines if line[0] == "policy"]
+    assert policy[-2:] == ["other", "content"]
+    assert output.splitlines()[-1].startswith("not equal; ")
+
+
+def test_a_folder_is_kept_and_used_again_for_the_same_run_alone(toy: LineageToy, tmp_path: Path) -> None:
+    folder = tmp_path / "again"
+    for _ in range(2):
+        assert are_equal(reproduce(toy, folder=folder))
+        assert (folder / "runs" / "toy-reproduced" / "evaluation.json").exists()
+        assert toy.worktrees == 1
+    toy.run("train.lr=0.5")
+    refused = rf"{folder} is there, and is no reproduction of runs/toy; give a new --folder"
+    with pytest.raises(ConfigError, match=refused):
+        reproduce(toy, folder=folder)
+    shutil.rmtree(folder)  # by hand: Git still has it in its list
+    assert are_equal(reproduce(toy, folder=folder))
+
+
+@pytest.mark.parametrize("place", ["../mine", "sub"])
+def test_a_folder_with_other_files_is_not_touched(toy: LineageToy, place: str) -> None:
+    file = Path(place, "a.txt")
+    file.parent.mkdir()
+    file.write_text("mine")
+    with pytest.raises(ConfigError, match="give a new --folder"):
+        reproduce(toy, folder=file.parent)
+    assert file.read_text() == "mine"
+
+
+def test_a_half_made_worktree_does_not_block(toy: LineageToy, tmp_path: Path) -> None:
+    making = tmp_path / "again.wingspan-making"
+    git("worktree", "add", "-q", "--detach", str(making), "HEAD", cwd=toy.folder)
+    git("worktree", "lock", str(making), cwd=toy.folder)  # as Git does while it makes one
+    assert are_equal(reproduce(toy, folder=tmp_path / "again"))
+    assert (toy.worktrees, making.exists()) == (1, False)
+
+
+@pytest.fixture
+def waiting(toy: LineageToy, tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    """A reproduction whose run never ends and writes all the time, and the id of that run's process."""
+    pid_file = tmp_path / "pid"
+    process = start(toy, str(WORKSPACE), WAIT=str(pid_file))
+    wait_until(lambda: process.poll() is not None or (pid_file.exists() and pid_file.read_text() != ""))
+    assert process.poll() is None, process.communicate()
+    yield process, int(pid_file.read_text())
+    if process.poll() is None:
+        process.kill()
+
+
+def has_ended(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.heavy)],
+)
+def test_a_signal_leaves_neither_files_nor_processes(
+    toy: LineageToy, waiting: tuple["subprocess.Popen[str]", int], number: signal.Signals, status: int
+) -> None:
+    process, pid = waiting
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as the key does
+    else:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert errors.splitlines()[-1] == "stopped; nothing is left of the reproduction"
+    wait_until(lambda: has_ended(pid) and temporary_files(toy) == [])
+    assert are_equal(reproduce(toy))
+    assert toy.worktrees == 0
+
+
+@pytest.mark.heavy
+def test_after_kill_9_nothing_is_left_either(
+    toy: LineageToy, waiting: tuple["subprocess.Popen[str]", int]
+) -> None:
+    process, pid = waiting
+    process.kill()
+    wait_until(lambda: has_ended(pid) and temporary_files(toy) == [])
+    assert are_equal(reproduce(toy))
+    assert toy.worktrees == 0, "Git has forgotten the one of the killed command"
+
+
+def test_changes_that_were_not_committed_are_named_and_applied_on_request(toy: LineageToy) -> None:
+    (toy.folder / "code.txt").write_text("4")
+    (toy.folder / "new.py").touch()
+    toy.run()
+    git("checkout", "-q", "code.txt", cwd=toy.folder)
+    message = refusal()
+    assert "changes that were not committed (code.txt, new.py)" in message
+    assert "--with-patch applies them from runs/toy/code.patch" in message
+    lines = reproduce(toy, with_patch=True)
+    assert are_equal(lines)
+    assert lines["after sampled success"].second == "0.25"  # 4 x 4 rows / 64
+    assert (toy.folder / "code.txt").read_text() == "8"
+    Path(WORKSPACE, "code.patch").unlink()
+    assert "there is no patch of them; commit them and run it again" in refusal(with_patch=True)
+
+
+def test_a_patch_is_not_applied_where_none_is_needed(toy: LineageToy) -> None:
+    assert "--with-patch: runs/toy was made from its commit alone" in refusal(with_patch=True)
+
+
+def test_a_commit_that_is_not_here_is_refused(toy: LineageToy) -> None:
+    file = Path(WORKSPACE, "lineage.json")
+    lineage = json.loads(file.read_text())
+    lineage["code"]["commit"] = "1" * 40
+    file.write_text(json.dumps(lineage))
+    message = refusal()
+    assert f"commit {'1' * 40} of runs/toy is not in this clone, {toy.folder}; fetch it" in message
+    lineage["code"]["commit"] = None
+    file.write_text(json.dumps(lineage))
+    assert "before its first commit" in refusal()
+
+
+def test_a_run_without_an_evaluation_is_refused(toy: LineageToy) -> None:
+    Path(WORKSPACE, "evaluation.json").unlink()
+    assert "there is no runs/toy/evaluation.json, so the run is not finished" in refusal()
+
+
+def test_a_secret_parameter_is_refused(toy: LineageToy) -> None:
+    toy.run('servers.token="[redacted]"')
+    assert "servers.token held a secret, which is not recorded" in refusal()
+
+
+def test_other_versions_of_packages_are_named(toy: LineageToy) -> None:
+    file = Path(WORKSPACE, "lineage.json")
+    lineage = json.loads(file.read_text())
+    lineage["packages"] |= {"numpy": "0.1", "gone-away": "2.0"}
+    lineage["machine"] = "Abacus"
+    file.write_text(json.dumps(lineage))
+    first, second = prepare_request(str(WORKSPACE), with_patch=False, downloads=Path("runs")).warnings
+    assert "2 packages have other versions than in the run: " in first
+    assert "gone-away 2.0 → missing" in first
+    assert "numpy 0.1 → " in first
+    assert second.startswith("the run was made on Abacus, and this is ")
+
+
+class TestData:
+    """Of a run whose rows Git does not have."""
+
+    @pytest.fixture
+    def toy(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LineageToy:
+        (tmp_path / "project").mkdir()
+        (tmp_path / "tmp").mkdir()
+        monkeypatch.chdir(tmp_path / "project")
+        toy = LineageToy.make(tmp_path / "project", tracks_rows=False)
+        toy.run()
+        return toy
+
+    def test_data_that_is_only_here_is_copied(self, toy: LineageToy) -> None:
+        assert reproduce(toy)[f"data: {ROWS}"].is_equal
+
+    def test_changed_and_missing_data_is_named(self, toy: LineageToy) -> None:
+        ROWS.write_text('{"question": "2"}\n' * 4)
+        message = refusal()
+        assert message.startswith(f"{ROWS} has other content (MD5 ")
+        assert "has it neither in Git nor in DVC" in message
+        ROWS.unlink()
+        assert f"{ROWS} (MD5 " in refusal()
+
+    @pytest.mark.heavy
+    def test_data_of_dvc_is_restored_whatever_is_here_now(self, toy: LineageToy) -> None:
+        from dvc.repo import Repo
+
+        (toy.folder / ".gitignore").write_text("/runs/\n__pycache__/\n")
+        with Repo.init() as repo:
+            repo.add(str(ROWS))
+        commit(toy.folder, "rows by DVC")
+        toy.run()
+        ROWS.unlink()
+        ROWS.write_text('{"question": "2"}\n' * 8)
+        assert are_equal(reproduce(toy))
+        shutil.rmtree(".dvc/cache")
+        with pytest.raises(WingspanError, match=r"DVC has the data of data/rows\.jsonl\.dvc neither in its"):
+            reproduce(toy)
+        assert toy.worktrees == 0
