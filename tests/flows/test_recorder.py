@@ -27,8 +27,8 @@ WORKSPACE = Path("runs") / NAME
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of the real declarations, in which every file that a stage reads or writes is small."""
-    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore", ".gitignore"):
-        shutil.copy(ROOT / file, tmp_path / file)
+    for name in ("dvc.yaml", "pipelines.yaml", ".dvcignore", ".gitignore"):
+        shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     git("init", "-q", "-b", "main", cwd=tmp_path)
     for key, value in {"user.name": "t", "user.email": "t@t"}.items():
