@@ -9,6 +9,7 @@ from agents.gateway.limits import GatewayLimits
 from envs.errors import ConfigError
 from envs.serve.limits import ServerLimits
 from flows.cli.options import EnvironmentName, Host, MaxBodyBytes, MaxSessions, Port
+from tasks.viewer.links import PORT as VIEWER_PORT
 
 _ENV_DEFAULTS = ServerLimits()
 _POLICY_DEFAULTS = GatewayLimits()
@@ -167,7 +168,7 @@ def view(
         ),
     ] = None,
     host: Host = "127.0.0.1",
-    port: Port = 8003,
+    port: Port = VIEWER_PORT,
     token: Annotated[str | None, typer.Option(envvar="WINGSPAN_TOKEN", help="Require this token.")] = None,
 ) -> None:
     """Show runs and their trajectories in a browser, from their files, until Ctrl-C."""

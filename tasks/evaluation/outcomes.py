@@ -10,8 +10,8 @@ from tasks.reporting.paired import PairedTest, paired_test
 
 OUTCOMES = "evaluation_outcomes.json"
 """In the workspace: policy → mode → item → whether each of its samples succeeded."""
-Successes = Mapping[str, Sequence[bool]]
-"""Item → success of each sample that did not fail."""
+Samples = Mapping[str, Sequence[float]]
+"""Item → value of each sample that did not fail: its success, reward or turns."""
 
 
 def successes_of(groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[bool]]:
@@ -28,10 +28,16 @@ def read_outcomes(file: Path) -> dict[str, dict[str, dict[str, list[bool]]]]:
     return outcomes
 
 
-def compare_successes(first: Successes, second: Successes) -> PairedTest | None:
-    """The paired test of the second against the first over the items that have outcomes in both; None if
-    there are none."""
-    items = [item for item in first if first[item] and second.get(item)]
+def item_means(samples: Samples) -> dict[str, float]:
+    """The mean of each item that has samples."""
+    return {item: fmean(values) for item, values in samples.items() if values}
+
+
+def compare_samples(first: Samples, second: Samples) -> PairedTest | None:
+    """The paired test of the second against the first, of the means of the items that have samples in both;
+    None if there are none. It decides wherever two evaluations of the same items are compared."""
+    before, after = item_means(first), item_means(second)
+    items = [item for item in before if item in after]
     if not items:
         return None
-    return paired_test([fmean(first[item]) for item in items], [fmean(second[item]) for item in items])
+    return paired_test([before[item] for item in items], [after[item] for item in items])

@@ -114,12 +114,13 @@ def paired_bars(
     labels: Sequence[str],
     before: Sequence[float | None],
     after: Sequence[float | None],
-    items: Sequence[int],
+    intervals: tuple[Sequence[tuple[float, float]], Sequence[tuple[float, float]]],
 ) -> DrawFunction:
-    """Success before and after, side by side for each group, with 95% intervals over `items`."""
+    """Success before and after, side by side for each group, with their 95% `intervals`."""
 
     def draw(axes: "Axes") -> None:
-        for rates, color, label, shift in ((before, BEFORE, "before", -0.2), (after, AFTER, "after", 0.2)):
+        bars = ((before, BEFORE, "before", -0.2), (after, AFTER, "after", 0.2))
+        for (rates, color, label, shift), spans in zip(bars, intervals, strict=True):
             for index, rate in enumerate(rates):
                 if rate is None:
                     continue
@@ -135,8 +136,7 @@ def paired_bars(
                     hatch=hatch,
                     label=label if index == 0 else None,
                 )
-                low, high = wilson(rate, n=items[index])
-                axes.vlines(x, low, high, color=INK, linewidth=1)
+                axes.vlines(x, *spans[index], color=INK, linewidth=1)
         axes.set_xticks(range(len(labels)), labels)
         axes.tick_params(axis="x", length=0, colors=INK)
         _percent_axis(axes, label="success")

@@ -11,7 +11,7 @@ from statistics import fmean
 from agents.types import FinishReason, StopReason, Trajectory
 from envs.types import Item
 from tasks.data.trajectories import sampled_tokens
-from tasks.reporting.results import Results
+from tasks.reporting.results import POLICIES, Results
 
 PAIRS = 5
 
@@ -61,6 +61,8 @@ class ReadTurn:
 class ReadEpisode:
     """One trajectory, as the report prints it."""
 
+    line: int
+    """In `evaluation_trajectories.jsonl`, counted from 1."""
     success: bool
     stop_reason: str
     reward: float
@@ -87,7 +89,8 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
     Within a verdict, items of different kinds (the first integer metadata value, such as depth) come first,
     hard ones before easy ones. Deterministic.
     """
-    before, after = (results.find(policy, "sampled") for policy in ("before", "after"))
+    before, after = (results.find(policy, "sampled") for policy in POLICIES)
+    lines_before, lines_after = (results.find_lines(policy, "sampled") for policy in POLICIES)
     by_verdict: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
     for item_id, trajectory in after.items():
         if StopReason.ERROR in (trajectory.stop_reason, item_id in before and before[item_id].stop_reason):
@@ -109,15 +112,15 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
                     item=then.item,
                     verdict=verdict,
                     opening=decode(then.prompt_ids),
-                    before=read_episode(first) if first else None,
-                    after=read_episode(then),
+                    before=read_episode(first, line=lines_before[item_id]) if first else None,
+                    after=read_episode(then, line=lines_after[item_id]),
                 )
             )
     return sorted(pairs, key=lambda pair: list(Verdict).index(pair.verdict))
 
 
-def read_episode(trajectory: Trajectory) -> ReadEpisode:
-    """A trajectory as it is read."""
+def read_episode(trajectory: Trajectory, *, line: int) -> ReadEpisode:
+    """A trajectory as it is read; `line`: where it is."""
     turns = [
         ReadTurn(
             thought=turn.thought,
@@ -136,6 +139,7 @@ def read_episode(trajectory: Trajectory) -> ReadEpisode:
         for turn in trajectory.turns
     ]
     return ReadEpisode(
+        line=line,
         success=trajectory.success,
         stop_reason=trajectory.stop_reason.replace("_", " "),
         reward=trajectory.reward,

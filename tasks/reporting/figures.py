@@ -96,7 +96,10 @@ def _by_group(grouping: Grouping) -> Plot:
             ],
             before=rates["before"],
             after=rates["after"],
-            items=[group.items for group in grouping.groups],
+            intervals=(
+                [group.intervals["before", "sampled"] for group in grouping.groups],
+                [group.intervals["after", "sampled"] for group in grouping.groups],
+            ),
         ),
         alt=f"Success by {grouping.key}, before and after training; the table has the numbers.",
         width=5.0,

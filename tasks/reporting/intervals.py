@@ -28,21 +28,6 @@ def wilson(rate: float, *, n: int) -> tuple[float, float]:
     return 0.0 if rate == 0 else max(0.0, centre - half), 1.0 if rate == 1 else min(1.0, centre + half)
 
 
-def gain_interval(before: float, after: float, *, n: int) -> tuple[float, float]:
-    """Interval of `after - before`, each on `n` items: Newcombe's hybrid score (1998), method 10.
-
-    It assumes that the two are independent; they share their items, so the true interval is, if anything,
-    narrower.
-    """
-    before_low, before_high = wilson(before, n=n)
-    after_low, after_high = wilson(after, n=n)
-    gain = after - before
-    return (
-        gain - sqrt((after - after_low) ** 2 + (before_high - before) ** 2),
-        gain + sqrt((after_high - after) ** 2 + (before - before_low) ** 2),
-    )
-
-
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """Interval of the mean of `values`, one for each item; `(0, 1)` for no values.
 

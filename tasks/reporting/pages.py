@@ -55,6 +55,11 @@ def points(gain: float | None) -> str:
     return "0.0" if text[1:] == "0.0" else text.replace("-", "\N{MINUS SIGN}")
 
 
+def format_p(p_value: float) -> str:
+    """`0.0312`, or `< 0.0001`."""
+    return f"{p_value:.4f}" if p_value >= 0.0001 else "< 0.0001"
+
+
 def duration(seconds: float) -> str:
     """`8.4 s`, `4 min 12 s`, `2 h 05 min`."""
     if seconds < 59.95:
@@ -87,6 +92,7 @@ def format_value(value: object) -> str:
 FILTERS: Mapping[str, Callable[..., str]] = {
     "percent": percent,
     "points": points,
+    "format_p": format_p,
     "duration": duration,
     "count": lambda number: f"{number:,.0f}",
     "format_count": format_count,

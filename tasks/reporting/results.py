@@ -6,7 +6,7 @@ Parts that no stage has written yet are empty or None, so that an unfinished run
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +16,8 @@ from agents.types import Trajectory
 from envs.files import read_json_lines
 from envs.types import Item
 from tasks.data.trajectories import read_trajectories
+from tasks.evaluation.outcomes import OUTCOMES, Samples, item_means, read_outcomes
+from tasks.reporting.intervals import mean_interval
 from tasks.stages.train import RoundResult, read_rounds
 from tasks.verl.rewinds import Rewind, read_rewinds
 
@@ -40,6 +42,8 @@ class Results:
     rewinds: list[Rewind]
     evaluation: Mapping[str, Mapping[str, Summary]]
     """Policy → mode → summary, as in `evaluation.json`; empty before the evaluation."""
+    outcomes: Mapping[str, Mapping[str, Samples]]
+    """Policy → mode → item → successes, as in `evaluation_outcomes.json`; empty before the evaluation."""
     trajectories: list[Trajectory]
     """The first trajectory of every test item, policy and mode, which `labels` name."""
     seconds: Mapping[str, float]
@@ -56,11 +60,16 @@ class Results:
 
     def find(self, policy: str, mode: str) -> dict[str, Trajectory]:
         """The recorded trajectories of one policy and mode, by item id."""
-        return {
-            t.item.item_id: t
-            for t in self.trajectories
-            if (t.labels.get("policy"), t.labels.get("mode")) == (policy, mode)
-        }
+        return {t.item.item_id: t for _, t in self._lines(policy, mode)}
+
+    def find_lines(self, policy: str, mode: str) -> dict[str, int]:
+        """Their lines in `evaluation_trajectories.jsonl`, counted from 1, by item id."""
+        return {t.item.item_id: line for line, t in self._lines(policy, mode)}
+
+    def _lines(self, policy: str, mode: str) -> Iterator[tuple[int, Trajectory]]:
+        for line, trajectory in enumerate(self.trajectories, start=1):
+            if (trajectory.labels.get("policy"), trajectory.labels.get("mode")) == (policy, mode):
+                yield line, trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,8 @@ class Group:
     items: int
     rates: Mapping[tuple[str, str], float | None]
     """By policy and mode."""
+    intervals: Mapping[tuple[str, str], tuple[float, float]]
+    """Of these rates, over items."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +102,14 @@ class Grouping:
 def read_results(workspace: Path) -> Results:
     """Read the files that `workspace` has so far."""
     trajectory_file = workspace / "evaluation_trajectories.jsonl"
+    outcome_file = workspace / OUTCOMES
     timing = _json(workspace / "timing.json").get("stages", {})
     return Results(
         steps=read_json_lines(workspace / "train" / "metrics.jsonl"),
         rounds=read_rounds(workspace / "train"),
         rewinds=read_rewinds(workspace / "train"),
         evaluation=_json(workspace / "evaluation.json"),
+        outcomes=read_outcomes(outcome_file) if outcome_file.exists() else {},
         trajectories=read_trajectories(trajectory_file) if trajectory_file.exists() else [],
         seconds={stage: s for stage, s in timing.items() if stage != "report"},
         provision=_json(workspace / "provision.json"),
@@ -167,15 +180,24 @@ def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
         for policy in POLICIES
         for mode in MODES
     }
-    sizes = [item.metadata.get(key) for item in results.items()]
-    groups = [
-        Group(
-            value=value,
-            items=sizes.count(value),
-            rates={pair: summary.get(f"success_{key}_{value}") for pair, summary in summaries.items()},
+    means = {
+        (policy, mode): item_means(results.outcomes.get(policy, {}).get(mode, {}))
+        for policy, mode in summaries
+    }
+    groups = []
+    for value in values:
+        items = [item.item_id for item in results.items() if item.metadata.get(key) == value]
+        groups.append(
+            Group(
+                value=value,
+                items=len(items),
+                rates={pair: summary.get(f"success_{key}_{value}") for pair, summary in summaries.items()},
+                intervals={
+                    pair: mean_interval([rates[item] for item in items if item in rates])
+                    for pair, rates in means.items()
+                },
+            )
         )
-        for value in values
-    ]
     return Grouping(key=key, groups=groups)
 
 

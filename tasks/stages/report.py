@@ -17,15 +17,19 @@ from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves, read_changes
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import training_turns
+from tasks.evaluation.outcomes import compare_samples, item_means
 from tasks.progress import SILENT, Progress
 from tasks.reporting import charts, figures
 from tasks.reporting.excerpts import choose_pairs
+from tasks.reporting.failures import LISTED, failing_items
 from tasks.reporting.figure_files import write_figures
-from tasks.reporting.intervals import gain_interval, wilson
+from tasks.reporting.intervals import mean_interval
 from tasks.reporting.pages import duration, render_page, write_page
+from tasks.reporting.paired import PairedTest
 from tasks.reporting.results import (
     MODES,
     PARAMETERS,
+    POLICIES,
     Results,
     Summary,
     count_dropped,
@@ -38,6 +42,7 @@ from tasks.reporting.results import (
 from tasks.tracking.names import run_page, without_password
 from tasks.tracking.provenance import provenance
 from tasks.verl.policies import decoder
+from tasks.viewer import links
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +51,10 @@ class Change:
 
     before: float
     after: float
-    items: int
     before_interval: tuple[float, float]
     after_interval: tuple[float, float]
-    gain_interval: tuple[float, float]
+    test: PairedTest
+    """Of the items' success after training against that before, with the interval of the gain."""
 
     @property
     def gain(self) -> float:
@@ -81,6 +86,10 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
             results,
             decode=decoder(workspace / "policy"),
         ),
+        failures=failing_items(results),
+        listed=LISTED,
+        viewer=links.RunPages(workspace.resolve().name),
+        view_command=links.view_command([workspace]),
         plots={plot.name: plot for plot in plots},
         missing=missing_parts(results, pipeline=pipeline),
         totals=totals(results),
@@ -112,13 +121,13 @@ def main_figures(results: Results, *, changes: Mapping[str, Change | None]) -> d
     figures: dict[str, float] = {}
     if change := changes["sampled"]:
         rates = {"success": change.after, "success_before": change.before, "gain": change.gain}
-        intervals = {"success": change.after_interval, "gain": change.gain_interval}
+        intervals = {"success": change.after_interval, "gain": (change.test.low, change.test.high)}
         for name, rate in rates.items():
             figures[name] = rate
             if name in intervals:
                 figures[f"{name}_low"], figures[f"{name}_high"] = intervals[name]
     if greedy := changes["greedy"]:
-        figures |= {"greedy": greedy.after, "greedy_before": greedy.before, "items": greedy.items}
+        figures |= {"greedy": greedy.after, "greedy_before": greedy.before, "items": greedy.test.items}
     if results.steps:
         figures["steps"] = len(results.steps)
         figures["minutes"] = sum(step.get("seconds", 0.0) for step in results.steps) / 60
@@ -138,17 +147,14 @@ def horizon_steps(results: Results, *, pipeline: Pipeline) -> list[int]:
 
 def change_of(results: Results, *, mode: str) -> Change | None:
     """The change of the success rate in one mode; None until both policies are evaluated."""
-    before, after = (results.rate(policy, mode) for policy in ("before", "after"))
-    if before is None or after is None:
+    before, after = (results.rate(policy, mode) for policy in POLICIES)
+    samples = [results.outcomes.get(policy, {}).get(mode, {}) for policy in POLICIES]
+    test = compare_samples(*samples)
+    if before is None or after is None or test is None:
         return None
-    items = len(results.items())
+    before_interval, after_interval = (mean_interval([*item_means(s).values()]) for s in samples)
     return Change(
-        before=before,
-        after=after,
-        items=items,
-        before_interval=wilson(before, n=items),
-        after_interval=wilson(after, n=items),
-        gain_interval=gain_interval(before, after, n=items),
+        before=before, after=after, before_interval=before_interval, after_interval=after_interval, test=test
     )
 
 
@@ -179,6 +185,8 @@ def missing_parts(results: Results, *, pipeline: Pipeline) -> list[str]:
         f"Training is at step {done} of {due}.": 0 < done < due,
         "No round has ended yet: there is no quick evaluation.": done > 0 and not results.rounds,
         "The final evaluation is missing: no evaluation.json.": not results.evaluation,
+        "The outcomes of single items are missing: no evaluation_outcomes.json.": bool(results.evaluation)
+        and not results.outcomes,
         "No trajectories to read: no evaluation_trajectories.jsonl.": not results.trajectories,
         "How long the stages took was not recorded: no timing.json.": not results.seconds,
         "No receipt of the environments: no provision.json.": not results.provision,

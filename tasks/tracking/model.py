@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from tasks.evaluation.outcomes import OUTCOMES, Successes, compare_successes, read_outcomes
+from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, read_outcomes
 from tasks.reporting.paired import PairedTest
 
 if TYPE_CHECKING:
@@ -87,10 +87,10 @@ def _promote(client: "MlflowClient", version: "ModelVersion", *, outcomes: Path)
     evaluation = read_outcomes(outcomes)
     champion = client.get_registered_model(version.name).aliases.get(CHAMPION)
     opponent = BEFORE
-    first: Successes | None = evaluation["before"]["sampled"]
+    first: Samples | None = evaluation["before"]["sampled"]
     if champion is not None:
         opponent, first = f"version {champion}", _successes(client, version, champion=champion)
-    test = None if first is None else compare_successes(first, evaluation["after"]["sampled"])
+    test = None if first is None else compare_samples(first, evaluation["after"]["sampled"])
     if test is None:
         tags = {"test.against": f"{opponent}, which is not comparable"}
     else:
@@ -114,7 +114,7 @@ def _promote(client: "MlflowClient", version: "ModelVersion", *, outcomes: Path)
     return Promotion(model=version.name, version=str(version.version), test=test_facts)
 
 
-def _successes(client: "MlflowClient", version: "ModelVersion", *, champion: str) -> Successes | None:
+def _successes(client: "MlflowClient", version: "ModelVersion", *, champion: str) -> Samples | None:
     """Those of the version `champion`; None if it is not comparable with `version`."""
     best = client.get_model_version(version.name, champion)
     if best.run_id is None or any(best.tags.get(key) != version.tags.get(key) for key in COMPARABLE):

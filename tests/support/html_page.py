@@ -58,5 +58,5 @@ class Page(html.parser.HTMLParser):
         if "style" in self._open:
             return
         self.text += data
-        if self._open and self._open[-1] in ("td", "th"):
+        if {"td", "th"} & set(self._open):
             self.tables[-1][-1][-1] += data.strip()

@@ -15,6 +15,7 @@ from envs.types import Item
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import write_items
 from tasks.data.trajectories import summarise, write_trajectories
+from tasks.evaluation.outcomes import OUTCOMES, successes_of
 from tasks.stages.train import RoundResult
 from tasks.verl.rewinds import Rewind, write_rewind
 
@@ -131,21 +132,25 @@ def write_evaluation(
     action: str = "get 1 log",
     successes: Any = SAMPLE_SUCCESSES,
 ) -> None:
-    """`evaluation.json` and the first trajectory of every item, policy and mode."""
+    """`evaluation.json`, the outcomes of items, and the first trajectory of every item, policy and mode."""
     summaries: dict[str, Any] = {}
+    item_outcomes: dict[str, Any] = {}
     samples = []
     for policy, version in (("before", 0), ("after", 4)):
         outcomes = {"sampled": successes[policy], "greedy": [(ok,) for ok in GREEDY[policy]]}
         summaries[policy] = {}
+        item_outcomes[policy] = {}
         for mode, table in outcomes.items():
             groups = [
                 [make_trajectory(item, success=bool(ok), version=version, action=action) for ok in row]
                 for item, row in zip(items, table, strict=True)
             ]
             summaries[policy][mode] = summarise([t for group in groups for t in group])
+            item_outcomes[policy][mode] = successes_of(groups)
             samples += [replace(group[0], labels={"policy": policy, "mode": mode}) for group in groups]
     write_trajectories(workspace / "evaluation_trajectories.jsonl", samples)
     (workspace / "evaluation.json").write_text(json.dumps(summaries))
+    (workspace / OUTCOMES).write_text(json.dumps(item_outcomes))
 
 
 def write_workspace(workspace: Path, *, seconds: float = 26.0, **evaluation: Any) -> None:

@@ -1,0 +1,59 @@
+"""Links into the viewer lead where they say, in Chromium: the form of addresses is that of `links.js`."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from envs.browser.chromium import Chromium
+from envs.browser.program import CHROMIUM
+from envs.types import Item
+from tasks.viewer.app import viewer_app
+from tasks.viewer.links import PORT, RunPages, view_command
+from tasks.viewer.viewer import Viewer
+from tests.support.http_server import serving_in_thread
+from tests.support.report_toy import write_workspace
+
+ODD = 'x/y ?q="1"&a=%41#ü+:'
+"""An item whose name needs every kind of escape."""
+
+
+def test_addresses_by_hand() -> None:
+    pages = RunPages("a b/c")
+    start = f"http://127.0.0.1:{PORT}/#/run/a%20b%2Fc"
+    assert pages.trajectory(12) == f"{start}/at/evaluation:12"
+    assert pages.item("toy_1") == f"{start}/item?item=toy_1"
+    assert pages.trajectories("policy:after success:false") == (
+        f"{start}/trajectories?q=policy:after+success:false"
+    )
+    assert view_command([Path("runs/a"), Path("runs/b c")]) == "wingspan view runs/a 'runs/b c'"
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
+def test_links_lead_to_the_pages_that_they_name(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "a b+c%d"
+    items = [Item(item_id=name, env="textcraft", metadata={"depth": 1}) for name in ("toy_0", ODD, "z", "w")]
+    write_workspace(run, items=items)
+    pages = RunPages(run.name)
+    expected_texts = {
+        pages.trajectory(10): f"{ODD} sample 0",
+        pages.item(ODD): ODD,
+        pages.trajectories("policy:after mode:sampled success:true"): "2 trajectories",
+    }
+
+    async def follow(url: str, links: Mapping[str, str]) -> None:
+        chromium = await Chromium.start()
+        try:
+            page = await (await chromium.context(origins=[url])).new_page()
+            for link, text in links.items():
+                await page.goto(url + link.partition(str(PORT))[2])
+                await page.locator("#view", has_text=text).wait_for()
+                assert await page.get_by_role("alert").count() == 0
+        finally:
+            await chromium.close()
+
+    app = viewer_app(Viewer([run.parent], cache=tmp_path / "cache"), host="127.0.0.1")
+    with serving_in_thread(app) as url:
+        asyncio.run(follow(url, expected_texts))
