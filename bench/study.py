@@ -25,7 +25,7 @@ After every round, all test items (`--items`) are evaluated, with the same `eval
 - `p`: two-sided, by the exact paired sign-flip test; with n seeds it is 2/2ⁿ at least, so that five seeds
   cannot show significance at 5%
 
-`wingspan compare runs/algorithms/*-seed*` plots the runs.
+`wingspan compare runs/algorithms` compares the settings in full, with curves.
 """
 
 import argparse
@@ -34,17 +34,20 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, product
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from agents.horizon import Horizon
+from tasks.comparison.curves import Curve, interpolate
+from tasks.comparison.runs import read_run
 from tasks.config.pipelines import Pipeline, load_pipeline
-from tasks.reporting.compare import RunSummary, markdown, read_run
+from tasks.reporting.intervals import t_interval
+from tasks.reporting.pages import markdown
+from tasks.reporting.paired import paired_test
 
-T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
-"""97.5th percentiles of Student's t with 1 to 9 degrees of freedom."""
 HEADER = (
     *("variant", "seeds", "before", "after", "lowest gain", "steps"),
     *("at equal steps", "difference", "p"),
@@ -93,40 +96,27 @@ def schedules(stages: Sequence[int], *, steps: int) -> dict[str, dict[str, Any]]
     return blocks
 
 
-def success_at(curve: Sequence[tuple[float, float]], steps: float) -> float:
-    """Success after `steps` environment steps, interpolated between the evaluations of `curve`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRun:
+    """One finished run."""
 
-    Raises `ValueError` for more steps than the curve has.
-    """
-    for (before, first), (after, last) in pairwise(curve):
-        if before <= steps <= after and after > before:
-            return first + (last - first) * (steps - before) / (after - before)
-    raise ValueError(f"{steps:g} environment steps: the curve ends at {curve[-1][0]:g}")
+    before: float
+    after: float
+    """Success before and after training."""
+    curve: Curve
+    """(environment steps, success): the evaluation before, after each round, and after training."""
 
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95% interval of the mean of two to ten values, by Student's t."""
-    half = T_QUANTILES[len(values) - 2] * stdev(values) / math.sqrt(len(values))
-    return fmean(values) - half, fmean(values) + half
-
-
-def sign_flip_p(differences: Sequence[float]) -> float:
-    """Two-sided p of the mean of paired differences: the share of the sign patterns whose mean is as far
-    from 0 (Fisher's randomization test)."""
-    threshold = abs(sum(differences)) - 1e-12
-    patterns = list(product((1, -1), repeat=len(differences)))
-    extreme = sum(
-        abs(sum(sign * value for sign, value in zip(pattern, differences, strict=True))) >= threshold
-        for pattern in patterns
-    )
-    return extreme / len(patterns)
+    @property
+    def environment_steps(self) -> float:
+        """Of the whole training."""
+        return self.curve[-1][0]
 
 
-def rows(runs: Mapping[str, Mapping[int, RunSummary]], *, reference: str) -> list[list[str]]:
+def rows(runs: Mapping[str, Mapping[int, StudyRun]], *, reference: str) -> list[list[str]]:
     """The table's rows; `runs`: by variant and seed, of which `reference` is a variant."""
     budget = min(run.environment_steps for seeds in runs.values() for run in seeds.values())
     success = {
-        name: {seed: success_at(run.curve, budget) for seed, run in seeds.items()}
+        name: {seed: interpolate(run.curve, budget) for seed, run in seeds.items()}
         for name, seeds in runs.items()
     }
     table = []
@@ -137,16 +127,17 @@ def rows(runs: Mapping[str, Mapping[int, RunSummary]], *, reference: str) -> lis
             str(len(by_seed)),
             f"{fmean(run.before for run in seeds):.3f}",
             _with_interval([run.after for run in seeds]),
-            f"{100 * min(run.gain for run in seeds):+.1f}",
+            f"{100 * min(run.after - run.before for run in seeds):+.1f}",
             f"{fmean(run.environment_steps for run in seeds):,.0f}",
             _with_interval(list(by_seed.values())),
         ]
         shared_seeds = sorted(by_seed.keys() & success[reference].keys())
-        differences = [by_seed[seed] - success[reference][seed] for seed in shared_seeds]
-        if name == reference or not differences:
+        if name == reference or not shared_seeds:
             table.append([*row, "-", "-"])
-        else:
-            table.append([*row, _with_interval(differences), f"{sign_flip_p(differences):.3f}"])
+            continue
+        theirs, ours = ([values[seed] for seed in shared_seeds] for values in (success[reference], by_seed))
+        differences = [b - a for a, b in zip(theirs, ours, strict=True)]
+        table.append([*row, _with_interval(differences), f"{paired_test(theirs, ours).p_value:.3f}"])
     return table
 
 
@@ -154,17 +145,19 @@ def _with_interval(values: Sequence[float]) -> str:
     mean = f"{fmean(values):.3f}"
     if len(values) < 2:
         return mean
-    low, high = mean_interval(values)
+    low, high = t_interval(values)
     return f"{mean} [{low:.3f}, {high:.3f}]"
 
 
-def read_runs(folder: Path) -> dict[str, dict[int, RunSummary]]:
+def read_runs(folder: Path) -> dict[str, dict[int, StudyRun]]:
     """The finished runs in `folder`, by variant and seed."""
-    runs: dict[str, dict[int, RunSummary]] = {}
+    runs: dict[str, dict[int, StudyRun]] = {}
     for workspace in sorted(folder.glob("*-seed*")):
         name, _, seed = workspace.name.rpartition("-seed")
         if _is_finished(workspace):
-            runs.setdefault(name, {})[int(seed)] = read_run(workspace)
+            run = read_run(workspace)
+            curve = run.curve(run.test_points, "environment_steps")
+            runs.setdefault(name, {})[int(seed)] = StudyRun(before=run.before, after=run.after, curve=curve)
     return runs
 
 

@@ -265,10 +265,21 @@ def _check_items(workspace: Path, pipeline: Pipeline) -> None:
             read_items(file, data=pipeline.data)
 
 
-def check_disk(workspace: Path, pipeline: Pipeline) -> None:
-    """Raise `ConfigError` if the disk of `workspace` is too full for a whole run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskNeed:
+    """The disk space that a run takes at most, besides what its workspace holds already."""
+
+    folder: Path
+    """Whose disk it is."""
+    needed_bytes: int
+    free_bytes: int
+    checkpoints: str
+    """The largest part; empty if the size of the model is unknown."""
+
+
+def find_disk_need(workspace: Path, pipeline: Pipeline) -> DiskNeed:
+    """What a whole run in `workspace` needs."""
     folder = next(parent for parent in (workspace, *workspace.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(folder).free
     needed_bytes = SPARE_BYTES
     checkpoints = ""
     # On a CPU the model is a folder: do not ask the hub for a missing one.
@@ -279,9 +290,17 @@ def check_disk(workspace: Path, pipeline: Pipeline) -> None:
         count = most_checkpoints(pipeline.train)
         needed_bytes += max(0, disk_bytes(pipeline, size, checkpoints=count) - present)
         checkpoint = checkpoint_bytes(size, pipeline.train)
-        checkpoints = f" ({count} checkpoints of {checkpoint / 1e6:.0f} MB, and policies)"
-    if free < needed_bytes:
+        checkpoints = f"{count} checkpoints of {checkpoint / 1e6:.0f} MB, and policies"
+    free = shutil.disk_usage(folder).free
+    return DiskNeed(folder=folder, needed_bytes=needed_bytes, free_bytes=free, checkpoints=checkpoints)
+
+
+def check_disk(workspace: Path, pipeline: Pipeline) -> None:
+    """Raise `ConfigError` if the disk of `workspace` is too full for a whole run."""
+    need = find_disk_need(workspace, pipeline)
+    if need.free_bytes < need.needed_bytes:
+        parts = f" ({need.checkpoints})" if need.checkpoints else ""
         raise ConfigError(
-            f"{free / 1e6:.0f} MB are free at {folder}, and this run may need {needed_bytes / 1e6:.0f} MB"
-            f"{checkpoints}; free some space"
+            f"{need.free_bytes / 1e6:.0f} MB are free at {need.folder}, and this run may need "
+            f"{need.needed_bytes / 1e6:.0f} MB{parts}; free some space"
         )

@@ -158,7 +158,7 @@ def evaluate(
 ) -> None:
     """Evaluate any policy on any environment: success, pass@k and pass^k with 95% intervals.
 
-    Writes a record with every item's outcomes, by which `wingspan compare` tests two evaluations. Exits with
+    Writes a record with every item's outcomes, by which `wingspan compare` tests evaluations. Exits with
     status 1 if no episode could be run to its end.
     """
     from rich.console import Console

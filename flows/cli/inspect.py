@@ -62,40 +62,24 @@ def doctor(
 def compare(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="FOLDER…", help="Folders of finished runs, or of two evaluations."),
+        typer.Argument(
+            metavar="FOLDER…",
+            help="Folders of finished runs, or of evaluations; a folder that holds some stands for them.",
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the comparison to.")] = Path("runs/comparison"),
 ) -> None:
-    """Compare finished runs, or test two evaluations of the same items against each other.
+    """Compare finished runs, or evaluations of the same items, with the first of them.
 
-    Of runs: one table of results, one of the parameters that differ, and a plot; runs in folders named
-    `<name>-seed<k>` are seeds of one setting, and their medians are shown as well. Of two evaluations
-    (`wingspan evaluate`): differences item by item, with intervals and p-values of a paired permutation test.
+    Shows scores with intervals and paired tests, success by metadata, the items that only one side solves,
+    how episodes ended, costs, and the parameters that differ; the page, one file that can be mailed, has the
+    curves as well. Runs that differ only by their seed are one setting.
     """
-    from flows.cli.tables import print_table
-    from tasks.evaluation.comparison import are_records
-    from tasks.reporting.compare import compare as compare_runs
+    from rich.console import Console
 
-    if are_records(folders):
-        _compare_evaluations(folders, out)
-        return
-    comparison = compare_runs(folders, out)
-    print_table(comparison.header, comparison.cells, has_header=True)
-    for note in comparison.notes:
-        typer.echo(note)
-    if comparison.differing:
-        print_table(("parameter", *comparison.names), comparison.differing, has_header=True)
-    typer.echo(f"comparison: {comparison.page}")
+    from flows.commands.compare import show
+    from tasks.comparison.compare import compare as compare_all
 
-
-def _compare_evaluations(folders: list[Path], out: Path) -> None:
-    from flows.cli.tables import print_table
-    from tasks.evaluation.comparison import compare_evaluations, sentences, tests_table
-
-    comparison = compare_evaluations(folders, out)
-    print_table(*tests_table(comparison), has_header=True)
-    for sentence in sentences(comparison):
-        typer.echo(sentence)
-    if comparison.differing:
-        print_table(("setting", *comparison.names), comparison.differing, has_header=True)
-    typer.echo(f"comparison: {comparison.file}")
+    comparison, page = compare_all(folders, out)
+    show(comparison, console=Console())
+    typer.echo(f"comparison: {page}")

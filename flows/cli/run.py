@@ -68,12 +68,13 @@ def run(
 
 
 def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Workspace = None) -> None:
-    """Check a run without starting it, and list which of its stages would run, why, and with which options.
+    """Check a run without starting it: its stages, which would run and why, their options, and what it costs.
 
-    Makes every check that `wingspan run` makes before it starts. Exits with status 2 if the run would be
-    refused.
+    The time is that of earlier runs of the pipeline, which are named. Makes every check that `wingspan run`
+    makes before it starts. Exits with status 2 if the run would be refused.
     """
     from flows.cli.tables import print_table
+    from flows.commands.costs import COST_COLUMNS, list_costs
     from flows.commands.preview import (
         COLUMNS,
         MEMORY_COLUMNS,
@@ -89,6 +90,8 @@ def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Works
     if options := list_options(plan, forecasts):
         typer.echo("\nwith these options:")
         print_table(OPTION_COLUMNS, options)
+    typer.echo()
+    print_table(COST_COLUMNS, list_costs(plan, [forecast.stage for forecast in forecasts if forecast.runs]))
     if memory := list_memory(plan):
         typer.echo()
         print_table(MEMORY_COLUMNS, memory)

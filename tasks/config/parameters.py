@@ -64,6 +64,12 @@ def write_changes(workspace: Path, *, name: str, changed: Mapping[str, tuple[Any
     )
 
 
+def read_pipeline_name(workspace: Path) -> str | None:
+    """The name of the pipeline that the run in `workspace` is of; None if it was not recorded."""
+    file = workspace / PARAMETERS
+    return str(json.loads(file.read_text())["pipeline"]) if file.exists() else None
+
+
 def read_changes(workspace: Path) -> dict[str, tuple[Any, Any]]:
     """The `changed_parameters` of the run in `workspace`; empty if they were not recorded."""
     file = workspace / PARAMETERS

@@ -5,7 +5,6 @@ settings and the servers of another one, or with defaults, and with parts for th
 is never trained.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from envs.errors import ConfigError, suggest
 from envs.registry import Split, get_env
 from envs.types import Item
 from tasks.config.data import DataSettings, PartSettings
-from tasks.config.parameters import PARAMETERS, read_changes
+from tasks.config.parameters import read_changes, read_pipeline_name
 from tasks.config.pipelines import Pipeline, load_pipeline, parse_pipeline
 from tasks.data.items import evaluation_turns, split, spread
 from tasks.evaluation.models import NamedPolicy, SavedPolicy
@@ -157,14 +156,12 @@ def make_evaluation(request: EvaluationRequest, policy: SavedPolicy | Endpoint |
 def recorded_settings(workspace: Path) -> tuple[str | None, dict[str, Any]]:
     """The pipeline of the run in `workspace`, and what the run changed of the blocks that episodes depend on;
     None and nothing if that is not recorded."""
-    if not (workspace / PARAMETERS).exists():
-        return None, {}
     changes = {
         key: value
         for key, (_, value) in read_changes(workspace).items()
         if key.partition(".")[0] in _BLOCKS or key == "data.split_seed"
     }
-    return str(json.loads((workspace / PARAMETERS).read_text())["pipeline"]), changes
+    return read_pipeline_name(workspace), changes
 
 
 def _base_pipeline(

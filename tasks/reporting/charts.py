@@ -1,9 +1,10 @@
 """Chart functions: each takes plain numbers and returns a function that draws on Matplotlib axes.
 
-`chart_style.py` owns style and files; `figures.py` and `compare.py` choose the charts.
+`chart_style.py` owns style and files; `figures.py` and `tasks/comparison/curves.py` choose the charts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -189,34 +190,49 @@ def line_over_steps(
     return draw
 
 
-def runs_over_environment_steps(
-    curves: Sequence[tuple[str, int, Sequence[tuple[float, float]]]],
-) -> DrawFunction:
-    """Success of several runs against environment steps: (label, index of its look, points) each.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingCurves:
+    """The curves of one setting's seeds, (x, share) each, and their mean with its interval."""
 
-    The runs of one look share a color, a marker and a label.
-    """
+    label: str
+    seeds: Sequence[Sequence[tuple[float, float]]]
+    mean: Sequence[tuple[float, float, float, float]]
+    """(x, mean, low, high); empty for a single seed."""
+
+
+def settings_over(
+    settings: Sequence[SettingCurves], *, xlabel: str, ylabel: str, has_markers: bool
+) -> DrawFunction:
+    """Shares of several settings against what they have spent; the curves of a setting share a look."""
 
     def draw(axes: "Axes") -> None:
-        label_turns = set()
-        for label, look, points in curves:
-            axes.plot(
-                *zip(*points, strict=True),
-                color=SERIES[look % len(SERIES)],
-                linewidth=1.5,
-                marker=MARKERS[look % len(MARKERS)],
-                ms=5,
-                clip_on=False,
-                zorder=3,
-                label=None if look in label_turns else label,
-            )
-            label_turns.add(look)
-        right = max(x for _, _, points in curves for x, _ in points)
-        axes.set_xlim(0, right)
-        _percent_axis(axes, label="success on the test split")
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-        axes.set_xlabel("environment steps in training")
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=4, handlelength=1.8)
+        for index, setting in enumerate(settings):
+            color = SERIES[index % len(SERIES)]
+            marker = MARKERS[(index + index // len(SERIES)) % len(MARKERS)] if has_markers else None
+            style = ("-", "--", ":")[index // len(SERIES) % 3]
+            is_faint = bool(setting.mean)
+            for points in setting.seeds:
+                axes.plot(
+                    *zip(*points, strict=True),
+                    color=color,
+                    linestyle=style,
+                    linewidth=0.8 if is_faint else 1.6,
+                    alpha=0.45 if is_faint else 1.0,
+                    marker=marker,
+                    ms=3 if is_faint else 5,
+                    clip_on=False,
+                    zorder=3,
+                    label=None if is_faint or points is not setting.seeds[0] else setting.label,
+                )
+            if setting.mean:
+                x, mean, low, high = zip(*setting.mean, strict=True)
+                axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+                axes.plot(x, mean, color=color, linestyle=style, linewidth=2, zorder=4, label=setting.label)
+        axes.set_xlim(0, max(x for setting in settings for points in setting.seeds for x, _ in points))
+        _percent_axis(axes, label=ylabel)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x == int(x) else f"{x:g}")
+        axes.set_xlabel(xlabel)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3, handlelength=1.8)
 
     return draw
 

@@ -1,12 +1,12 @@
-"""95% intervals of success rates and of other means over items; pure arithmetic.
+"""95% intervals of success rates and of other means over items or seeds; pure arithmetic.
 
 If an item has several samples, `n` is the number of *items*: samples of one item are correlated, and
 counting each of them would make the interval too narrow.
 """
 
 from collections.abc import Sequence
-from math import sqrt
-from statistics import fmean
+from math import atan, cos, pi, sin, sqrt
+from statistics import fmean, stdev
 
 Z = 1.959964
 """97.5th percentile of the normal distribution."""
@@ -62,3 +62,35 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
     )
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Interval of the mean of two or more independent `values`, such as those of seeds: Student's t.
+
+    Raises `ValueError` for fewer.
+    """
+    if len(values) < 2:
+        raise ValueError(f"{len(values)} values have no spread; give at least two")
+    half = t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def t_quantile(degrees: int) -> float:
+    """97.5th percentile of Student's t, by bisection."""
+    low, high = 0.0, 13.0  # 12.7 with one degree of freedom, less with more
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_probability(middle, degrees) < 0.95 else (low, middle)
+    return (low + high) / 2
+
+
+def _t_probability(t: float, degrees: int) -> float:
+    """P(|T| < `t`) with `degrees` of freedom: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4."""
+    angle = atan(t / sqrt(degrees))
+    is_odd = degrees % 2
+    term = cos(angle) if is_odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for k in range(3 if is_odd else 2, degrees - 1, 2):
+        term *= cos(angle) ** 2 * (k - 1) / k
+        total += term
+    return 2 / pi * (angle + sin(angle) * total) if is_odd else sin(angle) * total

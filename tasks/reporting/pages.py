@@ -1,6 +1,7 @@
 """Rendering of HTML pages: templates, number formats, and the folder of a page with its plots.
 
-The templates are in `templates/`; the callers (`tasks/stages/report.py`, `compare.py`) provide their data.
+The templates are in `templates/`; the callers (`tasks/stages/report.py`, `tasks/comparison/compare.py`)
+provide their data.
 """
 
 import json
@@ -40,6 +41,13 @@ def write_page(folder: Path, *, page: str, plots: Sequence[Plot]) -> Path:
     path = folder / "index.html"
     path.write_text(page)
     return path
+
+
+def markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; its first two columns to the left, numbers to the right."""
+    rule = ["---", "---", *("---:" for _ in header[2:])]
+    rows = ([cell.replace("|", "\\|") for cell in row] for row in [header, rule, *cells])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def percent(rate: float | None, *, digits: int = 1) -> str:

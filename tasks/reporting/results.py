@@ -15,6 +15,7 @@ from typing import Any
 from agents.types import Trajectory
 from envs.files import read_json_lines
 from envs.types import Item
+from tasks.config.parameters import flat
 from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.outcomes import OUTCOMES, Samples, item_means, read_outcomes
 from tasks.reporting.intervals import mean_interval
@@ -103,7 +104,6 @@ def read_results(workspace: Path) -> Results:
     """Read the files that `workspace` has so far."""
     trajectory_file = workspace / "evaluation_trajectories.jsonl"
     outcome_file = workspace / OUTCOMES
-    timing = _json(workspace / "timing.json").get("stages", {})
     return Results(
         steps=read_json_lines(workspace / "train" / "metrics.jsonl"),
         rounds=read_rounds(workspace / "train"),
@@ -111,24 +111,40 @@ def read_results(workspace: Path) -> Results:
         evaluation=_json(workspace / "evaluation.json"),
         outcomes=read_outcomes(outcome_file) if outcome_file.exists() else {},
         trajectories=read_trajectories(trajectory_file) if trajectory_file.exists() else [],
-        seconds={stage: s for stage, s in timing.items() if stage != "report"},
+        seconds={stage: s for stage, s in read_stage_seconds(workspace).items() if stage != "report"},
         provision=_json(workspace / "provision.json"),
     )
 
 
+def read_stage_seconds(workspace: Path) -> dict[str, float]:
+    """Seconds by stage, over all attempts; empty where they were not recorded."""
+    seconds: dict[str, float] = _json(workspace / "timing.json").get("stages", {})
+    return seconds
+
+
+def read_parameters(workspace: Path) -> Mapping[str, Any]:
+    """The parameters of the run of `workspace` by dotted key; empty where its report did not record them."""
+    return dict(flat(_json(workspace / "report" / PARAMETERS), sep="."))
+
+
 def groupings(results: Results) -> list[Grouping]:
     """Success by every metadata key that has 2 to `MAX_GROUPS` plain values over the test items."""
-    items = results.items()
-    keys = dict.fromkeys(key for item in items for key in item.metadata)
-    result = []
-    for key in keys:
-        values = [item.metadata.get(key) for item in items]
+    keys = grouping_keys([item.metadata for item in results.items()])
+    return [_grouping(results, key=key, values=values) for key, values in keys.items()]
+
+
+def grouping_keys(metadata: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The keys that every item's metadata has with 2 to `MAX_GROUPS` plain values in all; key → values,
+    ascending."""
+    groupings = {}
+    for key in dict.fromkeys(key for values in metadata for key in values):
+        values = [item.get(key) for item in metadata]
         if not all(isinstance(value, (str, int, float)) for value in values):
             continue
         distinct = sorted(set(values), key=lambda value: (isinstance(value, str), value))
         if 2 <= len(distinct) <= MAX_GROUPS:
-            result.append(_grouping(results, key=key, values=distinct))
-    return result
+            groupings[key] = distinct
+    return groupings
 
 
 def stages_of(horizons: Sequence[int]) -> list[tuple[int, int, int]]:

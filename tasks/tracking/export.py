@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envs.errors import ConfigError, to_line
-from tasks.reporting.compare import read_parameters
+from tasks.reporting.results import read_parameters
 from tasks.stages.train import BEST
 from tasks.tracking import facts
 from tasks.tracking.provenance import provenance

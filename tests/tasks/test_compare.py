@@ -1,5 +1,8 @@
-"""The comparison of runs against a table done by hand."""
+"""The comparison of runs against tables done by hand."""
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,125 +11,311 @@ from typer.testing import CliRunner
 
 from envs.errors import ConfigError
 from flows.cli.app import app
-from tasks.reporting.compare import compare, read_run
-from tasks.stages.report import report
+from tasks.comparison.compare import Comparison, compare
+from tasks.comparison.curves import interpolate, mean_curve
+from tasks.comparison.runs import FinishedRun, group_by_seed, notes_on, read_run, side_of
+from tasks.comparison.scores import compare_seeds, holm, only_first_solves
+from tasks.comparison.tables import Table
+from tasks.evaluation.outcomes import OUTCOMES
 from tests.support.html_page import Page
-from tests.support.report_toy import toy_pipeline, write_rounds, write_training, write_workspace
+from tests.support.report_toy import ITEMS, toy_pipeline, write_rounds, write_training, write_workspace
 
 BEFORE = [(0, 1), (1, 0), (0, 0), (0, 0)]  # 2 of 8
 SEEDS = {
-    "step-seed0": [(1, 1), (0, 1), (1, 0), (0, 0)],  # 4 of 8; depth 1: 3 of 4, depth 2: 1 of 4
-    "step-seed1": [(1, 1), (1, 1), (1, 1), (1, 0)],  # 7 of 8; 4 of 4, 3 of 4
-    "step-seed2": [(1, 1), (1, 1), (1, 0), (0, 0)],  # 5 of 8; 4 of 4, 1 of 4
+    "step-seed0": [(1, 1), (0, 1), (1, 0), (0, 0)],  # 4 of 8
+    "step-seed1": [(1, 1), (1, 1), (1, 1), (1, 0)],  # 7 of 8
+    "step-seed2": [(1, 1), (1, 1), (1, 0), (0, 0)],  # 5 of 8
 }
+"""Of six samples, the four items are solved by 6, 5, 4 and 1."""
+TIMES, MINUS = "\N{MULTIPLICATION SIGN}", "\N{MINUS SIGN}"
+
+
+def write_run(folder: Path, *, parameters: Mapping[str, Any] | None, **values: Any) -> Path:
+    """A finished run; `parameters` differ from the toy's, or are not recorded."""
+    write_workspace(folder, **values)
+    if parameters is not None:
+        (folder / "report").mkdir()
+        text = json.dumps(toy_pipeline(**parameters).model_dump(mode="json"))
+        (folder / "report" / "parameters.json").write_text(text)
+    return folder
+
+
+def write_seeds(folder: Path) -> list[Path]:
+    """Three seeds of one setting, and a run of another one: (1,1), (0,1), (1,0), (0,0)."""
+    runs = [
+        write_run(
+            folder / name,
+            parameters={"seed": seed},
+            seconds=26.0 + seed,
+            successes={"before": BEFORE, "after": after},
+        )
+        for seed, (name, after) in enumerate(SEEDS.items())
+    ]
+    fixed = write_run(folder / "fixed-9", parameters={"horizon__max_turns": [9, 9]})
+    write_training(fixed, turns=[6, 6, 7, 7], horizons=[9, 9, 9, 9])
+    return [*runs, fixed]
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    for index, (name, after) in enumerate(SEEDS.items()):
-        write_workspace(tmp_path / name, seconds=26.0 + index, successes={"before": BEFORE, "after": after})
-    write_workspace(tmp_path / "fixed-9")
-    write_training(tmp_path / "fixed-9", turns=[6, 6, 7, 7], horizons=[9, 9, 9, 9])
-    return [tmp_path / name for name in (*SEEDS, "fixed-9")]
+    return write_seeds(tmp_path)
 
 
-def test_table_by_hand(runs: list[Path], tmp_path: Path) -> None:
-    page = Page(compare(runs, tmp_path / "out").page)
-    times = "\N{MULTIPLICATION SIGN}"
-    stepwise, constant = f"5 {times} 2, 9 {times} 2", f"9 {times} 4"
-    depths, median = ("depth 1", "depth 2"), "median of 3"
-    table = [
-        ["run", f"turns {times} steps", "env steps", "time", "before", "after", "points", "greedy", *depths],
-        ["step-seed0", stepwise, "28", "30.0 s", "25.0%", "50.0%", "+25.0", "75.0%", "75.0%", "25.0%"],
-        ["step-seed1", stepwise, "28", "31.0 s", "25.0%", "87.5%", "+62.5", "75.0%", "100.0%", "75.0%"],
-        ["step-seed2", stepwise, "28", "32.0 s", "25.0%", "62.5%", "+37.5", "75.0%", "100.0%", "25.0%"],
-        [f"step, {median}", stepwise, "28", "31.0 s", "25.0%", "62.5%", "+37.5", "75.0%", "100.0%", "25.0%"],
-        ["fixed-9", constant, "52", "30.0 s", "25.0%", "50.0%", "+25.0", "75.0%", "75.0%", "25.0%"],
-    ]  # fmt: skip
-    assert page.tables == [table]
-    rows = (tmp_path / "out" / "compare.md").read_text().partition("\n\n")[0].splitlines()
-    read = [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
-    assert [read[0], *read[2:]] == table
-    assert (tmp_path / "out" / "compare.png").exists()
-    assert (tmp_path / "out" / "compare.svg").exists()
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return compare(write_seeds(folder), folder / "out")
 
 
-def test_a_curve_has_the_evaluations_at_the_steps_spent_by_then(runs: list[Path]) -> None:
-    # 4, 10, 18, 28 turns by the end of each step; a round ends after the second, and the last one
-    # gives way to the evaluation of the whole test split.
-    assert read_run(runs[0]).curve == [(0.0, 0.25), (10.0, 0.75), (28.0, 0.5)]
+def table(compared: tuple[Comparison, Path], title: str) -> Table:
+    (found,) = [table for table in compared[0].tables if table.title == title]
+    return found
 
 
-def test_a_pipe_in_a_name_does_not_break_the_table(runs: list[Path], tmp_path: Path) -> None:
-    folder = runs[3].rename(tmp_path / "a|<b>b")
-    page = Page(compare([folder], tmp_path / "out").page)
-    assert page.tables[0][1][0] == "a|<b>b"
+def cells(found: Table) -> list[list[str]]:
+    return [[str(cell) for cell in row] for row in found.rows]
+
+
+# --- the tables
+
+
+def test_scores_are_means_over_items_of_all_seeds(compared: tuple[Comparison, Path]) -> None:
+    scores = table(compared, "Final scores")
+    rows = cells(scores)
+    assert [row[:3] for row in rows] == [["step", "4", "66.7%"], ["fixed-9", "4", "50.0%"]]
+    assert [row[4] for row in rows] == ["75.0%", "75.0%"]
+    assert [row[-1] for row in rows] == ["0: 50.0%, 1: 87.5%, 2: 62.5%", "0: 50.0%"]
+
+
+def test_sides_are_tested_item_by_item_against_the_first(compared: tuple[Comparison, Path]) -> None:
+    # 1, 1/2, 1/2, 0 against 1, 5/6, 4/6, 1/6: of the signs of three differences, two of eight are as far.
+    success, greedy = cells(table(compared, "Against step"))
+    assert success[:6] == ["fixed-9", "success", "4", "66.7%", "50.0%", f"{MINUS}16.7"]
+    assert success[7] == "0.2500"
+    assert greedy[1:6] == ["greedy success", "4", "75.0%", "75.0%", "0.0"]
+    assert greedy[7] == "1.0000"
+    assert len(success) == 8  # one seed in both is no test over seeds
+    (sentence,) = compared[0].results
+    assert sentence.startswith(f"fixed-9 solves 50.0% and step 66.7% of 4 items: {MINUS}16.7 points")
+
+
+def test_success_by_metadata(compared: tuple[Comparison, Path]) -> None:
+    # Depth 1 is toy_0 and toy_1, stone is toy_1 alone.
+    by_depth, by_kind = (table(compared, f"By {key}") for key in ("depth", "kind"))
+    assert by_depth.header == ["", "1 (2)", "2 (2)"]
+    assert [[cell.partition(" (")[0] for cell in row] for row in cells(by_depth)] == [
+        ["step", "91.7%", "41.7%"],
+        ["fixed-9", "75.0%", "25.0%"],
+        [f"fixed-9 {MINUS} step", f"{MINUS}16.7", f"{MINUS}16.7"],
+    ]
+    assert by_kind.header == ["", "stone (1)", "wood (3)"]
+    assert cells(by_kind)[2][1] == f"{MINUS}33.3 ({MINUS}33.3 to {MINUS}33.3)"
+
+
+def test_items_of_one_side_alone_lead_to_their_episodes(compared: tuple[Comparison, Path]) -> None:
+    only = table(compared, "Solved by step, not by fixed-9")
+    assert cells(only) == [["toy_3", "depth 2, kind wood", "1 of 6", "0 of 2"]]
+    links = [link for cell in only.rows[0] if not isinstance(cell, str) for link in cell.links]
+    # Before training there are four sampled and four greedy episodes: line 12 is toy_3 after it.
+    assert links == [
+        (name, f"http://127.0.0.1:8003/#/run/{name}/at/evaluation:12") for name in (*SEEDS, "fixed-9")
+    ]
+    assert not [found for found in compared[0].tables if found.title == "Solved by fixed-9, not by step"]
+    assert compared[0].view_command.split()[:2] == ["wingspan", "view"]
+
+
+def test_how_episodes_ended_and_what_they_cost(compared: tuple[Comparison, Path]) -> None:
+    stops = table(compared, "How episodes ended")
+    assert stops.header == ["", "episodes", "max turns", "terminated", "failed"]
+    assert cells(stops) == [
+        ["step", "24", "33.3%", "66.7%", "0"],  # 4 + 7 + 5 of 24 succeed
+        ["fixed-9", "8", "50.0%", "50.0%", "0"],
+    ]
+    costs = {row[0]: row[1:] for row in cells(table(compared, "Cost"))}
+    assert costs["time, all stages"] == ["31.0 s (30.0 s to 32.0 s)", "30.0 s"]
+    assert costs["time in training steps"] == ["16.0 s", "16.0 s"]
+    assert costs["environment steps"] == ["28", "52"]
+    assert costs["tokens sampled"] == ["84", "156"]  # two episodes a step, three tokens a turn
+
+
+def test_every_run_and_what_differs(compared: tuple[Comparison, Path]) -> None:
+    assert cells(table(compared, "Runs")) == [
+        ["step-seed0", "step", "0", f"5 {TIMES} 2, 9 {TIMES} 2", "25.0%", "50.0%", "+25.0"],
+        ["step-seed1", "step", "1", f"5 {TIMES} 2, 9 {TIMES} 2", "25.0%", "87.5%", "+62.5"],
+        ["step-seed2", "step", "2", f"5 {TIMES} 2, 9 {TIMES} 2", "25.0%", "62.5%", "+37.5"],
+        ["fixed-9", "fixed-9", "0", f"9 {TIMES} 4", "25.0%", "50.0%", "+25.0"],
+    ]
+    assert cells(table(compared, "What differs")) == [
+        ["seed", "0, 1, 2", "0"],
+        ["horizon.max_turns", "[5, 9]", "[9, 9]"],
+    ]
+
+
+def test_the_page_is_one_file_that_needs_nothing_else(compared: tuple[Comparison, Path]) -> None:
+    comparison, path = compared
+    page = Page(path)
+    viewer = "http://127.0.0.1:8003/#/run/"
+    others = {reference for reference in page.references if not reference.startswith(viewer)}
+    assert {reference.removeprefix("#") for reference in others} <= set(page.ids)
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert page.tables == [
+        [list(found.header), *cells(found)] if "Solved by" not in found.title else page.tables[index]
+        for index, found in enumerate(comparison.tables)
+    ]
+    plots = {
+        f"{kind}_over_{axis}"
+        for kind in ("test", "training")
+        for axis in ("steps", "environment_steps", "tokens", "minutes")
+    }
+    assert {file.stem for file in path.parent.glob("*.svg")} == plots
+    markdown = (path.parent / "compare.md").read_text()
+    assert "| fixed-9 | success | 4 | 66.7% | 50.0% |" in markdown
+
+
+@pytest.mark.heavy
+def test_the_terminal_shows_the_same(runs: list[Path], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["compare", *map(str, runs[2:]), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0].startswith(f"fixed-9 solves 50.0% and step-seed2 62.5% of 4 items: {MINUS}12.5 points")
+    assert f"fixed-9 {MINUS} step-seed2 {MINUS}25.0 ({MINUS}50.0 to 0.0) 0.0 (0.0 to 0.0)" in lines
+    assert "environment steps 28 52" in lines
+    assert "horizon.max_turns [5, 9] [9, 9]" in lines
+    assert lines[-1] == f"comparison: {tmp_path / 'out' / 'index.html'}"
+
+
+@pytest.mark.heavy
+def test_a_folder_stands_for_its_runs_and_hostile_names_stay_text(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a|<b>b", parameters={})
+    write_run(tmp_path / "runs" / "c", parameters={"train__lr": 0.5})
+    comparison, path = compare([tmp_path / "runs"], tmp_path / "out")
+    assert comparison.names == ["a|<b>b", "c"]
+    assert "b" not in Page(path).tags
     assert "a\\|<b>b" in (tmp_path / "out" / "compare.md").read_text()
+    assert ["train.lr", "0.0003", "0.5"] in cells(comparison.tables[-1])
+
+
+# --- runs, seeds, curves
+
+
+def test_a_curve_has_the_evaluations_at_what_was_spent_by_then(runs: list[Path]) -> None:
+    # 4, 10, 18, 28 turns by the end of each step of 4 s; a round ends after the second, and the last one
+    # gives way to the evaluation of the whole test split.
+    run = read_run(runs[0])
+    assert run.curve(run.test_points, "environment_steps") == [(0.0, 0.25), (10.0, 0.75), (28.0, 0.5)]
+    assert run.curve(run.test_points, "minutes") == [(0, 0.25), (pytest.approx(8 / 60), 0.75), (16 / 60, 0.5)]
+    assert run.curve(run.training_points, "tokens") == [(12, 0.5), (30, 0.5), (54, 0.5), (84, 0.5)]
+
+
+def test_runs_that_differ_by_seed_alone_are_one_setting(runs: list[Path]) -> None:
+    found = [read_run(run) for run in runs]
+    assert {name: [run.name for run in group] for name, group in group_by_seed(found).items()} == {
+        "step": [*SEEDS],
+        "fixed-9": ["fixed-9"],
+    }
+    again = replace(found[0], name="again")
+    assert list(group_by_seed([*found, again])) == [*SEEDS, "again", "fixed-9"]
+    assert notes_on([*found, again])[0].startswith("step-seed0, again: the same parameters and the same seed")
+    unknown = replace(found[1], parameters={}, seed=None)
+    assert list(group_by_seed([found[0], unknown, found[2]])) == ["step", "step-seed1"]
+    assert "parameters of step-seed1 were not recorded" in notes_on([found[0], unknown])[0]
+    assert notes_on([found[0]]) == [
+        "step-seed0 went back to an earlier checkpoint 1 time; what was undone is in no curve and no cost."
+    ]
+
+
+def test_names_of_settings_are_distinct(runs: list[Path]) -> None:
+    found = [read_run(run) for run in runs[:3]]
+    other = {"train.lr": 0.5}
+
+    def rename(names: Sequence[str]) -> list[FinishedRun]:
+        pairs = zip(names, [0, 1, 0, 1], strict=True)
+        return [
+            replace(found[0], name=name, seed=seed, parameters={"seed": seed} | (other if index > 1 else {}))
+            for index, (name, seed) in enumerate(pairs)
+        ]
+
+    assert list(group_by_seed(rename(["x-1", "x-2", "x-3", "x-4"]))) == ["x", "x-3, x-4"]
+    assert list(group_by_seed(rename(["a", "b", "c1", "c2"]))) == ["a", "c"]
+    single = replace(found[0], name="x", parameters={"train.lr": 2})
+    assert list(group_by_seed([*rename(["x-1", "x-2", "y-3", "y-4"]), single])) == ["x-1, x-2", "y", "x"]
+
+
+def test_settings_are_tested_over_the_seeds_that_both_have(runs: list[Path]) -> None:
+    found = [read_run(run) for run in runs[:3]]
+    first = side_of("first", found)
+    second = side_of(
+        "second", [replace(run, after=rate) for run, rate in zip(found, (0.875, 0.875, 0.75), strict=True)]
+    )
+    test = compare_seeds(first, second)
+    assert test is not None
+    # .375, 0 and .125; their mean is 1/6, its standard error .11024, and t is 4.30265.
+    assert (test.seeds, test.mean, test.p_value) == (3, pytest.approx(1 / 6), 2 / 4)
+    assert (test.low, test.high) == pytest.approx((1 / 6 - 0.47433, 1 / 6 + 0.47433), abs=1e-5)
+    assert compare_seeds(first, side_of("alone", found[:1])) is None
+
+
+def test_the_mean_of_curves_ends_where_the_shortest_does() -> None:
+    curve = mean_curve([[(0, 0.0), (10, 1.0)], [(0, 0.5), (20, 0.5)]])
+    assert [curve[0][0], curve[30][0], curve[-1][0]] == [0, 5, 10]
+    assert curve[30] == pytest.approx((5, 0.5, 0.5, 0.5))
+    assert curve[-1] == pytest.approx((10, 0.75, 0.0, 1.0))  # .75 ± 12.7 · .25, within 0 and 1
+    assert curve[24][1:] == pytest.approx((0.45, 0.0, 1.0))  # at 4, of .4 and .5: ± 12.7 · .05
+    assert curve[29][2] == pytest.approx((29 / 60 + 0.5) / 2 - 12.7062 * (1 / 120), abs=1e-5)
+    assert mean_curve([[(0, 0.0), (10, 1.0)]]) == []
+
+
+def test_values_between_the_points_of_a_curve() -> None:
+    curve = [(0.0, 0.2), (100.0, 0.4), (300.0, 0.8)]
+    assert [interpolate(curve, x) for x in (0, 50, 100, 250, 300)] == pytest.approx([0.2, 0.3, 0.4, 0.7, 0.8])
+    with pytest.raises(ValueError, match="301 is outside of the curve, from 0 to 300"):
+        interpolate(curve, 301)
+
+
+def test_holms_method_by_hand() -> None:
+    # .01 · 4, then max(.04, .02 · 3), max(.06, .03 · 2), max(.06, .5).
+    assert holm([0.03, 0.01, 0.5, 0.02]) == pytest.approx([0.06, 0.04, 0.5, 0.06])
+    assert holm([0.9, 0.6]) == [1.0, 1.0]
+    assert holm([0.2]) == [0.2]
+
+
+def test_an_item_without_samples_is_solved_by_nobody_alone() -> None:
+    first = {"a": [True, False], "b": [True, True], "c": [True], "d": [False], "e": [True]}
+    second = {"a": [False, False], "b": [False], "c": [], "d": [False], "e": [True]}
+    assert only_first_solves(first, second) == ["b", "a"]
+
+
+# --- what is refused
 
 
 def test_what_cannot_be_compared_is_refused(runs: list[Path], tmp_path: Path) -> None:
-    half = tmp_path / "half"
+    half, empty, lost = tmp_path / "half", tmp_path / "empty", write_run(tmp_path / "lost", parameters={})
     write_training(half)
     write_rounds(half)
-    with pytest.raises(ConfigError, match="half holds no finished run"):
-        compare([runs[0], half], tmp_path / "out")
-    with pytest.raises(ConfigError, match="no workspaces"):
-        compare([], tmp_path / "out")
-    with pytest.raises(ConfigError, match="one name"):
-        compare([runs[0], runs[0]], tmp_path / "out")
+    empty.mkdir()
+    (lost / OUTCOMES).unlink()
+    other_items = [replace(item, metadata={"depth": 7}) for item in ITEMS]
+    other = write_run(tmp_path / "other", parameters={}, items=other_items)
+    fewer = write_run(tmp_path / "fewer", parameters={}, items=[*ITEMS[:3], replace(ITEMS[3], item_id="new")])
+    warmer = write_run(tmp_path / "warmer", parameters={"evaluate__temperature": 0.5})
+    mistakes = [
+        ([], "nothing to compare; name at least one run"),
+        ([tmp_path / "none"], "there is no folder .*none; give folders of finished runs"),
+        ([empty], "empty is no run and no evaluation: it has neither train/metrics.jsonl nor record.json"),
+        ([half], "half has not been evaluated: no evaluation.json; run its pipeline to the end"),
+        ([lost], "lost cannot be compared item by item: no evaluation_outcomes.json; evaluate its policy"),
+        ([runs[0], runs[0]], "step-seed0 is named twice"),
+        ([runs[0], other], r"step-seed0 and .*other are of other items \(4 and 4; items of one name"),
+        ([runs[0], fewer], r"are of other items \(4 and 4; toy_3 is only in the first\)"),
+        ([runs[0], warmer], "evaluated otherwise: evaluate.temperature is 1.0 and 0.5; evaluate both alike"),
+    ]
+    for paths, message in mistakes:
+        with pytest.raises(ConfigError, match=message) as refusal:
+            compare(paths, tmp_path / "out")
+        assert "\n" not in str(refusal.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_place_that_cannot_be_written_to_is_refused(runs: list[Path]) -> None:
     with pytest.raises(ConfigError, match=r"^/proc cannot be written to .*; choose another --out"):
         compare(runs, Path("/proc/comparison"))
-
-
-@pytest.fixture
-def runs_with_report(runs: list[Path]) -> list[Path]:
-    """Three of the runs with their reports; the last one plays another environment."""
-    changes: list[dict[str, Any]] = [{}, {"train__lr": 0.5, "seed": 3}, {"data__parts": {"babyai": {}}}]
-    for run, overrides in zip(runs, changes, strict=False):
-        report(toy_pipeline(**overrides), run)
-    return runs[:3]
-
-
-@pytest.mark.heavy
-def test_parameters_that_differ_are_named_on_the_page_and_in_the_terminal(
-    runs_with_report: list[Path], tmp_path: Path
-) -> None:
-    comparison = compare(runs_with_report[:2], tmp_path / "out")
-    table = [["seed", "0", "3"], ["train.lr", "0.0003", "0.5"]]
-    assert comparison.differing == table
-    assert comparison.notes == []
-    names = [run.name for run in runs_with_report[:2]]
-    assert Page(comparison.page).tables[1] == [["parameter", *names], *table]
-    assert "| train.lr | 0.0003 | 0.5 |" in (tmp_path / "out" / "compare.md").read_text()
-    result = CliRunner().invoke(
-        app, ["compare", *map(str, runs_with_report[:2]), "--out", str(tmp_path / "out")]
-    )
-    assert result.exit_code == 0, result.output
-    assert ["train.lr", "0.0003", "0.5"] in [line.split() for line in result.stdout.splitlines()]
-    assert any(line.split()[:2] == [names[1], "5"] for line in result.stdout.splitlines())
-
-
-@pytest.mark.heavy
-def test_runs_of_other_environments_are_said_to_be_no_measure_of_each_other(
-    runs_with_report: list[Path], tmp_path: Path
-) -> None:
-    comparison = compare(runs_with_report, tmp_path / "out")
-    (note,) = comparison.notes
-    assert note.startswith("The environments differ")
-    assert "step-seed0: textcraft" in note
-    assert "step-seed2: babyai" in note
-    assert note in comparison.page.read_text()
-
-
-@pytest.mark.heavy
-def test_a_run_without_a_report_has_unknown_parameters(runs: list[Path], tmp_path: Path) -> None:
-    report(toy_pipeline(), runs[0])
-    comparison = compare(runs[:2], tmp_path / "out")
-    assert comparison.differing == []
-    assert comparison.notes == [
-        "The parameters of step-seed1 were not recorded; run the stage report again to have them."
-    ]

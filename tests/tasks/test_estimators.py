@@ -8,7 +8,7 @@ import pytest
 from scipy import stats  # type: ignore[import-untyped]
 
 from tasks.evaluation.pass_at_k import default_ks, pass_at_k, pass_hat_k, passes
-from tasks.reporting.intervals import bootstrap, mean_interval, wilson
+from tasks.reporting.intervals import bootstrap, mean_interval, t_interval, t_quantile, wilson
 from tasks.reporting.paired import MAX_EXACT, paired_test
 
 
@@ -56,6 +56,16 @@ def test_the_bootstrap_is_scipys() -> None:
     )
     assert bootstrap(values) == pytest.approx(tuple(theirs.confidence_interval), abs=0.005)
     assert bootstrap(values) == bootstrap(values)
+
+
+def test_the_interval_over_seeds_is_students() -> None:
+    for degrees in (1, 2, 3, 4, 9, 30, 101):
+        assert t_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=1e-8)
+    values = [0.5, 0.6, 0.7]
+    theirs = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert t_interval(values) == pytest.approx((theirs.low, theirs.high))
+    with pytest.raises(ValueError, match="1 values have no spread"):
+        t_interval([0.5])
 
 
 def test_the_exact_p_value_is_that_of_enumeration_and_scipy() -> None:

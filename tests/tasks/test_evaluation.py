@@ -19,10 +19,10 @@ from envs.types import Item
 from flows.cli.app import app
 from flows.cli.episodes import evaluate as evaluate_command
 from flows.evaluate_policy import evaluate_policy as evaluation_flow
+from tasks.comparison.compare import compare
 from tasks.config.parameters import write_changes
 from tasks.data.hashes import path_md5
-from tasks.data.trajectories import read_trajectories
-from tasks.evaluation.comparison import compare_evaluations, sentences
+from tasks.data.trajectories import read_trajectories, write_trajectories
 from tasks.evaluation.evaluate import default_folder, evaluate_policy
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.pass_at_k import pass_rates
@@ -325,26 +325,44 @@ def test_two_evaluations_are_tested_item_by_item(tmp_path: Path) -> None:
     second = [[1, 1], [1, 1], [1, 1], [1, 0], [1, 1], []]
     record_of(FIRST).write(tmp_path / "a")
     record_of(second, name="other").write(tmp_path / "b")
-    comparison = compare_evaluations([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-    before, after, test = comparison.tests["success"]
-    assert (before, after) == pytest.approx((0.4, 0.9))
-    assert test.items == 5
-    assert test.mean == pytest.approx(0.5)
+    write_trajectories(
+        tmp_path / "b" / "trajectories.jsonl",
+        [make_trajectory(Item(item_id=f"toy_{n}", env="toy"), success=True) for n in (0, 1, 2, 3, 3)],
+    )
+    comparison, page = compare([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    tables = {table.title: [[str(cell) for cell in row] for row in table.rows] for table in comparison.tables}
+    success = tables["Against a"][0]
     # Differences 1, .5, 0, .5, .5: of the 16 signs of the four, only all + and all - are as far from 0.
-    assert (test.p_value, test.method) == (2 / 16, "exact")
-    assert comparison.only_second == ["toy_0", "toy_3"]
-    assert comparison.only_first == []
-    assert comparison.without == ["toy_5"]
-    assert ["policy.name", "policy", "other"] in comparison.differing
-    assert ["settings.agent.format", "policy", "other"] in comparison.differing
+    assert success[:6] == ["b", "success", "5", "40.0%", "90.0%", "+50.0"]
+    assert success[7] == "0.1250"
+    assert [row[1] for row in tables["Against a"]] == ["success", "reward", "turns"]
+    only = tables["Solved by b, not by a"]
+    assert [(row[0], row[2], row[3]) for row in only] == [
+        ("toy_0", "2 of 2", "0 of 2"),
+        ("toy_3", "1 of 2", "0 of 2"),
+    ]
+    assert "http://127.0.0.1:8003/#/run/b/at/evaluation:4" in page.read_text()  # the first of toy_3
+    assert comparison.notes == [
+        "b has no outcome for 1 of 6 items: every episode of them failed. They are in no test."
+    ]
+    assert ["policy.name", "policy", "other"] in tables["What differs"]
+    assert ["settings.agent.format", "policy", "other"] in tables["What differs"]
     done = wingspan("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
-    (row,) = [line.split() for line in done.output.splitlines() if line.startswith("success")]
-    assert row[:5] == ["success", "5", "40.0%", "90.0%", "+50.0"]
-    assert row[-2:] == ["0.1250", "exact"]
-    assert sentences(comparison)[0] == "Only b solves: 2 (toy_0, toy_3)."
-    assert "Only b solves: 2 (toy_0, toy_3)." in done.output
-    assert "| success | 5 | 40.0% |" in comparison.file.read_text()
+    (row,) = [line.split() for line in done.output.splitlines() if line.startswith("b  success")]
+    assert row[:6] == ["b", "success", "5", "40.0%", "90.0%", "+50.0"]
+    assert "| b | success | 5 | 40.0% |" in (page.parent / "compare.md").read_text()
+
+
+def test_more_evaluations_are_tested_against_the_first(tmp_path: Path) -> None:
+    for name, table in {"a": FIRST, "b": [[1, 1]] * 6, "c": [[0, 0]] * 6}.items():
+        record_of(table, name=name).write(tmp_path / name)
+    comparison, _ = compare([tmp_path / name for name in "abc"], tmp_path / "out")
+    (tests,) = [table for table in comparison.tables if table.title == "Against a"]
+    rows = {(row[0], row[1]): [str(cell) for cell in row] for row in tests.rows}
+    p_values = [float(rows[side, "success"][7]) for side in "bc"]
+    # Holm: the smaller of two p-values counts twice, the larger at least as much.
+    assert float(rows["bc"[p_values.index(min(p_values))], "success"][8]) == pytest.approx(2 * min(p_values))
 
 
 @pytest.mark.parametrize(
@@ -363,21 +381,18 @@ def test_evaluations_that_do_not_belong_together_are_refused(
     record_of(FIRST).write(tmp_path / "a")
     record_of(**({"table": FIRST} | changes)).write(tmp_path / "b")
     with pytest.raises(ConfigError) as refusal:
-        compare_evaluations([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+        compare([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert phrase in str(refusal.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_only_two_records_are_compared(tmp_path: Path) -> None:
+def test_a_run_is_not_compared_with_an_evaluation(tmp_path: Path) -> None:
     record_of(FIRST).write(tmp_path / "a")
-    (tmp_path / "b").mkdir()
-    for paths, phrase in (
-        ([tmp_path / "a"], "name two"),
-        ([tmp_path / "a", tmp_path / "b"], "is no evaluation"),
-    ):
-        done = wingspan("compare", *paths)
-        assert isinstance(done.exception, ConfigError)
-        assert phrase in str(done.exception)
+    (tmp_path / "b" / "data").mkdir(parents=True)
+    (tmp_path / "b" / "data" / "train.jsonl").write_text("")
+    done = wingspan("compare", tmp_path / "a", tmp_path / "b")
+    assert isinstance(done.exception, ConfigError)
+    assert "b is no evaluation, and others are" in str(done.exception)
     (tmp_path / "b" / "record.json").write_text('{"policy": 3}')
     with pytest.raises(ConfigError, match=r"record.json is no record of `wingspan evaluate`: policy"):
         read_record(tmp_path / "b")

@@ -1,0 +1,119 @@
+"""What a run would cost in time and disk, for `wingspan plan`; memory is in `preview.py`.
+
+The time is that of finished runs of the same pipeline, on whatever machine made them: those whose parameters
+differ least, apart from the seed and the number of steps. Training is scaled by its steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from envs.files import read_json_lines
+from flows.lineage import RUNS, would_resume
+from flows.plan import Plan, find_disk_need
+from tasks.config.parameters import flat, read_pipeline_name
+from tasks.reporting.pages import duration
+from tasks.reporting.results import read_parameters, read_stage_seconds
+from tasks.verl import checkpoints
+from tasks.viewer.folders import find_runs
+
+COST_COLUMNS = ("cost", "about", "of it")
+SCALED = ("seed", "description", "train.steps", "train.steps_per_round")
+"""Parameters that say nothing against an earlier run: training is scaled by its steps."""
+_NAMED = 4
+"""Runs and parameters that a line names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierRun:
+    """A finished run of the same pipeline."""
+
+    folder: Path
+    seconds: Mapping[str, float]
+    """By stage."""
+    step_s: float
+    """Of one training step, evaluations and start-up not included."""
+    steps: int
+    differing: Sequence[str]
+    """Parameters that differ from the planned run's, but for `SCALED`."""
+
+    def stage_seconds(self, stage: str, *, steps: int) -> float:
+        """What the stage would take; training, `steps` steps."""
+        seconds = self.seconds.get(stage, 0.0)
+        if stage != "train":
+            return seconds
+        return max(0.0, seconds - self.step_s * self.steps) + self.step_s * steps
+
+
+def list_costs(plan: Plan, stages: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Time and disk of a run of `stages`, by `COST_COLUMNS`."""
+    need = find_disk_need(plan.workspace, plan.pipeline)
+    disk = f"{need.needed_bytes / 1e9:.1f} GB of {need.free_bytes / 1e9:.1f} free"
+    return [_time(plan, stages), ("disk", disk, need.checkpoints or "the size of the model is unknown")]
+
+
+def find_earlier_runs(plan: Plan) -> list[EarlierRun]:
+    """The finished runs of the pipeline in `runs/` and in the plan's workspace whose parameters differ least
+    from those of `plan`."""
+    parameters = dict(flat(plan.pipeline.model_dump(mode="json"), sep="."))
+    folders = {
+        run.folder.resolve(): run.folder
+        for run in find_runs([path for path in (RUNS, plan.workspace) if path.is_dir()])
+        if run.file is None and read_pipeline_name(run.folder) == plan.name
+    }
+    runs = [run for folder in folders.values() if (run := _read_run(folder, parameters)) is not None]
+    least = min((len(run.differing) for run in runs), default=0)
+    return [run for run in runs if len(run.differing) == least]
+
+
+def _read_run(folder: Path, parameters: Mapping[str, object]) -> EarlierRun | None:
+    """None for a run that is not finished."""
+    theirs = read_parameters(folder)
+    seconds = read_stage_seconds(folder)
+    steps = read_json_lines(folder / "train" / "metrics.jsonl")
+    if not theirs or not steps or not (folder / "evaluation.json").exists() or "train" not in seconds:
+        return None
+    keys = dict.fromkeys([*parameters, *theirs])
+    return EarlierRun(
+        folder=folder,
+        seconds=seconds,
+        step_s=sum(step.get("seconds", 0.0) for step in steps) / len(steps),
+        steps=len(steps),
+        differing=[key for key in keys if key not in SCALED and parameters.get(key) != theirs.get(key)],
+    )
+
+
+def _time(plan: Plan, stages: Sequence[str]) -> tuple[str, str, str]:
+    if not stages:
+        return "time", duration(0.0), "every stage is finished"
+    runs = find_earlier_runs(plan)
+    if not runs:
+        return "time", "unknown", f"no finished run of {plan.name} in {RUNS}"
+    steps = _steps_to_come(plan, stages)
+    seconds = {stage: median(run.stage_seconds(stage, steps=steps) for run in runs) for stage in stages}
+    largest = sorted(seconds.items(), key=lambda pair: -pair[1])
+    step_s = median(run.step_s for run in runs)
+    parts = [
+        f"{stage} {duration(value)}" + (f" ({steps} steps of {step_s:.1f} s)" if stage == "train" else "")
+        for stage, value in largest
+        if value >= 1
+    ]
+    source = f"as in {_list([str(run.folder) for run in runs])}"
+    if runs[0].differing:
+        differing = dict.fromkeys(key for run in runs for key in run.differing)
+        source += f", with another {_list([*differing])}"
+    return "time", duration(sum(seconds.values())), f"{', '.join(parts)}; {source}"
+
+
+def _steps_to_come(plan: Plan, stages: Sequence[str]) -> int:
+    """Training steps after the last checkpoint, if training would resume there."""
+    done = []
+    if stages[0] == "train" and would_resume(plan.stages["train"], if_changed="refuse"):
+        done = checkpoints.complete_steps(plan.workspace / "train" / "checkpoints")
+    return plan.pipeline.train.steps - (done[-1] if done else 0)
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"

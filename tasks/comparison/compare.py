@@ -1,0 +1,176 @@
+"""`wingspan compare`: finished runs, or evaluations, against the first of them, as text and as a page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.errors import ConfigError
+from envs.files import check_writable
+from tasks.comparison import evaluations, runs, tables
+from tasks.comparison.curves import evaluation_plots, training_plots
+from tasks.comparison.scores import Difference, compare_with
+from tasks.comparison.sides import SUCCESS, ComparedItem, Side, find_folders
+from tasks.comparison.tables import Table
+from tasks.evaluation.record import is_record
+from tasks.reporting.chart_style import Plot
+from tasks.reporting.pages import markdown, render_page, write_page
+from tasks.viewer.folders import RunFolder
+from tasks.viewer.links import view_command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the page: plots or a table."""
+
+    title: str
+    about: str
+    plots: Sequence[Plot] = ()
+    table: Table | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A comparison, as it is shown."""
+
+    names: Sequence[str]
+    """Of the sides; the others are compared with the first."""
+    results: Sequence[str]
+    """The main result of each other side, in sentences."""
+    notes: Sequence[str]
+    """What a reader must know before the numbers are compared, in sentences."""
+    sections: Sequence[Section]
+    view_command: str
+    """Starts the viewer that the links are to."""
+
+    @property
+    def tables(self) -> list[Table]:
+        """In the order of the page."""
+        return [section.table for section in self.sections if section.table is not None]
+
+
+def compare(paths: Sequence[Path], out: Path) -> tuple[Comparison, Path]:
+    """Compare the runs or evaluations in `paths`; write `index.html`, `compare.md` and the plots to `out`.
+
+    Returns the comparison and the page's path. Raises `ConfigError` for what cannot be compared, and for an
+    `out` that cannot be written to.
+    """
+    folders = find_folders(paths)
+    are_records = [is_record(folder.folder) for folder in folders]
+    if any(are_records) and not all(are_records):
+        other_folder = folders[are_records.index(False)].folder
+        raise ConfigError(f"{other_folder} is no evaluation, and others are; compare evaluations, or runs")
+    check_writable(out, remedy="choose another --out")
+    comparison = (_compare_evaluations if all(are_records) else _compare_runs)(folders)
+    page = render_page("compare.html", comparison=comparison)
+    path = write_page(
+        out, page=page, plots=[plot for section in comparison.sections for plot in section.plots]
+    )
+    (out / "compare.md").write_text(_as_markdown(comparison))
+    return comparison, path
+
+
+def _compare_runs(folders: Sequence[RunFolder]) -> Comparison:
+    finished_runs = [runs.read_run(folder.folder, name=folder.name) for folder in folders]
+    runs.check_comparable(finished_runs)
+    settings = runs.group_by_seed(finished_runs)
+    sides = [runs.side_of(name, members) for name, members in settings.items()]
+    items = [ComparedItem(item, values.metadata) for item, values in finished_runs[0].items.items()]
+    has_seeds = any(len(members) > 1 for members in settings.values())
+    shade = (
+        " Runs that differ only by seed are one setting: their curves are faint, the strong line is their "
+        "mean, and the shade its 95% interval over seeds (Student's t), as far as every seed has come."
+        if has_seeds
+        else ""
+    )
+    curves = Section(
+        title="Success on the test split",
+        about="The first and the last point of a run are evaluations of all test items before and after "
+        f"training; those between are quick evaluations, of some of them.{shade}",
+        plots=evaluation_plots(settings),
+    )
+    training = Section(
+        title="Success of the training episodes",
+        about="Moving averages. Training items, under the horizon of their step, which may differ between "
+        "settings.",
+        plots=training_plots(settings),
+    )
+    found_differences = compare_with(sides[0], sides[1:])
+    return Comparison(
+        names=[side.name for side in sides],
+        results=_summaries(sides, found_differences),
+        notes=[*runs.notes_on(finished_runs), *_notes_on_failures(sides, items)],
+        sections=[
+            curves,
+            *_of_sides(sides, items, found_differences),
+            *([training] if training.plots else []),
+            *map(_of_table, [tables.cost_table(sides), tables.run_table(settings)]),
+            _of_table(tables.difference_table(sides, subject="parameter")),
+        ],
+        view_command=view_command([run.folder for run in finished_runs]),
+    )
+
+
+def _compare_evaluations(folders: Sequence[RunFolder]) -> Comparison:
+    found = [evaluations.read_evaluation(folder) for folder in folders]
+    records = {folder.folder: record for folder, (record, _) in zip(folders, found, strict=True)}
+    evaluations.check_comparable(records)
+    sides = [side for _, side in found]
+    items = evaluations.compared_items(found[0][0])
+    found_differences = compare_with(sides[0], sides[1:])
+    return Comparison(
+        names=[side.name for side in sides],
+        results=_summaries(sides, found_differences),
+        notes=_notes_on_failures(sides, items),
+        sections=[
+            *_of_sides(sides, items, found_differences),
+            *map(_of_table, [tables.cost_table(sides), tables.difference_table(sides, subject="setting")]),
+        ],
+        view_command=view_command([folder.folder for folder in folders]),
+    )
+
+
+def _summaries(sides: Sequence[Side], found_differences: Sequence[Difference]) -> list[str]:
+    """Raises `ConfigError` for a side that has no item in common with the first."""
+    main = {found.side: found for found in found_differences if found.measure == SUCCESS}
+    reference, *others = (side.name for side in sides)
+    for name in others:
+        if name not in main:
+            raise ConfigError(f"{reference} and {name} have no item with outcomes in both; evaluate again")
+    return [tables.summarise(found, reference=reference) for found in main.values()]
+
+
+def _of_sides(
+    sides: Sequence[Side], items: Sequence[ComparedItem], found_differences: Sequence[Difference]
+) -> list[Section]:
+    shown = [tables.score_table(sides)]
+    if found_differences:
+        shown.append(tables.paired_table(found_differences, reference=sides[0].name))
+    shown += [*tables.group_tables(sides, items), *tables.only_tables(sides, items), tables.stop_table(sides)]
+    return [_of_table(table) for table in shown]
+
+
+def _of_table(table: Table) -> Section:
+    return Section(title=table.title, about=table.about, table=table)
+
+
+def _notes_on_failures(sides: Sequence[Side], items: Sequence[ComparedItem]) -> list[str]:
+    missing = {
+        side.name: sum(not samples.get(item.item) for item in items)
+        for side in sides
+        for samples in [next(iter(side.samples.values()))]
+    }
+    return [
+        f"{name} has no outcome for {count} of {len(items)} items: every episode of them failed. They are in "
+        "no test."
+        for name, count in missing.items()
+        if count
+    ]
+
+
+def _as_markdown(comparison: Comparison) -> str:
+    parts = [f"{note}\n" for note in comparison.notes]
+    for table in comparison.tables:
+        parts.append(f"## {table.title}\n")
+        parts += [f"{table.about}\n"] if table.about else []
+        parts += [markdown(table.header, [[str(cell) for cell in row] for row in table.rows])]
+    return "\n".join(parts)

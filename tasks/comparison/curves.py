@@ -1,0 +1,103 @@
+"""The curves of settings: success against what training has spent, with intervals over seeds."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from tasks.comparison.runs import AXES, FinishedRun
+from tasks.reporting.chart_style import Plot, render_plot
+from tasks.reporting.charts import SettingCurves, settings_over, smooth
+from tasks.reporting.intervals import t_interval
+
+POINTS = 60
+"""Of a mean curve."""
+
+Curve = Sequence[tuple[float, float]]
+"""(x, value), x ascending."""
+
+
+def evaluation_plots(settings: Mapping[str, Sequence[FinishedRun]]) -> list[Plot]:
+    """Success on the test split against each axis of `AXES` that was spent."""
+    return _plots(
+        {
+            axis: {
+                name: [run.curve(run.test_points, axis) for run in runs] for name, runs in settings.items()
+            }
+            for axis in AXES
+        },
+        name="test",
+        ylabel="success on the test split",
+        has_markers=True,
+    )
+
+
+def training_plots(settings: Mapping[str, Sequence[FinishedRun]]) -> list[Plot]:
+    """Success of the training episodes, smoothed; settings without any are left out."""
+    sampling = {name: runs for name, runs in settings.items() if all(run.training_points for run in runs)}
+    curves = {
+        axis: {
+            name: [
+                run.curve([(int(step), value) for step, value in smooth(run.training_points)], axis)
+                for run in runs
+            ]
+            for name, runs in sampling.items()
+        }
+        for axis in AXES
+    }
+    return _plots(curves, name="training", ylabel="success in training", has_markers=False)
+
+
+def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
+    """(x, mean, low, high) of `curves`, interpolated between their points, where all of them are known.
+
+    The interval is Student's t over the curves, within 0 and 1. Empty for fewer than two.
+    """
+    start, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    if len(curves) < 2 or end <= start:
+        return []
+    points = []
+    for index in range(POINTS + 1):
+        x = end if index == POINTS else start + (end - start) * index / POINTS
+        values = [interpolate(curve, x) for curve in curves]
+        low, high = t_interval(values)
+        points.append((x, fmean(values), max(0.0, low), min(1.0, high)))
+    return points
+
+
+def interpolate(curve: Curve, x: float) -> float:
+    """The value at `x`, on the straight line between the points beside it.
+
+    Raises `ValueError` for an `x` outside of the curve.
+    """
+    for (left, first), (right, last) in pairwise(curve):
+        if left <= x <= right and right > left:
+            return first + (last - first) * (x - left) / (right - left)
+    if len(curve) == 1 and x == curve[0][0]:
+        return curve[0][1]
+    raise ValueError(f"{x:g} is outside of the curve, from {curve[0][0]:g} to {curve[-1][0]:g}")
+
+
+def _plots(
+    curves: Mapping[str, Mapping[str, Sequence[Curve]]], *, name: str, ylabel: str, has_markers: bool
+) -> list[Plot]:
+    plots = []
+    for axis, by_setting in curves.items():
+        if not any(curve[-1][0] > 0 for seeds in by_setting.values() for curve in seeds):
+            continue  # an offline algorithm spends no environment steps
+        settings = [
+            SettingCurves(label=setting, seeds=seeds, mean=mean_curve(seeds))
+            for setting, seeds in by_setting.items()
+        ]
+        ends = "; ".join(
+            f"{setting.label} {fmean(seed[-1][1] for seed in setting.seeds):.0%}" for setting in settings
+        )
+        plots.append(
+            render_plot(
+                f"{name}_over_{axis}",
+                settings_over(settings, xlabel=AXES[axis], ylabel=ylabel, has_markers=has_markers),
+                alt=f"{ylabel.capitalize()} against {AXES[axis]}; at the end: {ends}.",
+                width=5.3,
+                height=3.2,
+            )
+        )
+    return plots

@@ -1,0 +1,117 @@
+"""The arithmetic of a comparison: means with intervals, paired tests, items that only one side solves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from tasks.comparison.sides import RATES, SUCCESS, Side
+from tasks.evaluation.outcomes import Samples, compare_samples, item_means
+from tasks.reporting.intervals import bootstrap, mean_interval, t_interval
+from tasks.reporting.paired import PairedTest, paired_test
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A mean over items with its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+    items: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedTest:
+    """The differences of runs with the same seed, which say whether they would return with other seeds."""
+
+    seeds: int
+    mean: float
+    low: float
+    high: float
+    """95% interval by Student's t."""
+    p_value: float
+    """Two-sided, by all assignments of signs: 2 / 2^seeds at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One measure of a side against the reference, over the items that have samples of both."""
+
+    side: str
+    measure: str
+    reference_mean: float
+    mean: float
+    test: PairedTest
+    adjusted_p: float
+    """Of `test`, by Holm's method over all sides that are tested against the reference."""
+    seeds: SeedTest | None
+    """Of the main measure, if two seeds or more are in both."""
+
+
+def score(samples: Samples, *, is_rate: bool, items: Sequence[str] | None = None) -> Score | None:
+    """The mean over `items`, all of them by default; None if none has samples."""
+    means = item_means(samples)
+    values = [means[item] for item in (means if items is None else items) if item in means]
+    if not values:
+        return None
+    low, high = mean_interval(values) if is_rate else bootstrap(values)
+    return Score(mean=fmean(values), low=low, high=high, items=len(values))
+
+
+def compare_with(reference: Side, others: Sequence[Side]) -> list[Difference]:
+    """Every measure of each of `others` against `reference`; a pair without common items is left out."""
+    differences = []
+    for measure, first in reference.samples.items():
+        tests = {other.name: compare_samples(first, other.samples[measure]) for other in others}
+        found_tests = {name: test for name, test in tests.items() if test is not None}
+        adjusted = holm([test.p_value for test in found_tests.values()])
+        for (name, test), adjusted_p in zip(found_tests.items(), adjusted, strict=True):
+            other = next(side for side in others if side.name == name)
+            before, after = item_means(first), item_means(other.samples[measure])
+            items = [item for item in before if item in after]
+            differences.append(
+                Difference(
+                    side=name,
+                    measure=measure,
+                    reference_mean=fmean(before[item] for item in items),
+                    mean=fmean(after[item] for item in items),
+                    test=test,
+                    adjusted_p=adjusted_p,
+                    seeds=compare_seeds(reference, other) if measure == SUCCESS else None,
+                )
+            )
+    return differences
+
+
+def compare_seeds(reference: Side, other: Side) -> SeedTest | None:
+    """The paired test over the seeds that both have; None for fewer than two."""
+    seeds = [seed for seed in reference.by_seed if seed in other.by_seed]
+    if len(seeds) < 2:
+        return None
+    first, second = ([side.by_seed[seed] for seed in seeds] for side in (reference, other))
+    differences = [b - a for a, b in zip(first, second, strict=True)]
+    low, high = t_interval(differences)
+    p_value = paired_test(first, second).p_value
+    return SeedTest(seeds=len(seeds), mean=fmean(differences), low=low, high=high, p_value=p_value)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values, in the given order: Holm's step-down method (1979), which bounds the probability of
+    any false discovery among them."""
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def only_first_solves(first: Samples, second: Samples) -> list[str]:
+    """The items that some sample of the first solves and none of the second, of those that both have samples
+    of; first those that the first solves most."""
+    items = [item for item in first if any(first[item]) and second.get(item) and not any(second[item])]
+    return sorted(items, key=lambda item: -fmean(first[item]))
+
+
+def is_rate(measure: str) -> bool:
+    """Whether `measure` is a share."""
+    return measure in RATES

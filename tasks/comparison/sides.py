@@ -1,0 +1,112 @@
+"""What a comparison compares: `Side`s with their episodes by item, and what two sides must have in common."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.errors import ConfigError
+from tasks.evaluation.outcomes import Samples
+from tasks.evaluation.record import RECORD
+from tasks.viewer.folders import RunFolder, find_runs
+from tasks.viewer.links import RunPages
+
+SUCCESS = "success"
+GREEDY = "greedy success"
+RATES = (SUCCESS, GREEDY)
+"""Measures that are shares; the others are plain numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A run or an evaluation, as the viewer has it."""
+
+    name: str
+    """Unique in a comparison."""
+    lines: Mapping[str, int]
+    """Item → line of its first sampled episode, of the trained policy."""
+
+    @property
+    def pages(self) -> RunPages:
+        """Its pages in the viewer."""
+        return RunPages(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One setting, with the runs of its seeds; or one evaluation."""
+
+    name: str
+    sources: Sequence[Source]
+    samples: Mapping[str, Samples]
+    """Measure → item → value of each sample, of all sources. The first measure is the main one."""
+    by_seed: Mapping[Any, float]
+    """Seed → mean success; empty for an evaluation."""
+    stops: Mapping[str, int]
+    """Stop reason → sampled episodes that ended by it."""
+    num_failed: int
+    """Sampled episodes that failed; they are in no rate."""
+    parameters: Mapping[str, Any]
+    """By dotted key; empty if they are not recorded."""
+    costs: Mapping[str, Sequence[float]]
+    """What → amount for each source that has recorded it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedItem:
+    """An item that all sides were evaluated on."""
+
+    item: str
+    metadata: Mapping[str, Any]
+
+
+def find_folders(paths: Sequence[Path]) -> list[RunFolder]:
+    """The runs and evaluations in `paths`, in their order; a folder that holds some stands for all of them.
+
+    Raises `ConfigError` for a path that holds none, or that is given twice.
+    """
+    folders: list[RunFolder] = []
+    for path in paths:
+        if path.is_file() and path.name == RECORD:
+            path = path.parent
+        if not path.is_dir():
+            raise ConfigError(f"there is no folder {path}; give folders of finished runs, or of evaluations")
+        found = find_runs([path])
+        if not found:
+            raise ConfigError(
+                f"{path} is no run and no evaluation: it has neither train/metrics.jsonl nor {RECORD}; give "
+                "folders of finished runs, or of evaluations"
+            )
+        folders += found
+    if not folders:
+        raise ConfigError("nothing to compare; name at least one run, e.g. runs/textcraft-cpu")
+    resolved_folders = [run.folder.resolve() for run in folders]
+    for index, folder in enumerate(resolved_folders):
+        if folder in resolved_folders[:index]:
+            raise ConfigError(f"{folders[index].folder} is named twice; name each once")
+    names = {run.folder.resolve(): run.name for run in find_runs([run.folder for run in folders])}
+    return [
+        RunFolder(name=names[folder], folder=run.folder)
+        for run, folder in zip(folders, resolved_folders, strict=True)
+    ]
+
+
+def check_same_items(
+    first: Mapping[str, Any], second: Mapping[str, Any], *, names: tuple[object, object]
+) -> None:
+    """Raise `ConfigError` unless both (item → its contents) are the same items; `names`: whose they are."""
+    if first == second:
+        return
+    missing = next((item for item in first if item not in second), None)
+    extra = next((item for item in second if item not in first), None)
+    reason = (
+        f"{missing} is only in the first"
+        if missing is not None
+        else f"{extra} is only in the second"
+        if extra is not None
+        else "items of one name have other contents, or another order"
+    )
+    raise ConfigError(
+        f"{names[0]} and {names[1]} are of other items ({len(first)} and {len(second)}; {reason}); evaluate "
+        "both on the same --split, --where and --items"
+    )

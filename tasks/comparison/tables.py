@@ -1,0 +1,299 @@
+"""The tables of a comparison, as text and links: the same ones for the terminal, the page and Markdown."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from tasks.comparison.differences import differences
+from tasks.comparison.runs import FinishedRun
+from tasks.comparison.scores import Difference, Score, is_rate, only_first_solves, score
+from tasks.comparison.sides import SUCCESS, ComparedItem, Side
+from tasks.evaluation.outcomes import Samples, compare_samples
+from tasks.reporting.pages import DASH, duration, format_count, format_p, percent, points
+from tasks.reporting.results import grouping_keys
+from tasks.viewer.links import RunPages
+
+LISTED = 40
+"""Items that a table names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A cell with links: to the trajectories that it is about."""
+
+    text: str
+    links: Sequence[tuple[str, str]]
+    """(label, address)."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Cell = str | Linked
+MINUS = "\N{MINUS SIGN}"
+_COSTS = {
+    "seconds": "time",
+    "seconds, all stages": "time, all stages",
+    "seconds, warmup": "time, warm-up",
+    "seconds, train": "time, training",
+    "seconds, evaluate": "time, evaluation",
+    "seconds in training steps": "time in training steps",
+    "tokens": "tokens sampled",
+}
+"""Cost → its words, where they are others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table with its heading and what must be known to read it."""
+
+    title: str
+    about: str
+    """Sentences, or empty."""
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    words: frozenset[int] = frozenset()
+    """Columns of text, which may be wrapped."""
+    is_for_page: bool = False
+    """Whether it is too long for a terminal."""
+
+
+def score_table(sides: Sequence[Side]) -> Table:
+    """The means of every measure with their intervals."""
+    measures = list(sides[0].samples)
+    has_seeds = any(len(side.by_seed) > 1 for side in sides)
+    header = ["", "items", *(part for measure in measures for part in (measure, "95% interval"))]
+    rows: list[list[Cell]] = []
+    for side in sides:
+        scores = [score(side.samples[measure], is_rate=is_rate(measure)) for measure in measures]
+        row: list[Cell] = [side.name, str(scores[0].items if scores[0] else 0)]
+        for measure, value in zip(measures, scores, strict=True):
+            row += ["", ""] if value is None else [_number(value.mean, measure), _interval(value, measure)]
+        if has_seeds:
+            row.append(", ".join(f"{seed}: {percent(rate)}" for seed, rate in side.by_seed.items()))
+        rows.append(row)
+    about = "Means over items, with 95% intervals over items."
+    if has_seeds:
+        header.append(f"{SUCCESS} by seed")
+        about += " The samples of an item are those of all seeds."
+    words = frozenset({len(header) - 1}) if has_seeds else frozenset()
+    return Table(title="Final scores", about=about, header=header, rows=rows, words=words)
+
+
+def summarise(found: Difference, *, reference: str) -> str:
+    """The main result, as a sentence."""
+    test = found.test
+    p_value = f"{'p = ' if test.p_value >= 0.0001 else 'p '}{format_p(test.p_value)}"
+    text = (
+        f"{found.side} solves {percent(found.mean)} and {reference} {percent(found.reference_mean)} of "
+        f"{format_count(test.items, 'item')}: {points(test.mean)} points (95% interval "
+        f"{_span(test.low, test.high, SUCCESS)}, {p_value})"
+    )
+    if found.seeds is None:
+        return f"{text}."
+    seeds = found.seeds
+    return f"{text}; over {seeds.seeds} seeds {_span(seeds.low, seeds.high, SUCCESS)}."
+
+
+def paired_table(found_differences: Sequence[Difference], *, reference: str) -> Table:
+    """The paired tests against the reference."""
+    has_others = len({difference.side for difference in found_differences}) > 1
+    header = ["", "", "items", reference, "this", "difference", "95% interval", "p"]
+    header += [*(["p, Holm"] if has_others else []), "over seeds", "95% interval", "p"]
+    rows: list[list[Cell]] = []
+    for found in found_differences:
+        test, seeds, measure = found.test, found.seeds, found.measure
+        row: list[Cell] = [found.side, measure, str(test.items)]
+        row += [_number(found.reference_mean, measure), _number(found.mean, measure)]
+        row += [_change(test.mean, measure), _span(test.low, test.high, measure), format_p(test.p_value)]
+        row += [format_p(found.adjusted_p)] if has_others else []
+        if seeds is None:
+            row += [DASH, DASH, DASH]
+        else:
+            change = f"{_change(seeds.mean, measure)} ({seeds.seeds} seeds)"
+            row += [change, _span(seeds.low, seeds.high, measure), format_p(seeds.p_value)]
+        rows.append(row)
+    if all(found.seeds is None for found in found_differences):
+        header, rows = header[:-3], [row[:-3] for row in rows]
+    about = (
+        "Item by item: the interval is a bootstrap of the items' differences, p is two-sided, of a "
+        "permutation test of their signs."
+    )
+    if has_others:
+        about += " Holm's p allows for the number of sides that are tested."
+    if len(header) > 9:
+        about += (
+            " Over items: whether these policies would differ on other items of this kind. Over seeds: "
+            "whether policies trained anew would differ (Student's t, and all signs of the seeds' "
+            "differences: with n seeds p is 2/2ⁿ at least)."
+        )
+    return Table(title=f"Against {reference}", about=about, header=header, rows=rows, words=frozenset({1}))
+
+
+def group_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterator[Table]:
+    """Success by each metadata key that groups the items, and the differences to the first side."""
+    reference, *others = sides
+    for key, values in grouping_keys([item.metadata for item in items]).items():
+        groups = {value: [item.item for item in items if item.metadata.get(key) == value] for value in values}
+        header = ["", *(f"{value} ({len(names)})" for value, names in groups.items())]
+        rows: list[list[Cell]] = [
+            [side.name, *(_group_score(side.samples[SUCCESS], names) for names in groups.values())]
+            for side in sides
+        ]
+        for other in others:
+            row: list[Cell] = [f"{other.name} {MINUS} {reference.name}"]
+            for names in groups.values():
+                first, second = (_only(side.samples[SUCCESS], names) for side in (reference, other))
+                test = compare_samples(first, second)
+                row.append(
+                    DASH if test is None else f"{points(test.mean)} ({_span(test.low, test.high, SUCCESS)})"
+                )
+            rows.append(row)
+        about = "Success, with 95% intervals over the items of each value, whose number is in brackets."
+        if others:
+            about += " Differences in points are paired."
+        yield Table(title=f"By {key}", about=about, header=header, rows=rows)
+
+
+def only_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterator[Table]:
+    """The items that the first side solves and another does not, and the reverse, with their episodes."""
+    metadata = {item.item: item.metadata for item in items}
+    reference, *others = sides
+    for other in others:
+        for first, second in ((reference, other), (other, reference)):
+            names = only_first_solves(first.samples[SUCCESS], second.samples[SUCCESS])
+            if not names:
+                continue
+            rows: list[list[Cell]] = [
+                [
+                    name,
+                    ", ".join(f"{key} {value}" for key, value in metadata[name].items()),
+                    *(_episodes(side, name) for side in (first, second)),
+                ]
+                for name in names[:LISTED]
+            ]
+            more = f" {len(names) - LISTED} more are not listed." if len(names) > LISTED else ""
+            yield Table(
+                title=f"Solved by {first.name}, not by {second.name}",
+                about=f"{format_count(len(names), 'item')} that some episode of {first.name} solves, and "
+                f"none of {second.name}. The links lead to the first episode of each run.{more}",
+                header=["item", "kind", first.name, second.name],
+                rows=rows,
+                words=frozenset({1}),
+                is_for_page=True,
+            )
+
+
+def stop_table(sides: Sequence[Side]) -> Table:
+    """How the sampled episodes ended."""
+    stops = list(dict.fromkeys(stop for side in sides for stop in side.stops))
+    header = ["", "episodes", *(stop.replace("_", " ") for stop in stops), "failed"]
+    rows: list[list[Cell]] = []
+    for side in sides:
+        total = sum(side.stops.values())
+        shares = [percent(side.stops.get(stop, 0) / total if total else None) for stop in stops]
+        rows.append([side.name, f"{total:,}", *shares, f"{side.num_failed:,}"])
+    return Table(
+        title="How episodes ended",
+        about="The sampled episodes of the final evaluation. Failed ones, which ended by an error, are not "
+        "the policy's, and in no number.",
+        header=header,
+        rows=rows,
+    )
+
+
+def cost_table(sides: Sequence[Side]) -> Table:
+    """What each side has cost, as means over its runs."""
+    costs = list(dict.fromkeys(cost for side in sides for cost in side.costs))
+    rows: list[list[Cell]] = [
+        [_COSTS.get(cost, cost), *(_cost(side.costs.get(cost, ()), cost) for side in sides)] for cost in costs
+    ]
+    about = "Episodes, environment steps and tokens are of training."
+    if any(len(side.sources) > 1 for side in sides):
+        about += " Of several seeds: the mean, and in brackets the least and the most."
+    if "seconds" in costs:
+        about = "Of the evaluations."
+    return Table(title="Cost", about=about, header=["", *(side.name for side in sides)], rows=rows)
+
+
+def run_table(settings: Mapping[str, Sequence[FinishedRun]]) -> Table:
+    """Every run by itself."""
+    rows: list[list[Cell]] = [
+        [
+            Linked(run.name, [("trajectories", RunPages(run.name).trajectories("policy:after"))]),
+            setting,
+            str(DASH if run.seed is None else run.seed),
+            run.horizon,
+            percent(run.before),
+            percent(run.after),
+            points(run.after - run.before),
+        ]
+        for setting, runs in settings.items()
+        for run in runs
+    ]
+    return Table(
+        title="Runs",
+        about="Success on the test split before and after training, sampled. The horizon is turns × steps.",
+        header=["run", "setting", "seed", "horizon", "before", "after", "points"],
+        rows=rows,
+        words=frozenset({3}),
+    )
+
+
+def difference_table(sides: Sequence[Side], *, subject: str) -> Table:
+    """Parameters or settings that are not the same on all sides."""
+    rows: list[list[Cell]] = [[*row] for row in differences([side.parameters for side in sides])]
+    header = [subject, *(side.name for side in sides)]
+    about = "" if rows else "None: all sides have the same, as far as they are recorded."
+    return Table(
+        title="What differs", about=about, header=header, rows=rows, words=frozenset(range(1, len(header)))
+    )
+
+
+def _number(value: float, measure: str) -> str:
+    return percent(value) if is_rate(measure) else f"{value:.3g}"
+
+
+def _change(value: float, measure: str) -> str:
+    return points(value) if is_rate(measure) else f"{value:+.3g}"
+
+
+def _interval(value: Score, measure: str) -> str:
+    if is_rate(measure):
+        return f"{100 * value.low:.1f} to {100 * value.high:.1f}"
+    return f"{value.low:.3g} to {value.high:.3g}"
+
+
+def _span(low: float, high: float, measure: str) -> str:
+    return f"{_change(low, measure)} to {_change(high, measure)}"
+
+
+def _only(samples: Samples, items: Sequence[str]) -> Samples:
+    return {item: samples[item] for item in items if item in samples}
+
+
+def _group_score(samples: Samples, items: Sequence[str]) -> str:
+    value = score(samples, is_rate=True, items=items)
+    return DASH if value is None else f"{percent(value.mean)} ({_interval(value, SUCCESS)})"
+
+
+def _episodes(side: Side, item: str) -> Linked:
+    """How many samples solve `item`, with links to its first episode in each source."""
+    samples = side.samples[SUCCESS].get(item, [])
+    links = [
+        (source.name, source.pages.trajectory(source.lines[item]))
+        for source in side.sources
+        if item in source.lines
+    ]
+    return Linked(f"{sum(map(bool, samples))} of {len(samples)}", links)
+
+
+def _cost(values: Sequence[float], cost: str) -> str:
+    if not values:
+        return DASH
+    mean, least, most = fmean(values), min(values), max(values)
+    if "second" in cost:
+        texts = [duration(value) for value in (mean, least, most)]
+    else:
+        texts = [f"{value:,.0f}" for value in (mean, least, most)]
+    return texts[0] if least == most else f"{texts[0]} ({texts[1]} to {texts[2]})"
