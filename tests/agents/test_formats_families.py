@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agents.formats import FORMATS, turn_parser
 from agents.formats.calls import ParsedTurn, ToolCall
 from tests.support.format_writers import (
-    CASES,
+    CALLS,
     EVIL,
     WRAPS,
     WRITERS,
@@ -106,7 +106,7 @@ MALFORMED_TURNS: dict[str, list[str]] = {
 for _texts in MALFORMED_TURNS.values():
     _texts += ["", "  \n", "<think>", "<think>never closed", "x</think>", "<think>a</think><think>b"]
 
-COUNTS = {family: len(CASES) + len(MALFORMED_TURNS[family]) for family in FAMILIES}
+COUNTS = {family: len(CALLS) * len(WRAPS) + len(MALFORMED_TURNS[family]) for family in FAMILIES}
 
 
 def test_there_are_two_hundred_cases_of_each_family_and_more() -> None:
@@ -118,11 +118,12 @@ def parse_text(family: str, text: str, calls: list[ToolCall]) -> ParsedTurn:
 
 
 @each_family
-@pytest.mark.parametrize("case", range(len(CASES)))
-def test_what_was_written_is_read(family: str, case: int) -> None:
-    calls, wrap = CASES[case]
-    turn = parse_text(family, WRAPS[wrap].replace("CALLS", WRITERS[family](calls)), calls)
-    assert (turn.problem, list(turn.calls), turn.answer) == (None, calls, None)
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_what_was_written_is_read(family: str, wrap: str) -> None:
+    for calls in CALLS:
+        text = WRAPS[wrap].replace("CALLS", WRITERS[family](calls))
+        turn = parse_text(family, text, calls)
+        assert (turn.problem, list(turn.calls), turn.answer) == (None, calls, None), text[:200]
 
 
 @each_family

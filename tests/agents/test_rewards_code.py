@@ -58,6 +58,7 @@ def test_input_and_output() -> None:
     assert value_of("print('x' * 10**6)", tests=tests).reward == 0.0
 
 
+@pytest.mark.heavy
 @in_sandbox
 def test_a_program_that_hangs_is_wrong_and_tried_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewards_code, "TEST_TIMEOUT_S", 1.0)

@@ -187,6 +187,7 @@ def test_lines_are_found_by_a_regular_expression() -> None:
     assert texts[7].endswith("(there are more than 100)")
 
 
+@pytest.mark.heavy
 @needs_sandbox
 def test_what_hangs_beside_python_takes_no_files_along() -> None:
     [_, slept, search, long_line, loop, missing_file] = run_calls(

@@ -131,6 +131,7 @@ def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sa
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_cpu_time_is_counted_run_by_run(sandbox: Backend) -> None:
     """The limit is for each run, not for all together; a run that spins, also in a child, ends."""
     limits = SandboxLimits(memory_mb=256, cpu_s=0.6)
@@ -244,6 +245,7 @@ while True:
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("code", MEMORY_HOGS.values(), ids=MEMORY_HOGS)
 def test_memory_has_an_end(sandbox: Backend, code: str) -> None:
     with memory_of_the_machine() as memory_samples:

@@ -46,6 +46,7 @@ def changes(before: Any, after: Any, location: str = "") -> Iterator[tuple[str, 
         yield location, after
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", TRACKED_PIPELINES)
 def test_what_dvc_writes_differs_in_the_key_that_was_set_and_in_nothing_else(
     name: str, tmp_path: Path

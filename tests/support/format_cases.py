@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from agents.formats.calls import ToolCall
-from tests.support.format_writers import ARGUMENTS, CASES, EVIL, FRAGMENTS, WRAPS, WRITERS
+from tests.support.format_writers import ARGUMENTS, CALLS, EVIL, FRAGMENTS, WRAPS, WRITERS
 
 FAMILIES = ("hermes", "qwen3", "llama3", "json", "react")
 Case = tuple[str, list[ToolCall]]
@@ -27,7 +27,11 @@ def write_turn(family: str, call: ToolCall) -> str:
 def well_formed(family: str) -> list[Case]:
     """Every kind of argument, in every kind of turn."""
     if family != "react":
-        return [(WRAPS[wrap].replace("CALLS", WRITERS[family](calls)), calls) for calls, wrap in CASES]
+        return [
+            (wrap.replace("CALLS", WRITERS[family](calls)), calls)
+            for calls in CALLS
+            for wrap in WRAPS.values()
+        ]
     calls = [ToolCall("get_weather", arguments) for arguments in ARGUMENTS]
     return [(wrap.replace("CALLS", react(call)), [call]) for call in calls for wrap in WRAPS.values()]
 

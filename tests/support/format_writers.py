@@ -124,7 +124,6 @@ WRAPS: dict[str, str] = {
     "nested thought": f"<think>a<think>b {_QUOTATION}</think> {_QUOTATION} </think>CALLS",
     "broken thought": '<think><tool_call>{"name": <function=evil><parameter=x></think>CALLS',
 }
-CASES: list[tuple[list[ToolCall], str]] = [(calls, wrap) for calls in CALLS for wrap in WRAPS]
 
 FRAGMENTS = [
     *(

@@ -242,6 +242,7 @@ def test_the_same_workspace_gives_the_same_page(workspace: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
 
 
+@pytest.mark.heavy
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>--></svg></style>{{ 7 * 7 }}$\\frac{"
     items = [

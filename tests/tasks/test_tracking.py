@@ -317,6 +317,7 @@ def test_no_trace_is_recorded_twice(workspace: Path, pipeline: Pipeline) -> None
     assert len(traces_of(workspace)) == 4
 
 
+@pytest.mark.heavy
 def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeline: Pipeline) -> None:
     import mlflow
 
