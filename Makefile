@@ -7,10 +7,14 @@ TESTS := .venv/installed-for-tests
 # uv does not read pip's variables, so a folder of local wheels is passed on to it.
 UV_ENVIRONMENT := export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"
 
-.PHONY: run test test-fast install lock
+.PHONY: run speedrun test test-fast install lock
 
 run: $(RUNS)
 	@.venv/bin/wingspan run $(PIPELINE)
+
+# The record of docs/speedrun.md from a seed that is drawn; SEED=N takes seed N.
+speedrun: $(RUNS)
+	@.venv/bin/python -m bench.speedrun $(if $(SEED),--seed $(SEED))
 
 # Each worker takes whole files. Bytecode is kept, whatever the shell says: without it each worker compiles all
 # tests anew, for seconds.

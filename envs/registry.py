@@ -142,6 +142,7 @@ _BUILTIN = {
     "searchqa": "envs.builtin.searchqa.spec",
     "searchqa-mini": "envs.builtin.searchqa.mini.spec",
     "textcraft": "envs.builtin.textcraft.env",
+    "textcraft-invented": "envs.builtin.textcraft.invented_env",
     "textworld": "envs.builtin.textworld.env",
     "webarena": "envs.builtin.webarena.spec",
     "webarena-local": "envs.builtin.webarena_local.env",

@@ -29,6 +29,8 @@ class PartSettings(Settings):
     """Metadata key → the values to select, e.g. `{depth: [1, 2]}`; other items are left out."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of the training items, relative to the other parts' weights."""
+    evaluate: bool = True
+    """Whether its test items are evaluated; false for a part that is there for training alone."""
     horizon: Horizon | None = None
     """Instead of the pipeline's."""
     max_turns: Positive | None = None
@@ -41,6 +43,8 @@ class PartSettings(Settings):
             raise ValueError(f"{missing} is missing; give train and test, or neither")
         if self.columns and self.train is None:
             raise ValueError(f"columns {self.columns} are those of train and test; give these, too")
+        if not self.evaluate and self.max_turns is not None:
+            raise ValueError("max_turns is the limit in evaluation, and `evaluate` is false; leave one out")
         return self
 
     def has(self, item: Item) -> bool:
@@ -66,6 +70,12 @@ class DataSettings(Settings):
             name: {"env": name} | (part or {}) if part is None or isinstance(part, dict) else part
             for name, part in parts.items()
         }
+
+    @model_validator(mode="after")
+    def _something_is_evaluated(self) -> "DataSettings":
+        if not any(part.evaluate for part in self.parts.values()):
+            raise ValueError("no part is evaluated; leave `evaluate: false` out of one of them")
+        return self
 
     @property
     def envs(self) -> list[str]:

@@ -54,6 +54,8 @@ def split(data: DataSettings) -> Split:
             ("training", part_split.train, train),
             ("test", part_split.test, test),
         ):
+            if selection is test and not part.evaluate:
+                continue
             part_items = [item for item in items if part.has(item)]
             if not part_items:
                 like = f"; their metadata is like {dict(items[0].metadata)}" if items else ""

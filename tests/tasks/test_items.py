@@ -81,6 +81,16 @@ def test_the_split_is_that_of_the_parts_together() -> None:
     ]
 
 
+def test_a_part_for_training_alone_has_no_test_items() -> None:
+    items = split(parts(here={"evaluate": False}, there={}))
+    assert {item.env for item in items.train} == {"here", "there"}
+    assert {item.env for item in items.test} == {"there"}
+    with pytest.raises(ValidationError, match="no part is evaluated"):
+        parts(here={"evaluate": False})
+    with pytest.raises(ValidationError, match="max_turns is the limit in evaluation"):
+        parts(here={"evaluate": False, "max_turns": 3}, there={})
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

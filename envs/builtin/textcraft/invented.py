@@ -117,6 +117,16 @@ class _Draft:
             self.tags[member] = tag
         return tag
 
+    def add_users(self, tag: str, number: int) -> None:
+        """Add `number` recipes of up to three inputs that need the group `tag`, some with families."""
+        for _ in range(number):
+            inputs = [self.base() for _ in range(self.rng.choice((0, 0, 1, 1, 2)))]
+            inputs.insert(self.rng.randint(0, len(inputs)), tag)
+            output = self.near(self.rng.choice(inputs)) if self.rng.random() < 0.5 else self.name()
+            self.add(output, inputs)
+            if self.rng.random() < 0.2:
+                self.family(output, inputs)
+
     def family(self, output: str, inputs: list[str]) -> None:
         """Add siblings of `output` as distractors: another first word, the same shape of recipe.
 
@@ -144,25 +154,37 @@ class _Draft:
                 self.add(sibling, [rename(name) for name in inputs])
 
 
-def invent(rng: random.Random, *, depth: int, distractors: int, alike: float = 0.0) -> Problem:
+def invent(
+    rng: random.Random, *, depth: int, distractors: int, alike: float = 0.0, grouped: float = 0.4
+) -> Problem:
     """A problem whose goal is `depth` crafts deep, with about `distractors` useless recipes.
 
-    `alike` is the share of the families whose recipes differ in one word only.
+    `alike` is the share of the families whose recipes differ in one word only, `grouped` that of the
+    problems two and more crafts deep that have a group.
     """
     draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)), alike=alike)
-    tag = draft.group() if depth > 1 and rng.random() < 0.4 else None
+    tag = draft.group() if depth > 1 and rng.random() < grouped else None
     goal = _make(draft, depth, tag, [])
     useful = len(draft.lines)
     while len(draft.lines) < useful + distractors:
         _distract(draft)
-    rng.shuffle(draft.lines)
-    tags = frozenset(draft.tags.values())
-    recipes = [
-        recipe(line.output, line.count, line.inputs, tag=draft.tags.get(line.output), input_tags=tags)
-        for line in draft.lines
-    ]
-    lines = dict.fromkeys(r.recipe_str for r in recipes)
-    return Problem(book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(lines))
+    return _problem(draft, goal)
+
+
+def invent_groups(rng: random.Random) -> Problem:
+    """A problem with one to five groups, and one to three recipes that need each.
+
+    `3 bowl using 4 planks`, `4 oak planks using 1 oak logs`: the expert names a member for the group.
+    """
+    draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)))
+    for _ in range(rng.randint(1, 5)):
+        draft.add_users(draft.group(), rng.choice((1, 1, 2, 3)))
+    for _ in range(rng.randint(0, 4)):
+        _distract(draft)
+    goal = next(
+        line.output for line in draft.lines if any(name in draft.tags.values() for _, name in line.inputs)
+    )
+    return _problem(draft, goal)
 
 
 def invent_families(rng: random.Random) -> Problem:
@@ -180,12 +202,19 @@ def invent_families(rng: random.Random) -> Problem:
         output = draft.starting(first)
         draft.add(output, inputs)
         draft.family(output, inputs)
-    goal = draft.lines[0].output
-    rng.shuffle(draft.lines)
-    recipes = [recipe(line.output, line.count, line.inputs) for line in draft.lines]
-    return Problem(
-        book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(r.recipe_str for r in recipes)
-    )
+    return _problem(draft, draft.lines[0].output)
+
+
+def _problem(draft: _Draft, goal: str) -> Problem:
+    """The problem of crafting `goal` with the recipes of `draft`, in random order."""
+    draft.rng.shuffle(draft.lines)
+    tags = frozenset(draft.tags.values())
+    recipes = [
+        recipe(line.output, line.count, line.inputs, tag=draft.tags.get(line.output), input_tags=tags)
+        for line in draft.lines
+    ]
+    lines = dict.fromkeys(r.recipe_str for r in recipes)
+    return Problem(book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(lines))
 
 
 def _make(draft: _Draft, depth: int, tag: str | None, outputs: list[str], first: str | None = None) -> str:

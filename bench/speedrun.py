@@ -1,0 +1,120 @@
+"""The speedrun: how long it takes to bring a policy to the goal's success on TextCraft, from a drawn seed.
+
+    make speedrun
+    python -m bench.speedrun --seed 7
+
+Runs all stages of `textcraft-cpu` as it is in `pipelines.yaml`, in a workspace of its own, and checks that
+success at temperature 1 on the 100 test goals reaches the goal. Prints one JSON object:
+
+- `seed`: of warm-up, training and sampling
+- `success`, `greedy`: after training, on the 100 test goals; `before`: success after the warm-up
+- `minutes`: from the command to the report
+- `cpu_s`: CPU time of all processes of the run, read twice a second
+- `peak_memory_gb`: the most memory of all processes together (PSS), read every ten seconds
+- `joules`: of the processors' packages (Linux, RAPL), null where the machine does not tell
+
+Fails if the goal is missed. docs/speedrun.md has the record's history.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+GOAL = 0.85
+_POLL_S, _MEMORY_EVERY_S = 0.5, 10.0
+_RAPL = Path("/sys/class/powercap")
+
+
+class Usage:
+    """CPU time and memory of a process and its descendants, as far as they have been seen."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self._cpu_s: dict[tuple[int, float], float] = {}
+        self._next_memory = 0.0
+        self.peak_memory = 0
+        """Bytes."""
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(self._cpu_s.values())
+
+    def look(self) -> None:
+        """Read what has been used until now."""
+        processes: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            processes = [self._process, *self._process.children(recursive=True)]
+        reads_memory = time.monotonic() >= self._next_memory
+        memory = 0
+        for process in processes:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                times = process.cpu_times()
+                self._cpu_s[process.pid, process.create_time()] = times.user + times.system
+                if reads_memory:
+                    memory += process.memory_full_info().pss
+        if reads_memory:
+            self._next_memory = time.monotonic() + _MEMORY_EVERY_S
+            self.peak_memory = max(self.peak_memory, memory)
+
+
+def read_joules() -> float | None:
+    """Energy of all processor packages since some moment; None if it cannot be read."""
+    counters = sorted(_RAPL.glob("intel-rapl:?/energy_uj"))
+    try:
+        return sum(int(counter.read_text()) for counter in counters) / 1e6 if counters else None
+    except OSError:
+        return None
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seed", type=int, help="drawn by default")
+    parser.add_argument("--goal", type=float, default=GOAL)
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="for the workspace")
+    arguments = parser.parse_args()
+    seed = random.SystemRandom().randrange(10_000) if arguments.seed is None else arguments.seed
+    workspace = arguments.folder / f"speedrun-{seed}"
+    if workspace.exists():
+        raise SystemExit(
+            f"{workspace} exists: a run of this seed would resume; remove it or give another --seed"
+        )
+    wingspan = Path(sys.executable).with_name("wingspan")
+    command = [str(wingspan), "run", "textcraft-cpu", "--workspace", str(workspace), "--set", f"seed={seed}"]
+    joules, start = read_joules(), time.monotonic()
+    run = subprocess.Popen(command, cwd=ROOT)
+    usage = Usage(psutil.Process(run.pid))
+    while run.poll() is None:
+        usage.look()
+        time.sleep(_POLL_S)
+    minutes = (time.monotonic() - start) / 60
+    if run.returncode:
+        raise SystemExit(f"the run failed with status {run.returncode}")
+    end_joules = read_joules()
+    evaluation = json.loads((ROOT / workspace / "evaluation.json").read_text())
+    success = evaluation["after"]["sampled"]["success"]
+    result = {
+        "seed": seed,
+        "success": success,
+        "greedy": evaluation["after"]["greedy"]["success"],
+        "before": evaluation["before"]["sampled"]["success"],
+        "minutes": round(minutes, 2),
+        "cpu_s": round(usage.cpu_s),
+        "peak_memory_gb": round(usage.peak_memory / 1e9, 2),
+        "joules": None if joules is None or end_joules is None else round(end_joules - joules),
+    }
+    print(json.dumps(result))
+    if success < arguments.goal:
+        raise SystemExit(f"success {success} misses the goal of {arguments.goal}")
+
+
+if __name__ == "__main__":
+    main()
