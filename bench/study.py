@@ -25,7 +25,7 @@ After every round, all test items (`--items`) are evaluated, with the same `eval
 - `p`: two-sided, by the exact paired sign-flip test; with n seeds it is 2/2ⁿ at least, so that five seeds
   cannot show significance at 5%
 
-`wingspan compare runs/algorithms` compares the settings in full, with curves.
+`wingspan compare runs/algorithms --reference grpo` compares the settings in full, with curves.
 """
 
 import argparse

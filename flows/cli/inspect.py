@@ -68,8 +68,14 @@ def compare(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the comparison to.")] = Path("runs/comparison"),
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Run, setting or evaluation to compare with.", show_default="the first"
+        ),
+    ] = None,
 ) -> None:
-    """Compare finished runs, or evaluations of the same items, with the first of them.
+    """Compare finished runs, or evaluations of the same items, with one of them.
 
     Shows scores with intervals and paired tests, success by metadata, the items that only one side solves,
     how episodes ended, costs, and the parameters that differ; the page, one file that can be mailed, has the
@@ -80,6 +86,6 @@ def compare(
     from flows.commands.compare import show
     from tasks.comparison.compare import compare as compare_all
 
-    comparison, page = compare_all(folders, out)
+    comparison, page = compare_all(folders, out, reference=reference)
     show(comparison, console=Console())
     typer.echo(f"comparison: {page}")

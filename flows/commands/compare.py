@@ -7,16 +7,18 @@ from tasks.comparison.compare import Comparison
 from tasks.comparison.tables import Table
 
 LISTED = 8
-"""Rows of a table that is too long for a terminal."""
+"""Rows of a table that is too long for a terminal; of more than two sides, it is on the page only."""
 
 
 def show(comparison: Comparison, *, console: Console) -> None:
     """Print the tables, and what must be known before they are read."""
     for sentence in (*comparison.results, *comparison.notes):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    are_two = len(comparison.names) <= 2
     for table in comparison.tables:
-        console.print()
-        _show_table(table, console=console)
+        if are_two or not table.is_for_page:
+            console.print()
+            _show_table(table, console=console)
     console.print(
         f"\nepisodes of items: {comparison.view_command}", markup=False, highlight=False, soft_wrap=True
     )

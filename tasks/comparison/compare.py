@@ -4,18 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, suggest
 from envs.files import check_writable
 from tasks.comparison import evaluations, runs, tables
 from tasks.comparison.curves import evaluation_plots, training_plots
 from tasks.comparison.scores import Difference, compare_with
 from tasks.comparison.sides import SUCCESS, ComparedItem, Side, find_folders
 from tasks.comparison.tables import Table
-from tasks.evaluation.record import is_record
+from tasks.evaluation.record import RECORD, is_record
 from tasks.reporting.chart_style import Plot
 from tasks.reporting.pages import markdown, render_page, write_page
 from tasks.viewer.folders import RunFolder
 from tasks.viewer.links import view_command
+
+MAX_SENTENCES = 3
+"""Results that are also said in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ class Comparison:
     names: Sequence[str]
     """Of the sides; the others are compared with the first."""
     results: Sequence[str]
-    """The main result of each other side, in sentences."""
+    """The main results of the first `MAX_SENTENCES` other sides, in sentences."""
     notes: Sequence[str]
     """What a reader must know before the numbers are compared, in sentences."""
     sections: Sequence[Section]
@@ -48,19 +51,22 @@ class Comparison:
         return [section.table for section in self.sections if section.table is not None]
 
 
-def compare(paths: Sequence[Path], out: Path) -> tuple[Comparison, Path]:
+def compare(paths: Sequence[Path], out: Path, *, reference: str | None = None) -> tuple[Comparison, Path]:
     """Compare the runs or evaluations in `paths`; write `index.html`, `compare.md` and the plots to `out`.
 
-    Returns the comparison and the page's path. Raises `ConfigError` for what cannot be compared, and for an
+    `reference`: the name of the side that the others are compared with, by default the first. Returns the
+    comparison and the page's path. Raises `ConfigError` for what cannot be compared, and for an
     `out` that cannot be written to.
     """
+    paths = [path.parent if path.name == RECORD and path.is_file() else path for path in paths]
     folders = find_folders(paths)
     are_records = [is_record(folder.folder) for folder in folders]
     if any(are_records) and not all(are_records):
         other_folder = folders[are_records.index(False)].folder
         raise ConfigError(f"{other_folder} is no evaluation, and others are; compare evaluations, or runs")
     check_writable(out, remedy="choose another --out")
-    comparison = (_compare_evaluations if all(are_records) else _compare_runs)(folders)
+    compare_folders = _compare_evaluations if all(are_records) else _compare_runs
+    comparison = compare_folders(folders, reference=reference, command=view_command(paths))
     page = render_page("compare.html", comparison=comparison)
     path = write_page(
         out, page=page, plots=[plot for section in comparison.sections for plot in section.plots]
@@ -69,11 +75,11 @@ def compare(paths: Sequence[Path], out: Path) -> tuple[Comparison, Path]:
     return comparison, path
 
 
-def _compare_runs(folders: Sequence[RunFolder]) -> Comparison:
+def _compare_runs(folders: Sequence[RunFolder], *, reference: str | None, command: str) -> Comparison:
     finished_runs = [runs.read_run(folder.folder, name=folder.name) for folder in folders]
     runs.check_comparable(finished_runs)
     settings = runs.group_by_seed(finished_runs)
-    sides = [runs.side_of(name, members) for name, members in settings.items()]
+    sides = _order([runs.side_of(name, members) for name, members in settings.items()], reference)
     items = [ComparedItem(item, values.metadata) for item, values in finished_runs[0].items.items()]
     has_seeds = any(len(members) > 1 for members in settings.values())
     shade = (
@@ -106,15 +112,15 @@ def _compare_runs(folders: Sequence[RunFolder]) -> Comparison:
             *map(_of_table, [tables.cost_table(sides), tables.run_table(settings)]),
             _of_table(tables.difference_table(sides, subject="parameter")),
         ],
-        view_command=view_command([run.folder for run in finished_runs]),
+        view_command=command,
     )
 
 
-def _compare_evaluations(folders: Sequence[RunFolder]) -> Comparison:
+def _compare_evaluations(folders: Sequence[RunFolder], *, reference: str | None, command: str) -> Comparison:
     found = [evaluations.read_evaluation(folder) for folder in folders]
     records = {folder.folder: record for folder, (record, _) in zip(folders, found, strict=True)}
     evaluations.check_comparable(records)
-    sides = [side for _, side in found]
+    sides = _order([side for _, side in found], reference)
     items = evaluations.compared_items(found[0][0])
     found_differences = compare_with(sides[0], sides[1:])
     return Comparison(
@@ -125,8 +131,19 @@ def _compare_evaluations(folders: Sequence[RunFolder]) -> Comparison:
             *_of_sides(sides, items, found_differences),
             *map(_of_table, [tables.cost_table(sides), tables.difference_table(sides, subject="setting")]),
         ],
-        view_command=view_command([folder.folder for folder in folders]),
+        view_command=command,
     )
+
+
+def _order(sides: Sequence[Side], reference: str | None) -> list[Side]:
+    """With the reference first. Raises `ConfigError` for a name that no side has."""
+    names = [side.name for side in sides]
+    if reference is not None and reference not in names:
+        hint = suggest(reference, names)
+        raise ConfigError(
+            f"--reference {reference}: no side has this name; {hint}they are {', '.join(names)}"
+        )
+    return sorted(sides, key=lambda side: side.name != reference) if reference else list(sides)
 
 
 def _summaries(sides: Sequence[Side], found_differences: Sequence[Difference]) -> list[str]:
@@ -136,7 +153,7 @@ def _summaries(sides: Sequence[Side], found_differences: Sequence[Difference]) -
     for name in others:
         if name not in main:
             raise ConfigError(f"{reference} and {name} have no item with outcomes in both; evaluate again")
-    return [tables.summarise(found, reference=reference) for found in main.values()]
+    return [tables.summarise(found, reference=reference) for found in [*main.values()][:MAX_SENTENCES]]
 
 
 def _of_sides(

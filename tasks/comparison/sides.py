@@ -63,12 +63,11 @@ class ComparedItem:
 def find_folders(paths: Sequence[Path]) -> list[RunFolder]:
     """The runs and evaluations in `paths`, in their order; a folder that holds some stands for all of them.
 
-    Raises `ConfigError` for a path that holds none, or that is given twice.
+    Their names are those that the viewer has for them if it is given the same `paths`. Raises `ConfigError`
+    for a path that holds none, or that is given twice.
     """
     folders: list[RunFolder] = []
     for path in paths:
-        if path.is_file() and path.name == RECORD:
-            path = path.parent
         if not path.is_dir():
             raise ConfigError(f"there is no folder {path}; give folders of finished runs, or of evaluations")
         found = find_runs([path])
@@ -84,7 +83,7 @@ def find_folders(paths: Sequence[Path]) -> list[RunFolder]:
     for index, folder in enumerate(resolved_folders):
         if folder in resolved_folders[:index]:
             raise ConfigError(f"{folders[index].folder} is named twice; name each once")
-    names = {run.folder.resolve(): run.name for run in find_runs([run.folder for run in folders])}
+    names = {run.folder.resolve(): run.name for run in find_runs(paths)}
     return [
         RunFolder(name=names[folder], folder=run.folder)
         for run, folder in zip(folders, resolved_folders, strict=True)

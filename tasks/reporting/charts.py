@@ -226,7 +226,8 @@ def settings_over(
                 )
             if setting.mean:
                 x, mean, low, high = zip(*setting.mean, strict=True)
-                axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+                shade = 0.15 if len(settings) <= 3 else 0.05
+                axes.fill_between(x, low, high, color=color, alpha=shade, linewidth=0)
                 axes.plot(x, mean, color=color, linestyle=style, linewidth=2, zorder=4, label=setting.label)
         axes.set_xlim(0, max(x for setting in settings for points in setting.seeds for x, _ in points))
         _percent_axis(axes, label=ylabel)

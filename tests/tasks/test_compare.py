@@ -173,14 +173,15 @@ def test_the_page_is_one_file_that_needs_nothing_else(compared: tuple[Comparison
 
 
 @pytest.mark.heavy
-def test_the_terminal_shows_the_same(runs: list[Path], tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["compare", *map(str, runs[2:]), "--out", str(tmp_path / "out")])
+def test_the_terminal_shows_the_same_against_another_reference(runs: list[Path], tmp_path: Path) -> None:
+    options = ["--reference", "fixed-9", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["compare", *map(str, runs[2:]), *options])
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines[0].startswith(f"fixed-9 solves 50.0% and step-seed2 62.5% of 4 items: {MINUS}12.5 points")
-    assert f"fixed-9 {MINUS} step-seed2 {MINUS}25.0 ({MINUS}50.0 to 0.0) 0.0 (0.0 to 0.0)" in lines
-    assert "environment steps 28 52" in lines
-    assert "horizon.max_turns [5, 9] [9, 9]" in lines
+    assert lines[0].startswith("step-seed2 solves 62.5% and fixed-9 50.0% of 4 items: +12.5 points")
+    assert f"step-seed2 {MINUS} fixed-9 +25.0 (0.0 to +50.0) 0.0 (0.0 to 0.0)" in lines
+    assert "environment steps 52 28" in lines
+    assert "horizon.max_turns [9, 9] [5, 9]" in lines
     assert lines[-1] == f"comparison: {tmp_path / 'out' / 'index.html'}"
 
 
@@ -190,6 +191,7 @@ def test_a_folder_stands_for_its_runs_and_hostile_names_stay_text(tmp_path: Path
     write_run(tmp_path / "runs" / "c", parameters={"train__lr": 0.5})
     comparison, path = compare([tmp_path / "runs"], tmp_path / "out")
     assert comparison.names == ["a|<b>b", "c"]
+    assert comparison.view_command == f"wingspan view {tmp_path / 'runs'}"
     assert "b" not in Page(path).tags
     assert "a\\|<b>b" in (tmp_path / "out" / "compare.md").read_text()
     assert ["train.lr", "0.0003", "0.5"] in cells(comparison.tables[-1])
@@ -314,6 +316,8 @@ def test_what_cannot_be_compared_is_refused(runs: list[Path], tmp_path: Path) ->
         with pytest.raises(ConfigError, match=message) as refusal:
             compare(paths, tmp_path / "out")
         assert "\n" not in str(refusal.value)
+    with pytest.raises(ConfigError, match="--reference stp: no side has this name; did you mean 'step'"):
+        compare(runs, tmp_path / "out", reference="stp")
     assert not (tmp_path / "out").exists()
 
 
