@@ -4,8 +4,9 @@ A stage's *key* is the hash of what DVC hashes: the contents of its dependencies
 parameters. Its *receipt* holds the hash of each output. Files and folders are hashed as DVC hashes them, so
 keys, receipts and `dvc.lock` agree. Besides the declared dependencies, a stage with the parameters of the
 agent or of the data depends on the files that they name: prompts and the user's code; training depends on the
-files of trajectories, or the teacher's folder, that its algorithm names. DVC does not know these unless they
-are in `agents` or `envs`. Leaves out: running anything, and DVC itself, whose import takes seconds.
+files of trajectories, or the teacher's folder, that its algorithm names; and whatever reads an environment's
+downloaded data set depends on its checksums. DVC does not know these unless they are in `agents` or `envs`.
+Leaves out: running anything, and DVC itself, whose import takes seconds.
 """
 
 import hashlib
@@ -19,7 +20,8 @@ from typing import Any, Literal
 
 from envs.errors import ConfigError
 from envs.files import write_atomically
-from envs.registry import Split
+from envs.registry import Split, get_env, is_user_env
+from envs.requirements.data_sets import RECEIPT, DataSet
 from tasks.algorithms.distillation import Distillation
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import flat
@@ -254,13 +256,12 @@ def changed_inputs(train: Stage, *, items: Split | None = None) -> list[str] | N
         for dep in {**deps_before, **deps_after}
         if deps_before.get(dep) != deps_after.get(dep)
     ]
-    # The cause before its effects. Rows that give the same items change nothing.
-    changed_rows = [
-        _describe_change(path, md5, rows_after.get(path))
-        for path, md5 in rows_before.items()
-        if changed_deps and path in rows_after and md5 != rows_after[path]
-    ]
-    return [*changes, *changed_rows, *changed_deps]
+    # The cause before its effects; rows that give the same items change nothing. The folder of the rows
+    # stands for other files there, such as images that they name.
+    changed_rows = [path for path, md5 in rows_before.items() if md5 != rows_after.get(path, md5)]
+    changed_rows = [path for path in changed_rows if path != DATA] or changed_rows
+    causes = [_describe_change(path, rows_before[path], rows_after[path]) for path in changed_rows]
+    return [*changes, *(causes if changed_deps else []), *changed_deps]
 
 
 def _describe_change(path: str, before: str | None, after: str | None) -> str:
@@ -330,6 +331,7 @@ def _add_user_files(stage: Stage, pipeline: Pipeline) -> Stage:
     agent, modules, files = pipeline.agent, list[Path](), list[Path | None]()
     if "data" in stage.params:
         modules += environment_code(pipeline.data)
+        files += _data_set_receipts(pipeline)
     if "agent" in stage.params:
         modules += agent_code(agent)
         files += [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
@@ -340,6 +342,17 @@ def _add_user_files(stage: Stage, pipeline: Pipeline) -> Stage:
         files += [source] if isinstance(source, Path) else []
     code = drop_declared(dict.fromkeys(modules))
     return replace(stage, deps=stage.deps + code + drop_declared(files), user_code=code)
+
+
+def _data_set_receipts(pipeline: Pipeline) -> list[Path]:
+    """Of the downloaded data sets of its environments: each has the checksums of the data set's files.
+
+    Those that are made here follow from the code and from versions of packages.
+    """
+    specs = [get_env(env) for env in pipeline.data.envs if not is_user_env(env)]
+    needs = [need for spec in specs for need in spec.requirements if isinstance(need, DataSet)]
+    receipts = dict.fromkeys(need.folder / RECEIPT for need in needs if need.make is None)
+    return [receipt for receipt in receipts if receipt.exists()]
 
 
 def _without_warmup(stages: dict[str, Stage]) -> dict[str, Stage]:

@@ -138,7 +138,7 @@ def data_hashes(pipeline: Pipeline, stages: Mapping[str, Stage]) -> dict[str, st
         and dep not in stage.user_code
         and dep.parts[0] not in CODE
         and dep != Path(DATA)
-        and dep.name != "constraints.txt"
+        and dep.name not in ("constraints.txt", RECEIPT)  # in Git; with the environments
     ]
     params = pipeline.model_dump(mode="json", include={"data"})
     hub = {source: OF_HUB + source for source in row_sources(params) if source.startswith(HUB)}

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flows.lineage import CODE
 from tasks.config.parameters import flat
 from tasks.data.hashes import path_md5
 from tasks.reporting.reproduction import shorten
@@ -74,10 +75,11 @@ def stage_rows(run: FoundRun) -> Iterator[tuple[str, ...]]:
     """By `STAGE_COLUMNS`."""
     workspace = Path(run.lineage.workspace)
     for name, stage in run.lineage.stages.items():
-        reads = {_relative(path, workspace): md5 for path, md5 in stage.reads.items()}
+        code = [path for path in stage.reads if Path(path).parts[0] in CODE]
+        reads = {_relative(path, workspace): md5 for path, md5 in stage.reads.items() if path not in code}
         yield (
             name,
-            _format_stage_code(stage),
+            _format_code(stage, files=len(code)),
             _format_hashes(reads),
             _format_hashes(stage.writes) or "unfinished",
         )
@@ -116,11 +118,12 @@ def _format_test(version: Version) -> str:
     )
 
 
-def _format_stage_code(stage: StageRecord) -> str:
-    versions = [*stage.resumed, stage.code]
-    return ", then ".join(
-        f"{(code.commit or 'no commit')[:10]}{' + changes' if code.uncommitted else ''}" for code in versions
-    )
+def _format_code(stage: StageRecord, *, files: int) -> str:
+    commits = [
+        f"{(code.commit or 'no commit')[:10]}{' + changes' if code.uncommitted else ''}"
+        for code in (*stage.resumed, stage.code)
+    ]
+    return f"{', then '.join(commits)}: {files} files and folders"
 
 
 def _format_hashes(hashes: dict[str, str]) -> str:

@@ -12,7 +12,8 @@ from envs.errors import ConfigError, to_line
 from tasks.reporting.results import read_parameters
 from tasks.stages.train import BEST
 from tasks.tracking import facts
-from tasks.tracking.provenance import provenance
+from tasks.tracking.lineage_record import LINEAGE, read_lineage
+from tasks.tracking.provenance import PACKAGES
 from tasks.verl.policies import ADAPTER
 
 Which = Literal["final", "best", "start"]
@@ -75,12 +76,26 @@ def make_card(workspace: Path, *, which: Which, is_adapter: bool) -> str:
     evaluation = workspace / "evaluation.json"
     if which != "best" and evaluation.exists():
         lines += [facts.result(json.loads(evaluation.read_text())), ""]
-    lines += ["## Source", "", *(f"- {key}: `{value}`" for key, value in provenance(envs=()).items())]
+    lines += ["## Source", "", *(f"- {key}: `{value}`" for key, value in _origins(workspace).items())]
     lines += [f"- {name}: `{path_md5}`" for name, path_md5 in _data_sums(workspace).items()]
     if parameters:
         lines += ["", "## Parameters", "", "| parameter | value |", "| --- | --- |"]
         lines += [f"| `{key}` | `{json.dumps(value)}` |" for key, value in parameters.items()]
     return "\n".join(lines) + "\n"
+
+
+def _origins(workspace: Path) -> dict[str, str]:
+    """Commit and versions of the run, which may differ from what is here now; empty if it recorded none."""
+    if not (workspace / LINEAGE).exists():
+        return {}
+    lineage = read_lineage(workspace / LINEAGE)
+    versions = {f"version.{name}": lineage.packages[name] for name in PACKAGES if name in lineage.packages}
+    return {
+        "git.commit": lineage.code.commit or "none",
+        "git.dirty": str(bool(lineage.code.uncommitted)).lower(),
+        "python": lineage.python,
+        **versions,
+    }
 
 
 def _data_sums(workspace: Path) -> dict[str, str]:

@@ -141,11 +141,11 @@ def _registered(run_id: str) -> tuple[str | None, tuple[Version, ...]]:
 
 
 def _find_version(reference: str, *, downloads: Path) -> FoundRun:
-    from mlflow.exceptions import MlflowException
-
     match = _MODEL.fullmatch(reference)
     if match is None:
         raise ConfigError(f"{reference!r} is not models:/NAME/VERSION or models:/NAME@ALIAS")
+    from mlflow.exceptions import MlflowException
+
     client = _connect()
     try:
         if match["alias"]:
@@ -219,7 +219,7 @@ def _of_mlflow(client: "MlflowClient", run: "Run", *, reference: str, downloads:
             )
         for file in (LINEAGE, EVALUATION, STEPS):
             if file in artifacts:
-                client.download_artifacts(run_id, file, str(downloads))
+                _download(client, run_id, file, target=downloads / file)
     return FoundRun(
         reference=reference,
         lineage=read_lineage(folder / LINEAGE),
@@ -229,6 +229,12 @@ def _of_mlflow(client: "MlflowClient", run: "Run", *, reference: str, downloads:
         state=run.info.status,
         versions=_versions(client, run_id),
     )
+
+
+def _download(client: "MlflowClient", run_id: str, file: str, *, target: Path) -> None:
+    """Stores differ in whether they keep the folder of an artifact."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    Path(client.download_artifacts(run_id, file, str(target.parent))).replace(target)
 
 
 def _versions(client: "MlflowClient", run_id: str) -> tuple[Version, ...]:

@@ -371,6 +371,7 @@ def connect() -> "MlflowClient":
     """Connect to the tracking URI; the first time, MLflow creates its database."""
     os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     # MLflow tries a request for four minutes, and a run that is over would wait for each; what failed is
     # written again by the next call.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")

@@ -1,5 +1,6 @@
 """Keys and receipts agree with DVC, and change with exactly what a stage depends on."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,23 @@ def test_training_depends_on_the_files_of_trajectories_that_it_learns_from(proje
     file.write_text("other\n")
     assert changed_keys(before, keys(pipeline)) == {"train"}
     assert keys(pipeline, code=False)["train"] != before["train"]
+
+
+def test_a_downloaded_data_set_is_an_input_of_all_that_play_its_environment(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path / "sets"))
+    pipeline = load_pipeline(NAME, overrides={"data.parts": {"alfworld": {}}})
+    without, without_it = keys(), keys(pipeline)
+    receipt = tmp_path / "sets" / "alfworld" / ".receipt.json"
+    receipt.parent.mkdir(parents=True)
+    receipt.write_text(json.dumps({"files": {"a": {"sha256": "1"}}}))
+    before = keys(pipeline)
+    assert changed_keys(without_it, before) == {"prepare", *AGENT_STAGES}
+    receipt.write_text(json.dumps({"files": {"a": {"sha256": "2"}}}))
+    assert changed_keys(before, keys(pipeline)) == {"prepare", *AGENT_STAGES}
+    assert keys(pipeline, code=False)["train"] != before["train"]
+    assert keys() == without
 
 
 def test_contents_and_not_times_change_keys(project: Path) -> None:

@@ -1,5 +1,6 @@
 """What a run would fail by is found before it starts: each mistake is one line of `wingspan plan`."""
 
+import json
 import os
 import shutil
 import socket
@@ -21,12 +22,14 @@ from envs.errors import ConfigError, MissingDependency
 from envs.files import check_writable, write_atomically
 from flows.cli.app import app
 from flows.commands.preview import preview
-from flows.lineage import cache_key, declared_stages, make_receipt, stage_key
-from flows.plan import check_run, make_plan
+from flows.lineage import cache_key, claim_checkpoints, declared_stages, make_receipt, stage_key
+from flows.plan import Plan, check_run, make_plan
 from flows.versioning import check_lock
 from tasks.config.pipelines import load_pipeline, read_yaml
+from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare
 from tasks.tracking.tracker import check_tracking
+from tasks.verl.checkpoints import checkpoint_folder, mark_complete
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"
@@ -330,6 +333,63 @@ def finish(project: Path, *names: str) -> None:
         folder = LocalFileSystem(basepath=str(project / "prefect"))
         store = ResultStore(result_storage=folder, serializer=JSONSerializer())
         store.write(make_receipt(stages[name]), key=cache_key(stages[name], stage_key(stages[name])))
+
+
+ROWS = {
+    "data.parts": {"mine": {"env": "question", "train": "data/mine.jsonl", "test": "data/exam.jsonl"}},
+    "agent": {"format": "react", "tools": ["answer"], "reward": "string_equal", "instructions": False},
+    "warmup": None,
+}
+"""A pipeline on the user's own rows."""
+
+
+def write_rows(file: str, *numbers: int, indent: str = "") -> None:
+    rows = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in numbers]
+    Path(file).write_text("".join(json.dumps(row, separators=(",", f":{indent}")) + "\n" for row in rows))
+
+
+def interrupt_training() -> Plan:
+    """As if the run of `ROWS` had been killed after the checkpoint of step 4."""
+    plan = make_plan(NAME, overrides=ROWS, workspace=None)
+    prepare(plan.pipeline, plan.workspace)
+    claim_checkpoints(plan.stages["train"], if_changed="refuse")
+    checkpoints = plan.workspace / "train" / "checkpoints"
+    write_atomically(checkpoint_folder(checkpoints, step=4) / "weights", "1")
+    mark_complete(checkpoints, step=4)
+    return plan
+
+
+def test_rows_that_changed_under_the_same_name_are_refused_before_anything_starts(project: Path) -> None:
+    write_rows("data/mine.jsonl", 1, 2, 3)
+    write_rows("data/exam.jsonl", 4)
+    plan = interrupt_training()
+    before = path_md5(Path("data/mine.jsonl"))[:10]
+    items = (plan.workspace / "data" / "train.jsonl").read_bytes()
+
+    write_rows("data/mine.jsonl", 1, 2, 5)
+    message = refusal(ROWS)
+    after = path_md5(Path("data/mine.jsonl"))[:10]
+    assert message.startswith(
+        f"{plan.workspace}/train has unfinished training (step 4) from other inputs: data/mine.jsonl has "
+        f"other content (MD5 {before} → {after}); data/train.jsonl has other content (MD5 "
+    ), message
+    assert "exam" not in message
+    assert "test.jsonl" not in message
+    assert (plan.workspace / "data" / "train.jsonl").read_bytes() == items
+    for if_changed in ("restart", "resume"):
+        make_plan(NAME, overrides=ROWS, workspace=None, if_changed=if_changed)
+
+    write_rows("data/mine.jsonl", 1, 2, 3, indent="  ")  # the same items
+    make_plan(NAME, overrides=ROWS, workspace=None)
+
+
+def test_a_model_that_changed_under_the_same_name_is_refused_and_named(project: Path) -> None:
+    write_rows("data/mine.jsonl", 1)
+    write_rows("data/exam.jsonl", 4)
+    interrupt_training()
+    with Path("models/textcraft-base/config.json").open("a") as file:
+        file.write("\n")
+    assert "from other inputs: models/textcraft-base has other content (MD5 " in refusal(ROWS)
 
 
 @pytest.mark.heavy

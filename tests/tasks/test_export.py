@@ -13,6 +13,7 @@ import pytest
 from envs.errors import ConfigError
 from tasks.tracking.export import CARD, export_policy, push
 from tasks.verl.policies import ADAPTER
+from tests.support.lineage_toy import lineage_of
 from tests.support.tiny_model import save_tiny_model
 
 
@@ -104,6 +105,15 @@ def test_an_exported_folder_loads_and_says_where_it_comes_from(workspace: Path, 
     assert "- md5.data/train.jsonl: `8a80554c91d9fca8acb82f023de02f11`" in card
     with pytest.raises(ConfigError, match="out exists; give a folder that does not"):
         export_policy(workspace, which="final", target=target)
+
+
+def test_the_card_names_the_commit_of_the_run(workspace: Path, tmp_path: Path) -> None:
+    lineage_of(workspace, commit="1" * 40, packages={"torch": "0.1", "numpy": "0.2"}).write(workspace)
+    export_policy(workspace, which="final", target=tmp_path / "out")
+    card = (tmp_path / "out" / CARD).read_text()
+    assert f"- git.commit: `{'1' * 40}`\n- git.dirty: `false`\n" in card
+    assert "- version.torch: `0.1`\n" in card
+    assert "numpy" not in card
 
 
 def test_an_adapter_is_exported_alone_or_within_the_model(workspace: Path, tmp_path: Path) -> None:
