@@ -19,6 +19,7 @@ from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, StopReason, Trajectory, Turn
 from envs.base import Environment
 from envs.errors import EpisodeTimeout
+from envs.runtime.concurrency import take_turn
 from envs.runtime.instance import unwrap
 from envs.types import Item, Message, StepResult
 
@@ -131,6 +132,7 @@ class _Episode:
         """`deadline_s` is a time of the event loop's clock."""
         agent, max_turns = self.config.agent, self.config.limits.max_turns
         loop = asyncio.get_running_loop()
+        await take_turn()
         observation = await self.executor.reset()
         self.state = self.executor.state_key()
         opening = agent.render(self.item, observation.text)
@@ -144,6 +146,7 @@ class _Episode:
             output = await self.conversation.generate()
             if output is None:
                 return StopReason.MAX_CONTEXT
+            await take_turn()
             parsed = output.parsed or agent.parse(output.text)
             execution_start = time.perf_counter()
             result = await self.executor.execute(parsed)

@@ -21,6 +21,8 @@ from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.manager import EnvManager
 from envs.types import Item, Message
 
+_NO_FULL_COLLECTION = 1_000_000
+"""Collections of the second generation before one of the third."""
 _log = logging.getLogger(__name__)
 
 
@@ -159,10 +161,16 @@ async def _retry(
 
 @contextmanager
 def _frozen_heap() -> Iterator[None]:
-    """Restrict the garbage collector to objects made inside: a full collection walks all of torch and its
-    like, which takes 150 ms and more in which no episode moves."""
+    """Restrict the garbage collector to young objects made inside.
+
+    A full collection walks all of torch and its like, and all trajectories, which takes 150 ms and more in
+    which no episode moves. What is old is collected when the rollout has ended.
+    """
+    thresholds = gc.get_threshold()
     gc.freeze()
+    gc.set_threshold(*thresholds[:2], _NO_FULL_COLLECTION)
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
