@@ -162,7 +162,9 @@ def _of_sides(
     shown = [tables.score_table(sides)]
     if found_differences:
         shown.append(tables.paired_table(found_differences, reference=sides[0].name))
-    shown += [*tables.group_tables(sides, items), *tables.only_tables(sides, items), tables.stop_table(sides)]
+    shown += [*tables.group_tables(sides, items), *tables.only_tables(sides, items)]
+    if any(side.stops for side in sides):
+        shown.append(tables.stop_table(sides))
     return [_of_table(table) for table in shown]
 
 

@@ -11,8 +11,16 @@ from typing import Any
 from envs.errors import ConfigError
 from envs.types import Item
 from tasks.comparison.sides import GREEDY, SUCCESS, Side, Source, check_same_items
-from tasks.evaluation.outcomes import OUTCOMES, Samples, item_means
-from tasks.reporting.results import Results, environment_steps, read_parameters, read_results, stages_of
+from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, item_means
+from tasks.reporting.paired import PairedTest
+from tasks.reporting.results import (
+    POLICIES,
+    Results,
+    environment_steps,
+    read_parameters,
+    read_results,
+    stages_of,
+)
 
 AXES = {
     "steps": "training steps",
@@ -42,6 +50,8 @@ class FinishedRun:
     before: float
     after: float
     """Mean success over items of the sampled episodes."""
+    gain: PairedTest
+    """Of the items' success after training against that before."""
     items: Mapping[str, Item]
     """Those that were evaluated, in order."""
     samples: Mapping[str, Samples]
@@ -69,9 +79,11 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
     results = read_results(folder)
     _check_finished(folder, results)
     parameters = read_parameters(folder)
-    before, after = (
-        fmean(item_means(results.outcomes[policy]["sampled"]).values()) for policy in ("before", "after")
-    )
+    samples = [results.outcomes[policy]["sampled"] for policy in POLICIES]
+    before, after = (fmean(item_means(of_policy).values()) for of_policy in samples)
+    gain = compare_samples(*samples)
+    if gain is None:
+        raise ConfigError(f"{folder}: no item has outcomes before and after training; evaluate it again")
     totals = _totals(results)
     last = len(results.steps)
     summary = results.evaluation["after"]["sampled"]
@@ -86,6 +98,7 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
         ),
         before=before,
         after=after,
+        gain=gain,
         items={item.item_id: item for item in results.items()},
         samples={measure: results.outcomes["after"][mode] for measure, mode in MEASURES.items()},
         lines=results.find_lines("after", "sampled"),
@@ -219,7 +232,7 @@ def _check_finished(folder: Path, results: Results) -> None:
             f"{folder} cannot be compared item by item: no {file}; evaluate its policy with `wingspan "
             f"evaluate {folder} ENV`, and compare such evaluations"
         )
-    for policy in ("before", "after"):
+    for policy in POLICIES:
         for mode in MEASURES.values():
             if not item_means(results.outcomes.get(policy, {}).get(mode, {})):
                 raise ConfigError(

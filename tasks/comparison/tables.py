@@ -226,15 +226,17 @@ def run_table(settings: Mapping[str, Sequence[FinishedRun]]) -> Table:
             run.horizon,
             percent(run.before),
             percent(run.after),
-            points(run.after - run.before),
+            points(run.gain.mean),
+            _span(run.gain.low, run.gain.high, SUCCESS),
         ]
         for setting, runs in settings.items()
         for run in runs
     ]
     return Table(
         title="Runs",
-        about="Success on the test split before and after training, sampled. The horizon is turns × steps.",
-        header=["run", "setting", "seed", "horizon", "before", "after", "points"],
+        about="Success on the test split before and after training, sampled; the gain in points with its "
+        "paired 95% interval. The horizon is turns × steps.",
+        header=["run", "setting", "seed", "horizon", "before", "after", "gain", "95% interval"],
         rows=rows,
         words=frozenset({3}),
     )

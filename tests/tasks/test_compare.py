@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from envs.errors import ConfigError
 from flows.cli.app import app
 from tasks.comparison.compare import Comparison, compare
-from tasks.comparison.curves import interpolate, mean_curve
+from tasks.comparison.curves import evaluation_plots, interpolate, mean_curve, training_plots
 from tasks.comparison.runs import FinishedRun, group_by_seed, notes_on, read_run, side_of
 from tasks.comparison.scores import compare_seeds, holm, only_first_solves
 from tasks.comparison.tables import Table
@@ -139,12 +139,15 @@ def test_how_episodes_ended_and_what_they_cost(compared: tuple[Comparison, Path]
 
 
 def test_every_run_and_what_differs(compared: tuple[Comparison, Path]) -> None:
-    assert cells(table(compared, "Runs")) == [
+    found = cells(table(compared, "Runs"))
+    assert [row[:-1] for row in found] == [
         ["step-seed0", "step", "0", f"5 {TIMES} 2, 9 {TIMES} 2", "25.0%", "50.0%", "+25.0"],
         ["step-seed1", "step", "1", f"5 {TIMES} 2, 9 {TIMES} 2", "25.0%", "87.5%", "+62.5"],
         ["step-seed2", "step", "2", f"5 {TIMES} 2, 9 {TIMES} 2", "25.0%", "62.5%", "+37.5"],
         ["fixed-9", "fixed-9", "0", f"9 {TIMES} 4", "25.0%", "50.0%", "+25.0"],
     ]
+    # Of gains of 1/2, 0, 1/2 and 0, one resample in 16 has the mean 0, and one 1/2.
+    assert found[0][-1] == "0.0 to +50.0"
     assert cells(table(compared, "What differs")) == [
         ["seed", "0, 1, 2", "0"],
         ["horizon.max_turns", "[5, 9]", "[9, 9]"],
@@ -207,6 +210,17 @@ def test_a_curve_has_the_evaluations_at_what_was_spent_by_then(runs: list[Path])
     assert run.curve(run.test_points, "environment_steps") == [(0.0, 0.25), (10.0, 0.75), (28.0, 0.5)]
     assert run.curve(run.test_points, "minutes") == [(0, 0.25), (pytest.approx(8 / 60), 0.75), (16 / 60, 0.5)]
     assert run.curve(run.training_points, "tokens") == [(12, 0.5), (30, 0.5), (54, 0.5), (84, 0.5)]
+
+
+def test_a_run_that_spends_no_environment_steps_has_no_curve_over_them(runs: list[Path]) -> None:
+    file = runs[0] / "train" / "metrics.jsonl"  # as an offline algorithm writes it
+    steps = [
+        {"step": step, "episodes": 0, "dropped": 0, "horizon": 9, "seconds": 4.0} for step in (1, 2, 3, 4)
+    ]
+    file.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    settings = {"offline": [read_run(runs[0])]}
+    assert [plot.name for plot in evaluation_plots(settings)] == ["test_over_steps", "test_over_minutes"]
+    assert training_plots(settings) == []
 
 
 def test_runs_that_differ_by_seed_alone_are_one_setting(runs: list[Path]) -> None:
