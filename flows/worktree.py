@@ -97,7 +97,9 @@ def make_worktree(run: FoundRun, *, commit: str, folder: Path, patch: Path | Non
             folder.rmdir()
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _git("worktree", "add", "--quiet", "--detach", str(making), commit)
+            # Without the user's hooks: that of `dvc install` would check out everything that DVC has.
+            without_hooks = ("-c", f"core.hooksPath={os.devnull}")
+            _git(*without_hooks, "worktree", "add", "--quiet", "--detach", str(making), commit)
             if patch is not None:
                 _git("apply", "--whitespace=nowarn", str(patch.absolute()), cwd=making)
             _restore_data(run.lineage, commit=commit, project=making / prefix)

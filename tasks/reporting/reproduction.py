@@ -70,6 +70,7 @@ def compare_reproduction(first: Outcome, second: Outcome) -> Reproduction:
         [
             *_compare_parameters(first.lineage, second.lineage),
             *_compare_hashes("data", first.lineage.data, second.lineage.data),
+            *_compare_reads(first.lineage, second.lineage),
             *_compare_outputs(first.lineage, second.lineage),
             *_compare_training(first.steps, second.steps),
             *_compare_evaluations(first.evaluation, second.evaluation),
@@ -91,6 +92,17 @@ def _compare_parameters(first: LineageRecord, second: LineageRecord) -> Iterator
             difference="other value",
             is_equal=False,
         )
+
+
+def _compare_reads(first: LineageRecord, second: LineageRecord) -> Iterator[Line]:
+    """Code that is not the same although the commit is, as where Git ignores a file: a reason, no result."""
+    before, after = (
+        {path: md5 for stage in lineage.stages.values() for path, md5 in stage.reads.items()}
+        for lineage in (first, second)
+    )
+    for path in before.keys() & after.keys() - first.data.keys():
+        if before[path] != after[path]:
+            yield from _compare_hashes("read", {path: before[path]}, {path: after[path]}, decides=False)
 
 
 def _compare_outputs(first: LineageRecord, second: LineageRecord) -> Iterator[Line]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from envs.errors import ConfigError, describe
 from envs.files import read_json_lines
+from tasks.data.hashes import path_md5
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
 from tasks.tracking.recorded_runs import WORKSPACE
 from tasks.tracking.tracker import EXPERIMENT, check_tracking, connect, read_record, tracking_uri
@@ -56,9 +57,9 @@ class FoundRun:
 
     @property
     def patch(self) -> Path | None:
-        """The changes that were not committed; None if there is no record of them."""
+        """The changes that were not committed; None if there is no record of them, or another."""
         file = self.folder / PATCH
-        return file if self.lineage.patch_md5 is not None and file.exists() else None
+        return file if file.exists() and path_md5(file) == self.lineage.patch_md5 else None
 
     @property
     def evaluation(self) -> dict[str, Any]:

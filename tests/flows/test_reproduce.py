@@ -211,6 +211,21 @@ def test_changes_that_were_not_committed_are_named_and_applied_on_request(toy: L
     assert "there is no patch of them; commit them and run it again" in refusal(with_patch=True)
 
 
+def test_a_patch_that_is_not_that_of_the_run_is_not_applied(toy: LineageToy) -> None:
+    (toy.folder / "code.txt").write_text("4")
+    toy.run()
+    with Path(WORKSPACE, "code.patch").open("a") as file:
+        file.write("\n")
+    assert "there is no patch of them" in refusal(with_patch=True)
+
+
+def test_hooks_do_not_run(toy: LineageToy) -> None:
+    hook = toy.folder / ".git" / "hooks" / "post-checkout"
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    assert are_equal(reproduce(toy))
+
+
 def test_a_patch_is_not_applied_where_none_is_needed(toy: LineageToy) -> None:
     assert "--with-patch: runs/toy was made from its commit alone" in refusal(with_patch=True)
 
@@ -285,7 +300,21 @@ class TestData:
         ROWS.unlink()
         ROWS.write_text('{"question": "2"}\n' * 8)
         assert are_equal(reproduce(toy))
+        with Repo() as repo, repo.config.edit() as settings:
+            settings["remote"]["shared"] = {"url": str(toy.folder.parent / "remote")}
+            settings["core"]["remote"] = "shared"
+        with Repo() as repo:
+            repo.push()
+        commit(toy.folder, "a remote")
+        ROWS.unlink()
+        with Repo() as repo:
+            repo.checkout()
+        toy.run()
+        ROWS.unlink()
         shutil.rmtree(".dvc/cache")
+        assert are_equal(reproduce(toy))
+        shutil.rmtree(".dvc/cache")
+        shutil.rmtree("../remote")
         with pytest.raises(WingspanError, match=r"DVC has the data of data/rows\.jsonl\.dvc neither in its"):
             reproduce(toy)
         assert toy.worktrees == 0
