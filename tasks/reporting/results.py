@@ -17,8 +17,9 @@ from envs.files import read_json_lines
 from envs.types import Item
 from tasks.config.parameters import flat
 from tasks.data.trajectories import read_trajectories
-from tasks.evaluation.outcomes import OUTCOMES, Samples, item_means, read_outcomes
+from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, item_means, read_outcomes
 from tasks.reporting.intervals import mean_interval
+from tasks.reporting.paired import PairedTest
 from tasks.stages.train import RoundResult, read_rounds
 from tasks.verl.rewinds import Rewind, read_rewinds
 
@@ -83,6 +84,8 @@ class Group:
     """By policy and mode."""
     intervals: Mapping[tuple[str, str], tuple[float, float]]
     """Of these rates, over items."""
+    gain: PairedTest | None
+    """Of the sampled episodes after training against those before; None if no item has both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +203,7 @@ def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
         (policy, mode): item_means(results.outcomes.get(policy, {}).get(mode, {}))
         for policy, mode in summaries
     }
+    sampled = [results.outcomes.get(policy, {}).get("sampled", {}) for policy in POLICIES]
     groups = []
     for value in values:
         items = [item.item_id for item in results.items() if item.metadata.get(key) == value]
@@ -212,6 +216,9 @@ def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
                     pair: mean_interval([rates[item] for item in items if item in rates])
                     for pair, rates in means.items()
                 },
+                gain=compare_samples(
+                    *({item: samples.get(item, ()) for item in items} for samples in sampled)
+                ),
             )
         )
     return Grouping(key=key, groups=groups)

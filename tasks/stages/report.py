@@ -8,6 +8,7 @@ versions of the code.
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from tasks.reporting.results import (
     read_results,
     stages_of,
 )
+from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.names import run_page, without_password
 from tasks.tracking.provenance import provenance
 from tasks.verl.policies import decoder
@@ -102,6 +104,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         window=charts.smoothing_window(len(results.steps)),
         mlflow=mlflow_run(workspace),
         lineage=lineage(results, workspace, pipeline=pipeline),
+        reproduce_command=reproduce_command(workspace),
     )
     path = write_page(workspace / "report", page=page, plots=plots)
     text = json.dumps(pipeline.model_dump(mode="json"), indent=2, ensure_ascii=False)
@@ -174,6 +177,11 @@ def mlflow_run(workspace: Path) -> dict[str, str]:
     if store.startswith(("http://", "https://")) and "experiment_id" in record:
         run["url"] = store.rstrip("/") + run_page(record["experiment_id"], record["run_id"])
     return run
+
+
+def reproduce_command(workspace: Path) -> str | None:
+    """What runs the run again and compares every number; None if its lineage was not recorded."""
+    return shlex.join(["wingspan", "reproduce", str(workspace)]) if (workspace / LINEAGE).exists() else None
 
 
 def missing_parts(results: Results, *, pipeline: Pipeline) -> list[str]:

@@ -116,15 +116,19 @@ def test_the_main_figures_are_a_flat_file(workspace: Path) -> None:
 
 def test_the_table_by_depth_is_of_every_sample(page: Page) -> None:
     # Depth 1: (0,1)(1,0) → (1,1)(0,1); depth 2: nothing → (1,0)(0,0).
-    assert ["1", "2", "50.0%", "75.0%", "+25.0", "50.0%", "100.0%", "+50.0"] in page.rows("1")
-    assert ["2", "2", "0.0%", "25.0%", "+25.0", "0.0%", "50.0%", "+50.0"] in page.rows("2")
-    assert ["all", "4", "25.0%", "50.0%", "+25.0", "25.0%", "75.0%", "+50.0"] in page.rows("all")
+    # One item of each depth gains .5 and the other nothing: a quarter of the resamples is at either end.
+    change = ["+25.0", "0.0 to 50.0"]
+    assert ["1", "2", "50.0%", "75.0%", *change, "50.0%", "100.0%", "+50.0"] in page.rows("1")
+    assert ["2", "2", "0.0%", "25.0%", *change, "0.0%", "50.0%", "+50.0"] in page.rows("2")
+    assert ["all", "4", "25.0%", "50.0%", *change, "25.0%", "75.0%", "+50.0"] in page.rows("all")
 
 
 def test_other_metadata_is_told_too(page: Page) -> None:
     # wood: toy_0, toy_2, toy_3 with (0,1)(0,0)(0,0) → (1,1)(1,0)(0,0); stone: toy_1 with (1,0) → (0,1).
-    assert page.rows("wood") == [["wood", "3", "16.7%", "50.0%", "+33.3", "33.3%", "66.7%", "+33.3"]]
-    assert page.rows("stone") == [["stone", "1", "50.0%", "50.0%", "0.0", "0.0%", "100.0%", "+100.0"]]
+    (wood,), (stone,) = page.rows("wood"), page.rows("stone")
+    # Of wood's gains of .5, .5 and 0, a resample has none with probability 1/27.
+    assert wood == ["wood", "3", "16.7%", "50.0%", "+33.3", "0.0 to 50.0", "33.3%", "66.7%", "+33.3"]
+    assert stone == ["stone", "1", "50.0%", "50.0%", "0.0", "0.0 to 0.0", "0.0%", "100.0%", "+100.0"]
 
 
 def test_what_fails_now_is_listed_with_links_to_its_episodes(page: Page) -> None:
@@ -378,6 +382,14 @@ def test_the_first_rate_does_not_cover_the_axis() -> None:
     (label,) = [text for text in axes.texts if text.get_text() == "40%"]
     numbers = [tick.get_window_extent() for tick in axes.get_yticklabels()]
     assert not any(label.get_window_extent().overlaps(number) for number in numbers)
+
+
+def test_a_run_with_its_lineage_says_how_to_reproduce_it(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    write_training(folder)
+    assert "wingspan reproduce" not in Page(report(toy_pipeline(), folder)).text
+    (folder / "lineage.json").write_text("{}")
+    assert f"wingspan reproduce '{folder}'" in Page(report(toy_pipeline(), folder)).text
 
 
 def test_a_finished_run_lacks_nothing(page: Page) -> None:
