@@ -80,7 +80,7 @@ def make_worktree(run: FoundRun, *, commit: str, folder: Path, patch: Path | Non
     Returns this project's folder in it. Raises `ConfigError` if `folder` is something else or if the data
     that the run read is gone, `WingspanError` if Git or DVC fails.
     """
-    folder = folder.absolute()
+    folder = folder.resolve()  # as Git names it
     prefix = _git("rev-parse", "--show-prefix")
     identity = _identity(run, patch=patch)
     with lock_file(Path(_git("rev-parse", "--git-common-dir"), _LOCK)):
@@ -113,6 +113,7 @@ def make_worktree(run: FoundRun, *, commit: str, folder: Path, patch: Path | Non
 
 def remove_worktree(folder: Path) -> None:
     """Remove the worktree `folder`, whatever of it there is; does nothing if there is none."""
+    folder = folder.resolve()
     if not folder.exists() and str(folder) not in _worktrees():
         return
     end = time.monotonic() + REMOVAL_S
@@ -120,9 +121,8 @@ def remove_worktree(folder: Path) -> None:
     while folder.exists() and time.monotonic() < end:
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.1)
-    _try_git(
-        "worktree", "remove", "--force", "--force", str(folder)
-    )  # what Git knew of it, now that it is gone
+    # Now that the folder is gone, what Git still knows of it.
+    _try_git("worktree", "remove", "--force", "--force", str(folder))
 
 
 def _forget_stale(folder: Path) -> None:

@@ -36,6 +36,7 @@ from tasks.tracking.tracker import Tracker, check_tracking, connect, experiment_
 from tasks.verl.checkpoints import mark_complete
 from tasks.verl.rewinds import Rewind, write_rewind
 from tests.support.evaluation_toy import FIRST, record_of
+from tests.support.lineage_toy import lineage_of
 from tests.support.waiting import wait_until
 
 PIPELINES = Path(__file__).parents[2] / "pipelines.yaml"
@@ -190,8 +191,15 @@ def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
             tracker.sync_training()
         write_results(workspace)
         (workspace / "train" / "prompt.md").write_text("Be brief.\n")
+        lineage_of(workspace).write(workspace)
         tracker.finish()
     parent, rounds = runs_of(workspace)
+    client = mlflow.MlflowClient()
+    artifacts = [
+        *client.list_artifacts(parent.info.run_id),
+        *client.list_artifacts(parent.info.run_id, "train"),
+    ]
+    assert {"lineage.json", "evaluation.json", "train/metrics.jsonl"} <= {file.path for file in artifacts}
     assert parent.info.status == "FINISHED"
     assert parent.data.tags["git.commit"] == "abc"
     assert parent.data.params["warmup.lr"] == "0.25"
