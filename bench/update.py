@@ -13,6 +13,9 @@ Prints one JSON object:
 - `needed_pairs`: pairs of query and key that causal attention needs, with each prompt computed once
 - `computed_pairs`: those that it looks at
 - `cpu_s`, `wall_s`: of an update (forward, backward and optimizer, all mini-batches), medians
+- `gflop`: of an update, three times those of the forward pass: matrices of the layers for every token, of the
+  head for every log-prob, attention for the needed pairs
+- `mfu`: `gflop` per CPU second, as a share of the fastest matrix product in the same run
 - `slowdown`: wall time beside the `busy` processes, by `wall_s`
 - `fair_slowdown`: what a scheduler that is fair to every thread makes it: (busy + threads) / cores
 """
@@ -33,6 +36,7 @@ from statistics import median
 from typing import Any
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from bench.sampler import Model, gemm_flops
 from envs.types import Item
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl.actor import environment_of
@@ -58,6 +62,8 @@ class Result:
     busy: int
     cpu_s: float
     wall_s: float
+    gflop: float
+    mfu: float
     slowdown: float | None
     fair_slowdown: float | None
 
@@ -77,7 +83,9 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
     step_row: PackedRow = pack_row(
         [torch.tensor(s) for s in sequences],
         prompt_lengths=[len(row.packed.prompt_ids) for row in rows],
-        masks=[torch.ones(len(s), dtype=torch.long) for s in sequences],
+        masks=[
+            torch.tensor([0] * len(row.packed.prompt_ids) + list(row.packed.response_mask)) for row in rows
+        ],
     )
     worker.update_actor(data.clone())  # the first one builds the optimizer's state
     alone_times: list[tuple[float, float]] = []
@@ -91,15 +99,21 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
                 send(processes, signal.SIGSTOP)
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     cpu_s, wall_s = (median(times) for times in zip(*alone_times, strict=True))
+    pairs = sum(needed_pairs(b.prompt_length, b.response_lengths) for b in step_row.blocks)
+    sizes = Model.read(Path(pipeline.model))
+    forward = 2.0 * (sizes.linear * step_row.input_ids.shape[1] + sizes.head * len(step_row.labels))
+    flop = 3 * (forward + sizes.attention * pairs)
     return Result(
         trajectories=len(rows),
         tokens=step_row.input_ids.shape[1],
-        needed_pairs=sum(needed_pairs(b.prompt_length, b.response_lengths) for b in step_row.blocks),
+        needed_pairs=pairs,
         computed_pairs=computed_pairs(step_row.blocks),
         threads=threads,
         busy=busy,
         cpu_s=round(cpu_s, 3),
         wall_s=round(wall_s, 3),
+        gflop=round(flop / 1e9, 1),
+        mfu=round(flop / cpu_s / gemm_flops(), 3),
         slowdown=round(median(wall for _, wall in busy_times) / wall_s, 2) if busy else None,
         fair_slowdown=round(max(1.0, (busy + threads) / cores), 2) if busy else None,
     )
