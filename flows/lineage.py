@@ -132,6 +132,16 @@ def check_inputs(stages: Iterable[Stage]) -> None:
         outputs.update(stage.outs)
 
 
+def check_written(stage: Stage, stages: Iterable[Stage]) -> None:
+    """Raise `ConfigError` if an output of one of `stages` is missing that `stage` reads."""
+    for writer in stages:
+        for path in writer.outs:
+            if path in stage.deps and not path.exists():
+                raise ConfigError(
+                    f"{path} is not there, and stage {stage.name} reads it; run the stage {writer.name} first"
+                )
+
+
 def has_inputs(stage: Stage) -> bool:
     """Whether everything that `stage` reads is there."""
     return all(dep.exists() or _is_of_hub(dep) for dep in stage.deps)
