@@ -21,14 +21,15 @@ def lineage(
 
     from flows.cli.tables import print_table
     from flows.commands.lineage import STAGE_COLUMNS, describe, fact_rows, stage_rows
-    from tasks.tracking.references import find_run
+    from tasks.tracking.references import find_run, read_registration
 
     with TemporaryDirectory() as downloads:
         run = find_run(model, downloads=Path(downloads))
+        registration = read_registration(run)
         if as_json:
-            typer.echo(json.dumps(describe(run), indent=2))
+            typer.echo(json.dumps(describe(run, registration), indent=2))
             return
-        print_table(("", ""), list(fact_rows(run)))
+        print_table(("", ""), list(fact_rows(run, registration)))
         typer.echo()
         print_table(STAGE_COLUMNS, list(stage_rows(run)), has_header=True)
 

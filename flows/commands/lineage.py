@@ -10,39 +10,39 @@ from tasks.data.hashes import path_md5
 from tasks.reporting.reproduction import shorten
 from tasks.tracking.lineage_record import CodeVersion, StageRecord
 from tasks.tracking.provenance import PACKAGES
-from tasks.tracking.references import FoundRun, Version
+from tasks.tracking.references import FoundRun, Registration, Version
 
 STAGE_COLUMNS = ("stage", "code", "reads", "writes")
 _BUILT_IN = "built in, at that commit"
 
 
-def describe(run: FoundRun) -> dict[str, Any]:
+def describe(run: FoundRun, registration: Registration | None) -> dict[str, Any]:
     """Everything that is known, for programs."""
     return {
         "reference": run.reference,
         "folder": str(run.folder) if run.is_workspace else None,
         "mlflow_run": run.run_id,
-        "state": run.state,
+        "state": registration and registration.state,
         "versions": [
             {"name": v.name, "version": v.number, "aliases": list(v.aliases), "test": dict(v.test)}
-            for v in run.versions
+            for v in (registration.versions if registration else ())
         ],
         "is_unchanged": is_unchanged(run),
         "lineage": run.lineage.model_dump(mode="json"),
     }
 
 
-def fact_rows(run: FoundRun) -> Iterator[tuple[str, str]]:
+def fact_rows(run: FoundRun, registration: Registration | None) -> Iterator[tuple[str, str]]:
     """Name and value, for a reader."""
     lineage = run.lineage
-    state = "" if run.state is None else f", {run.state.lower()}"
+    state = "" if registration is None else f", {registration.state.lower()}"
     yield "run", f"{lineage.workspace}, pipeline {lineage.pipeline}{state}"
     if run.run_id is not None:
         yield "MLflow run", run.run_id
     unchanged = is_unchanged(run)
     if unchanged is not None:
         yield run.reference, "as the run wrote it" if unchanged else "CHANGED since the run wrote it"
-    for version in run.versions:
+    for version in registration.versions if registration else ():
         yield "model", _format_version(version)
         if version.test:
             yield "tested", _format_test(version)

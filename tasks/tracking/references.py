@@ -7,7 +7,7 @@ MLflow run, or a model of MLflow's registry, `models:/NAME/VERSION` or `models:/
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 EVALUATION = "evaluation.json"
 STEPS = "train/metrics.jsonl"
 _MODEL = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>[^/@]+)|@(?P<alias>[^/@]+))")
+_REMEDY = (
+    "give a run's folder, the id or the name of an MLflow run (`wingspan runs` lists them), "
+    "models:/NAME/VERSION or models:/NAME@ALIAS"
+)
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -41,6 +45,16 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What MLflow knows of a run."""
+
+    state: str
+    """RUNNING, FINISHED, FAILED or KILLED."""
+    versions: tuple[Version, ...]
+    """Of registered models, made from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRun:
     """A run and what it left."""
 
@@ -51,9 +65,6 @@ class FoundRun:
     is_workspace: bool
     run_id: str | None
     """In MLflow; None if it is not recorded there."""
-    state: str | None = None
-    """In MLflow: RUNNING, FINISHED, FAILED or KILLED."""
-    versions: tuple[Version, ...] = field(default=())
 
     @property
     def patch(self) -> Path | None:
@@ -95,10 +106,21 @@ def find_run(reference: str, *, downloads: Path) -> FoundRun:
     return _of_mlflow(client, run, reference=reference, downloads=downloads)
 
 
-_REMEDY = (
-    "give a run's folder, the id or the name of an MLflow run (`wingspan runs` lists them), "
-    "models:/NAME/VERSION or models:/NAME@ALIAS"
-)
+def read_registration(run: FoundRun) -> Registration | None:
+    """What MLflow knows of `run`; None if it does not have it, or not any more."""
+    if run.run_id is None:
+        return None
+    from mlflow.exceptions import MlflowException
+
+    client = _connect()
+    try:
+        state: str = client.get_run(run.run_id).info.status
+    except MlflowException:
+        return None
+    found_versions = client.search_model_versions(f"run_id = '{run.run_id}'")
+    # A search does not return aliases.
+    versions = [client.get_model_version(found.name, found.version) for found in found_versions]
+    return Registration(state=state, versions=tuple(map(_version, versions)))
 
 
 def _find_workspace(path: Path) -> FoundRun:
@@ -111,34 +133,14 @@ def _find_workspace(path: Path) -> FoundRun:
         )
     workspace = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     lineage = read_lineage(workspace / LINEAGE)
-    run_id: str | None = None
-    state: str | None = None
-    versions: tuple[Version, ...] = ()
     record = read_record(workspace)
-    if record.get("uri") == tracking_uri():
-        run_id = str(record["run_id"])
-        state, versions = _registered(run_id)
     return FoundRun(
         reference=str(path),
         lineage=lineage,
         folder=workspace,
         is_workspace=True,
-        run_id=run_id,
-        state=state,
-        versions=versions,
+        run_id=str(record["run_id"]) if record.get("uri") == tracking_uri() else None,
     )
-
-
-def _registered(run_id: str) -> tuple[str | None, tuple[Version, ...]]:
-    """State and versions of the run; nothing if MLflow does not have it any more."""
-    from mlflow.exceptions import MlflowException
-
-    client = _connect()
-    try:
-        state: str = client.get_run(run_id).info.status
-    except MlflowException:
-        return None, ()
-    return state, _versions(client, run_id)
 
 
 def _find_version(reference: str, *, downloads: Path) -> FoundRun:
@@ -227,8 +229,6 @@ def _of_mlflow(client: "MlflowClient", run: "Run", *, reference: str, downloads:
         folder=folder,
         is_workspace=is_workspace,
         run_id=run_id,
-        state=run.info.status,
-        versions=_versions(client, run_id),
     )
 
 
@@ -236,12 +236,6 @@ def _download(client: "MlflowClient", run_id: str, file: str, *, target: Path) -
     """Stores differ in whether they keep the folder of an artifact."""
     target.parent.mkdir(parents=True, exist_ok=True)
     Path(client.download_artifacts(run_id, file, str(target.parent))).replace(target)
-
-
-def _versions(client: "MlflowClient", run_id: str) -> tuple[Version, ...]:
-    versions = client.search_model_versions(f"run_id = '{run_id}'")
-    # A search does not return aliases.
-    return tuple(_version(client.get_model_version(found.name, found.version)) for found in versions)
 
 
 def _version(version: "ModelVersion") -> Version:
