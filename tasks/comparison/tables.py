@@ -9,6 +9,7 @@ from tasks.comparison.runs import FinishedRun
 from tasks.comparison.scores import Difference, Score, is_rate, only_first_solves, score
 from tasks.comparison.sides import SUCCESS, ComparedItem, Side
 from tasks.evaluation.outcomes import Samples, compare_samples
+from tasks.reporting.intervals import MIN_BOOTSTRAP
 from tasks.reporting.pages import DASH, duration, format_count, format_p, percent, points
 from tasks.reporting.results import grouping_keys
 from tasks.viewer.links import RunPages
@@ -145,13 +146,15 @@ def group_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterat
             for names in groups.values():
                 first, second = (_only(side.samples[SUCCESS], names) for side in (reference, other))
                 test = compare_samples(first, second)
-                row.append(
-                    DASH if test is None else f"{points(test.mean)} ({_span(test.low, test.high, SUCCESS)})"
-                )
+                span = f" ({_span(test.low, test.high, SUCCESS)})" if test and test.has_interval else ""
+                row.append(DASH if test is None else f"{points(test.mean)}{span}")
             rows.append(row)
         about = "Success, with 95% intervals over the items of each value, whose number is in brackets."
         if others:
-            about += " Differences in points are paired."
+            about += (
+                f" Differences in points are paired; without an interval for fewer than {MIN_BOOTSTRAP} "
+                "items, or if all items differ alike."
+            )
         yield Table(title=f"By {key}", about=about, header=header, rows=rows)
 
 

@@ -13,7 +13,7 @@ Z = 1.959964
 RESAMPLES = 10_000
 """Of a bootstrap."""
 MIN_BOOTSTRAP = 10
-"""Items of a bootstrap of rates."""
+"""Items of a bootstrap of rates; with fewer it is too narrow."""
 _CHUNK = 4_000_000
 """Values that a bootstrap holds at a time."""
 

@@ -6,7 +6,7 @@ from math import sqrt
 from statistics import fmean
 from typing import Literal
 
-from tasks.reporting.intervals import bootstrap
+from tasks.reporting.intervals import MIN_BOOTSTRAP, bootstrap
 
 MAX_EXACT = 18
 """Items with a difference up to which every assignment of signs is counted: 2^18 of them."""
@@ -30,6 +30,11 @@ class PairedTest:
     """Two-sided, of the hypothesis that the sign of each item's difference is a coin flip."""
     method: Literal["exact", "monte-carlo"]
     """Whether all assignments of signs were counted, or `FLIPS` seeded random ones."""
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the interval says anything: of few items, or of equal differences, it is too narrow."""
+        return self.items >= MIN_BOOTSTRAP and self.low < self.high
 
 
 def paired_test(first: Sequence[float], second: Sequence[float]) -> PairedTest:

@@ -99,6 +99,12 @@ def test_many_items_are_tested_with_random_signs() -> None:
     assert paired_test(first.tolist(), second.tolist()) == result
 
 
+def test_few_items_and_equal_differences_have_no_interval() -> None:
+    assert paired_test([0.0] * 10, [0.5] * 9 + [0.0]).has_interval
+    assert not paired_test([0.0] * 9, [0.5] * 8 + [0.0]).has_interval
+    assert not paired_test([0.0] * 10, [0.5] * 10).has_interval
+
+
 def test_equal_series_have_no_difference() -> None:
     result = paired_test([0.5] * 3, [0.5] * 3)
     assert (result.mean, result.low, result.high, result.p_value) == (0.0, 0.0, 0.0, 1.0)
