@@ -178,6 +178,20 @@ def get_item(spec: EnvSpec, number: int) -> Item:
     return items[number]
 
 
+def find_item(spec: EnvSpec, name: str, *, seed: int | None = None) -> Item:
+    """The item of `spec` that `name`, its number or its id, names, with its seed replaced by `seed` if given.
+
+    Raises `ConfigError`.
+    """
+    index = name.removeprefix(f"{spec.name}_")
+    if not (index.isascii() and index.isdigit()):
+        raise ConfigError(
+            f"{name!r} is no item of {spec.name}; give its number, or its id, e.g. {spec.name}_0"
+        )
+    item = get_item(spec, int(index))
+    return item if seed is None else replace(item, seed=seed)
+
+
 @lru_cache(maxsize=16)
 def _items_by_number(spec: EnvSpec) -> Mapping[int, Item]:
     split = spec.split(0)

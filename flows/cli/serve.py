@@ -175,6 +175,8 @@ def view(
     import asyncio
 
     from flows.commands.view import view as serve
+    from flows.endings.guardian import guard
 
+    guard()  # forks start environments
     paths = folders or [Path("runs")]
     asyncio.run(serve(paths, host=host, port=port, token=token or None, say=typer.echo))

@@ -5,7 +5,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 
 from rich.console import Console
@@ -15,8 +14,7 @@ from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.scripted import TextConversation
 from agents.types import UNLIMITED, StopReason, Turn
 from envs.base import Environment
-from envs.errors import ConfigError
-from envs.registry import EnvSpec, ExpertStep, get_env, get_item
+from envs.registry import EnvSpec, ExpertStep, find_item, get_env
 from envs.types import Item, Message
 
 PROMPT = "> "
@@ -40,17 +38,6 @@ def play(name: str, item_name: str, *, seed: int | None, console: Console) -> No
             console.print()
         finally:
             runner.run(env.close())
-
-
-def find_item(spec: EnvSpec, item_name: str, *, seed: int | None) -> Item:
-    """The item that `item_name` names, with its seed replaced by `seed` if given. Raises `ConfigError`."""
-    index = item_name.removeprefix(f"{spec.name}_")
-    if not (index.isascii() and index.isdigit()):
-        raise ConfigError(
-            f"{item_name!r} is no item of {spec.name}; give its number, or its id, e.g. {spec.name}_0"
-        )
-    item = get_item(spec, int(index))
-    return item if seed is None else replace(item, seed=seed)
 
 
 def count_followed(solution: Sequence[ExpertStep], turns: Sequence[tuple[str, str]]) -> int:

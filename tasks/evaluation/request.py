@@ -18,7 +18,7 @@ from agents.types import EpisodeLimits
 from envs.errors import ConfigError, suggest
 from envs.registry import Split, get_env
 from envs.types import Item
-from tasks.config.data import DataSettings, PartSettings
+from tasks.config.data import PartSettings
 from tasks.config.parameters import read_changes, read_pipeline_name
 from tasks.config.pipelines import Pipeline, load_pipeline, parse_pipeline
 from tasks.data.items import evaluation_turns, split, spread
@@ -104,12 +104,37 @@ class EvaluationPlan:
     ks: list[int]
 
 
-def make_evaluation(request: EvaluationRequest, policy: SavedPolicy | Endpoint | None) -> EvaluationPlan:
+def make_evaluation(request: EvaluationRequest, policy: SavedPolicy | Endpoint) -> EvaluationPlan:
     """The pipeline, the items and the rollout of `request`.
 
-    Settings are those of `request.pipeline`, else of the run that trained the policy, else defaults, with the
-    request's own on top. `policy` is None if a person acts. Raises `ConfigError` for anything that
-    contradicts, and for no items.
+    Raises `ConfigError` as `make_pipeline`, and for no items.
+    """
+    source, pipeline = make_pipeline(request, policy)
+    turns = evaluation_turns(pipeline)
+    return EvaluationPlan(
+        pipeline=pipeline,
+        split=request.split,
+        source=source,
+        items=_choose_items(request, split(pipeline.data)),
+        spec=RolloutSpec(
+            name="evaluate",
+            max_turns={part: request.max_turns or count for part, count in turns.items()},
+            num_samples=request.samples,
+            temperature=pipeline.evaluate.temperature if request.temperature is None else request.temperature,
+        ),
+        seed=None if isinstance(policy, Endpoint) else pipeline.seed,
+        ks=request.shown_ks,
+    )
+
+
+def make_pipeline(
+    request: EvaluationRequest, policy: SavedPolicy | Endpoint | None
+) -> tuple[str | None, Pipeline]:
+    """The pipeline that runs episodes of `request`, and the name of the one whose settings were taken.
+
+    These are `request.pipeline`, else that of the run that trained the policy, else defaults, with the
+    request's own settings on top. `policy` is None if a person acts. Raises `ConfigError` for anything that
+    contradicts.
     """
     if isinstance(policy, Endpoint) and request.seed is not None:
         raise ConfigError(f"--seed {request.seed}: an endpoint samples with seeds of its own; leave it out")
@@ -129,28 +154,15 @@ def make_evaluation(request: EvaluationRequest, policy: SavedPolicy | Endpoint |
         agent = agent.model_copy(update={"format": request.format})
     pipeline = base.model_copy(
         update={
-            "data": DataSettings(parts=parts, split_seed=base.data.split_seed),
+            # not validated: all of its parts may be for training alone
+            "data": base.data.model_copy(update={"parts": parts}),
             "agent": agent,
             "servers": {env: block for env, block in base.servers.items() if env in request.envs},
             "seed": base.seed if request.seed is None else request.seed,
             "warmup": None,
         }
     )
-    turns = evaluation_turns(pipeline)
-    return EvaluationPlan(
-        pipeline=pipeline,
-        split=request.split,
-        source=source,
-        items=_choose_items(request, split(pipeline.data)),
-        spec=RolloutSpec(
-            name="evaluate",
-            max_turns={part: request.max_turns or count for part, count in turns.items()},
-            num_samples=request.samples,
-            temperature=pipeline.evaluate.temperature if request.temperature is None else request.temperature,
-        ),
-        seed=None if isinstance(policy, Endpoint) else pipeline.seed,
-        ks=request.shown_ks,
-    )
+    return source, pipeline
 
 
 def recorded_settings(workspace: Path) -> tuple[str | None, dict[str, Any]]:
@@ -220,6 +232,11 @@ def _choose_items(request: EvaluationRequest, items: Split) -> list[Item]:
         for item in candidates
         if all(item.metadata.get(key) in values for key, values in request.where.items())
     ]
+    if not candidates:
+        raise ConfigError(
+            f"the pipeline has no {request.split} items of {', '.join(request.envs)}; name another --split, "
+            "or another --pipeline"
+        )
     if not chosen_items:
         raise ConfigError(
             f"--where {dict(request.where)} leaves none of the {len(candidates)} {request.split} items of "

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from agents.agent import FormatAgent
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.prompting.renderer import Renderer
 from agents.rollout.chat_conversation import ChatConversation
@@ -15,9 +17,10 @@ from agents.rollout.group import Attempt, Callbacks, GroupSpec, gather_groups
 from agents.rollout.replay import Replay, ReplayedChat, ReplayedSampler
 from agents.rollout.scripted import TextConversation, write_action
 from agents.types import UNLIMITED, EpisodeLimits, StopReason, Trajectory, Turn
-from envs.errors import ConfigError
+from envs.errors import ConfigError, EpisodeFault
+from envs.registry import EnvSpec
 from envs.runtime.manager import EnvManager
-from envs.types import Message
+from envs.types import Item, Message
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
 from tasks.forks.request import ForkPlan
@@ -68,7 +71,7 @@ async def run_person(
     """One episode in which a person goes on, as long as that takes; None if they left it before its end.
 
     A line is an action, or, if the agent acts by tools alone, a turn as a model would write it. Raises as
-    `run_fork`.
+    `run_fork`, and `EpisodeFault` if the environment fails.
     """
     config, has_left = _make_config(plan, None), False
 
@@ -85,6 +88,8 @@ async def run_person(
         return TextConversation(answer)
 
     (trajectory,) = await _gather(replace(plan, samples=1), _Actor(converse), callbacks, name="person")
+    if trajectory.stop_reason is StopReason.ERROR:
+        raise EpisodeFault(f"{plan.parent.name}: {trajectory.error}")
     return None if has_left else trajectory
 
 
@@ -134,7 +139,10 @@ async def _gather(plan: ForkPlan, actor: _Actor, callbacks: Callbacks, *, name: 
     spec = next(spec for spec in environments(plan.pipeline) if spec.name == item.env)
     envs = EnvManager([spec], capacity=min(plan.samples, rollout.max_live_envs))
     group = GroupSpec(
-        name=name, num_samples=plan.samples, max_attempts=rollout.max_attempts, callbacks=callbacks
+        name=name,
+        num_samples=plan.samples,
+        max_attempts=1 if plan.policy is None else rollout.max_attempts,  # a person would have to act again
+        callbacks=callbacks,
     )
 
     async def run_attempt(attempt: Attempt) -> Trajectory:
@@ -178,3 +186,32 @@ def _make_config(plan: ForkPlan, tokenizer: "PreTrainedTokenizerBase | None") ->
     config = make_episode_config(spec, plan.pipeline, tokenizer=tokenizer)
     limits = UNLIMITED if plan.policy is None else config.limits
     return replace(config, limits=replace(limits, max_turns=plan.max_turns))
+
+
+async def play_item(
+    spec: EnvSpec, item: Item, read_line: ReadLine, callbacks: Callbacks = Callbacks()
+) -> Trajectory | None:
+    """An episode of `item` in which a person acts from the beginning; None if they left it before its end."""
+    has_left = False
+
+    async def answer(_: int) -> str | None:
+        nonlocal has_left
+        line = await read_line()
+        has_left = line is None
+        return line
+
+    envs = EnvManager([spec], capacity=1)
+    try:
+        async with envs.lease(spec.name) as env:
+            trajectory = await run_episode(
+                env,
+                item,
+                sample_index=0,
+                conversation=TextConversation(answer),
+                config=EpisodeConfig(agent=FormatAgent("raw"), limits=UNLIMITED),
+                on_opening=callbacks.on_opening and partial(callbacks.on_opening, item, 0),
+                on_turn=callbacks.on_turn and partial(callbacks.on_turn, item, 0),
+            )
+    finally:
+        await envs.close()
+    return None if has_left else trajectory

@@ -13,9 +13,10 @@ from envs.errors import ConfigError
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, reward_of
 from tasks.config.pipelines import Pipeline
+from tasks.data.items import evaluation_turns
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.record import is_record, read_record
-from tasks.evaluation.request import EvaluationRequest, make_evaluation, recorded_settings
+from tasks.evaluation.request import EvaluationRequest, make_pipeline, recorded_settings
 from tasks.forks.parents import Parent
 from tasks.verl.policies import decoder
 from tasks.viewer.annotations import now
@@ -93,22 +94,18 @@ def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:
     """
     trajectory = parent.trajectory
     policy = None if request.is_person else _find_policy(parent, request)
-    if isinstance(policy, SavedPolicy) and request.temperature == 0 and request.samples > 1:
-        raise ConfigError(
-            f"{request.samples} samples at temperature 0 are all alike; ask for one, or for a higher "
-            "temperature"
-        )
     name, overrides = _settings(parent, request)
     evaluation = EvaluationRequest(
         envs=(trajectory.item.env,),
+        samples=request.samples,
         temperature=request.temperature,
         max_turns=request.max_turns,
         seed=request.seed,
         pipeline=name,
         overrides={**overrides, **request.overrides},
     )
-    plan = make_evaluation(evaluation, policy)
-    pipeline = plan.pipeline
+    _, pipeline = make_pipeline(evaluation, policy)
+    temperature = pipeline.evaluate.temperature if request.temperature is None else request.temperature
     if pipeline.agent.program is not None:
         raise ConfigError(
             f"agent.program {pipeline.agent.program!r} has no environment in which its episodes could be "
@@ -123,7 +120,7 @@ def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:
     check_environments(pipeline)
     check_agent(pipeline)
     num_turns = turn - (request.observation is None)
-    max_turns = plan.spec.max_turns[part]
+    max_turns = request.max_turns or evaluation_turns(pipeline)[part]
     taken = sum(bool(one.action) or one.failed for one in trajectory.turns[:num_turns])
     if taken >= max_turns:
         raise ConfigError(
@@ -146,9 +143,9 @@ def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:
         pipeline=pipeline,
         policy=policy,
         samples=request.samples,
-        temperature=plan.spec.temperature,
+        temperature=temperature,
         max_turns=max_turns,
-        labels=_labels(parent, turn, request, policy, temperature=plan.spec.temperature),
+        labels=_labels(parent, turn, request, policy, temperature=temperature),
     )
 
 
@@ -204,7 +201,7 @@ def _labels(
     if request.observation is not None:
         labels["observation"] = "replaced"
     # Each request is a group of its own: the same one again gives the same samples, which count once.
-    return {**labels, "parent_digest": parent.digest, "at": now()}
+    return {**labels, "parent_digest": parent.digest, "forked_at": now()}
 
 
 def _has_tokens(parent: Parent, policy: SavedPolicy | Endpoint | None) -> bool | None:

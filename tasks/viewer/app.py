@@ -13,8 +13,7 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
-from pydantic_core import to_json
+from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -26,13 +25,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agents.settings import describe_invalid
-from envs.errors import ConfigError, WingspanError, to_line
-from envs.network.server import RequestRejected, bearer_token, read_body
+from envs.errors import ConfigError, MissingDependency, WingspanError, to_line
+from envs.network.server import RequestRejected, bearer_token
 from tasks.reporting.pages import PAGES
 from tasks.viewer import browse
 from tasks.viewer.annotations import MAX_LABEL, MAX_NOTE, Annotation, append_annotation, now
+from tasks.viewer.answers import NotFound, find_row, integer, json_answer
 from tasks.viewer.folders import ANNOTATIONS
+from tasks.viewer.forks import fork_routes, read_page_body
+from tasks.viewer.live import TooMany
 from tasks.viewer.overview import read_overview, summarise_run
 from tasks.viewer.query import KEYS, list_keys
 from tasks.viewer.reading import LineChanged, find_image, load_trajectory, read_tokens, read_trajectory
@@ -66,10 +67,6 @@ class AnnotationRequest(BaseModel, extra="forbid"):
     """The trajectory's, as it was shown: it may have been rewritten since."""
     label: str = Field(default="", max_length=MAX_LABEL, pattern=r"^[^\s\"]*$")
     note: str = Field(default="", max_length=MAX_NOTE)
-
-
-class NotFound(WingspanError):
-    """There is no such thing, or no longer."""
 
 
 def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starlette:
@@ -125,7 +122,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
     def trajectory(request: Request) -> Any:
         opened, address = _open(request), request.query_params.get("address", "")
         with opened.index.connect() as connection:
-            row, location = _find(connection, address)
+            row, location = find_row(connection, address)
             return {
                 "row": row,
                 "digest": location.digest,
@@ -143,8 +140,8 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
     def tokens(request: Request) -> Any:
         opened = _open(request)
         with opened.index.connect() as connection:
-            _, location = _find(connection, request.query_params.get("address", ""))
-        values, number = load_trajectory(location), _integer(request, "turn", default=-1)
+            _, location = find_row(connection, request.query_params.get("address", ""))
+        values, number = load_trajectory(location), integer(request, "turn", default=-1)
         if number >= len(values["turns"]):
             raise NotFound(f"the trajectory has no turn {number + 1}")
         return read_tokens(values, number=number, split=opened.split)
@@ -159,7 +156,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
                 addresses = [row.address for row in members]
                 if not members:
                     raise NotFound(f"there is no trajectory {request.query_params['group']}")
-            found = [_find(connection, address) for address in addresses[:MAX_SIDES]]
+            found = [find_row(connection, address) for address in addresses[:MAX_SIDES]]
             return {
                 "total": len(addresses),
                 "sides": [
@@ -180,8 +177,8 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
     def image(request: Request) -> Response:
         opened = _open(request)
         with opened.index.connect() as connection:
-            _, location = _find(connection, request.query_params.get("address", ""))
-        turn, number = _integer(request, "turn", default=-1), _integer(request, "number", default=0)
+            _, location = find_row(connection, request.query_params.get("address", ""))
+        turn, number = integer(request, "turn", default=-1), integer(request, "number", default=0)
         found = find_image(load_trajectory(location), turn=turn, number=number)
         if found is None:
             raise NotFound("there is no such image")
@@ -195,21 +192,13 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         return FileResponse(STATIC / "index.html")
 
     async def annotate(request: Request) -> Response:
-        origin = request.headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            raise RequestRejected(403, "annotations of other web pages (header Origin) are not taken")
-        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-            raise RequestRejected(415, "an annotation is JSON (header Content-Type)")
-        try:
-            body = AnnotationRequest.model_validate_json(await read_body(request, MAX_BODY_BYTES))
-        except ValidationError as error:
-            raise RequestRejected(422, describe_invalid(error, AnnotationRequest)) from None
-        return _json(await run_in_threadpool(_annotate, body))
+        body = await read_page_body(request, AnnotationRequest, max_bytes=MAX_BODY_BYTES)
+        return json_answer(await run_in_threadpool(_annotate, body))
 
     def _annotate(body: AnnotationRequest) -> Any:
         opened = viewer.open(body.run)
         with opened.index.connect() as connection:
-            row, location = _find(connection, body.address)
+            row, location = find_row(connection, body.address)
             if location.digest != body.digest:
                 raise LineChanged(f"{body.address} was rewritten")
         file, _, line = body.address.rpartition(":")
@@ -236,6 +225,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         routes=[
             *routes,
             Route("/api/annotations", annotate, methods=["POST"]),
+            *fork_routes(viewer, is_loopback=host in LOOPBACK),
             Route("/", index),
             # The colors of reports are those of the viewer.
             Route("/static/palette.css", lambda _: FileResponse(PAGES / "palette.css")),
@@ -253,25 +243,13 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
 def _endpoint(read: Callable[[Request], Any]) -> Callable[[Request], Response]:
     def answer(request: Request) -> Response:
         content = read(request)
-        return content if isinstance(content, Response) else _json(content)
+        return content if isinstance(content, Response) else json_answer(content)
 
     return answer
 
 
-def _json(content: Any, *, status: int = 200) -> Response:
-    # JavaScript reads no NaN and no infinity.
-    return Response(to_json(content, inf_nan_mode="strings"), status, media_type="application/json")
-
-
 def _state(opened: OpenRun, connection: sqlite3.Connection) -> dict[str, Any]:
     return {"generation": browse.generation(connection), "indexing": opened.index.progress}
-
-
-def _find(connection: sqlite3.Connection, address: str) -> tuple[browse.Row, browse.Location]:
-    row, location = browse.find_row(connection, address), browse.find_location(connection, address)
-    if row is None or location is None:
-        raise NotFound(f"there is no trajectory {address}; its file may have been rewritten since")
-    return row, location
 
 
 def _further_keys(connection: sqlite3.Connection) -> dict[str, str]:
@@ -281,41 +259,30 @@ def _further_keys(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def _page(request: Request) -> dict[str, Any]:
-    limit = _integer(request, "limit", default=100)
+    limit = integer(request, "limit", default=100)
     return {
         "sort": request.query_params.get("sort", ""),
-        "offset": max(0, _integer(request, "offset", default=0)),
+        "offset": max(0, integer(request, "offset", default=0)),
         "limit": max(1, min(limit, MAX_LIMIT)),
     }
-
-
-def _integer(request: Request, name: str, *, default: int) -> int:
-    text = request.query_params.get(name, str(default))
-    try:
-        number = int(text)
-    except ValueError:
-        number = None
-    if number is None or abs(number) > 1 << 31:
-        raise RequestRejected(400, f"{name}={text[:40]!r} is no number")
-    return number
 
 
 def _reject(status: int) -> Callable[[Request, Exception], Response]:
     def answer(_: Request, error: Exception) -> Response:
         text = to_line(error) if isinstance(error, WingspanError) else str(error)
-        return _json({"error": text}, status=status)
+        return json_answer({"error": text}, status=status)
 
     return answer
 
 
 def _reject_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestRejected)
-    return _json({"error": str(error.detail)}, status=error.status)
+    return json_answer({"error": str(error.detail)}, status=error.status)
 
 
 def _reject_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _json({"error": error.detail}, status=error.status_code)
+    return json_answer({"error": error.detail}, status=error.status_code)
 
 
 _HANDLERS: Mapping[Any, Callable[[Request, Exception], Response]] = {
@@ -324,7 +291,9 @@ _HANDLERS: Mapping[Any, Callable[[Request, Exception], Response]] = {
     UnknownRun: _reject(404),
     NotFound: _reject(404),
     LineChanged: _reject(409),
+    TooMany: _reject(409),
     ConfigError: _reject(400),
+    MissingDependency: _reject(400),
     sqlite3.DatabaseError: _reject(500),
 }
 
@@ -347,7 +316,7 @@ class _TokenCheck:
             await self._app(scope, receive, send)
         else:
             error = "this viewer requires its token; open its address with /?token=TOKEN at the end"
-            await _json({"error": error}, status=401)(scope, receive, send)
+            await json_answer({"error": error}, status=401)(scope, receive, send)
 
 
 class _Headers:

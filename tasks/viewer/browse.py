@@ -32,6 +32,8 @@ GROUP_SORTS = {
 MAX_VALUES = 30
 """Distinct values of a key that is offered to filter by; one with more is an identifier."""
 MAX_HISTORY = 5000
+_IDENTIFIERS = ("parent_digest", "forked_at")
+"""Labels of forks by which nobody filters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +222,8 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
     }
     result = [Facet(key=key, values=_values(connection.execute(select))) for key, select in selects.items()]
     result += _fact_facets(connection, "item", "items", "metadata", names["metadata"])
-    result += _fact_facets(connection, "labels", "facts", "json", names["label"])
+    labels = [name for name in names["label"] if name not in _IDENTIFIERS]
+    result += _fact_facets(connection, "labels", "facts", "json", labels)
     result.append(Facet(key="tool", values=_tools(connection)))
     return [facet for facet in result if 1 < len(facet.values) <= MAX_VALUES or _is_telling(facet)]
 

@@ -25,7 +25,7 @@ from tasks.viewer.lines import TOOL_CALLS
 MAX_CONDITIONS = 50
 KEYS: Mapping[str, str] = {
     "step": "training step",
-    "phase": "train, evaluation or rollout",
+    "phase": "train, evaluation, rollout or fork",
     "file": "file of trajectories, e.g. step_0003",
     "item": "item id",
     "env": "environment",

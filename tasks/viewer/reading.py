@@ -64,7 +64,7 @@ def read_trajectory(values: Mapping[str, Any], *, decode: Decode) -> dict[str, A
         "final_state": values.get("final_state"),
         "prompt": _prompt(values.get("prompt_ids") or [], decode=decode),
         "prompt_images": _image_types(values.get("prompt_images")),
-        "turns": [_turn(turn, decode=decode) for turn in values["turns"]],
+        "turns": [read_turn(turn, decode=decode) for turn in values["turns"]],
         "not_recorded": NOT_RECORDED,
     }
 
@@ -128,7 +128,8 @@ def token_pieces(tokenizer_file: Path) -> Callable[[Sequence[int]], list[str] | 
     return split
 
 
-def _turn(turn: Mapping[str, Any], *, decode: Decode) -> dict[str, Any]:
+def read_turn(turn: Mapping[str, Any], *, decode: Decode) -> dict[str, Any]:
+    """A turn as the page shows it."""
     completion = turn["completion"]
     logprobs = [value for value in completion.get("logprobs") or [] if math.isfinite(value)]
     action = turn.get("action") or ""

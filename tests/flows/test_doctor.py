@@ -17,11 +17,11 @@ from typer.testing import CliRunner, Result
 
 from envs.builtin.textcraft.env import make_item
 from envs.errors import ConfigError, MissingDependency
-from envs.registry import ENVIRONMENTS, ExpertStep, get_env, list_families
+from envs.registry import ENVIRONMENTS, ExpertStep, find_item, get_env, list_families
 from envs.requirements.detection import JAVA
 from flows.cli.app import app
 from flows.commands.inventory import HERE, NOT_HERE
-from flows.commands.play import count_followed, find_item
+from flows.commands.play import count_followed
 from tests.flows.test_cli import ROOT, project, the_error, wingspan
 from tests.support.tiny_model import save_tiny_model
 

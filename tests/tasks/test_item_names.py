@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.errors import ConfigError, MissingDependency
-from envs.registry import ENVIRONMENTS, EnvSpec, get_env, get_item
+from envs.registry import ENVIRONMENTS, EnvSpec, find_item, get_env, get_item
 from envs.types import Item, Observation
-from flows.commands.play import find_item
 from tasks.config.data import DataSettings
 from tasks.data.files import read_parts
 from tests.support.serving import listening

@@ -17,9 +17,15 @@ export async function get(name, params = {}, signal) {
   return read(await send(`api/${name}?${query}`, { signal }));
 }
 
-export async function post(name, body) {
-  const headers = { "content-type": "application/json" };
+export async function post(name, body, more = {}) {
+  const headers = { "content-type": "application/json", ...more };
   return read(await send(`api/${name}`, { method: "POST", headers, body: JSON.stringify(body) }));
+}
+
+// What acts needs the key that only the viewer's own pages can read. A viewer that was started anew has another.
+export async function act(name, body) {
+  const { key } = await get("key");
+  return post(name, body, { "x-wingspan-key": key });
 }
 
 async function send(url, options) {
@@ -43,6 +49,9 @@ async function read(answer) {
   if (!answer.ok) throw new ApiError(body?.error ?? `the viewer answered with status ${answer.status}`, answer.status);
   return body;
 }
+
+export const liveImageUrl = (id, turn, index) =>
+  `api/live-image?${new URLSearchParams({ id, turn, number: index })}`;
 
 export const imageUrl = (run, address, turn, index) =>
   `api/image?${new URLSearchParams({ run, address, turn, number: index })}`;

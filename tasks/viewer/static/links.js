@@ -8,6 +8,8 @@
 //   #/run/<run>/group/<file>:<line>              the group of a trajectory, side by side
 //   #/run/<run>/sides?at=…&at=…                  any trajectories, side by side
 //   #/run/<run>/item?item=…                      an item over the training
+//   #/run/<run>/fork/<file>:<line>?turn=…        a trajectory up to a turn, from which something else goes on
+//   #/console?env=…&item=…                       an environment in which a person acts
 
 export function parse(hash) {
   const [path, query = ""] = splitOnce(hash.replace(/^#\/?/, ""), "?");
@@ -41,6 +43,8 @@ export const toGroups = (run, query = {}) => link(["run", run, "groups"], query)
 export const toTrajectory = (run, address, query = {}) => link(["run", run, "at", address], query);
 export const toGroup = (run, address, query = {}) => link(["run", run, "group", address], query);
 export const toSides = (run, addresses, query = {}) => link(["run", run, "sides"], { at: addresses, ...query });
+export const toFork = (run, address, turn) => link(["run", run, "fork", address], { turn });
+export const toConsole = (query = {}) => link(["console"], query);
 export const toItem = (run, item) => link(["run", run, "item"], { item });
 
 // A condition of a query with a value that may need quotes.

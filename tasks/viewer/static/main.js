@@ -2,6 +2,7 @@
 
 import { ApiError } from "./api.js";
 import { h, replace } from "./dom.js";
+import { consoleView, forkView } from "./fork.js";
 import { listen, setKeys, shownKeys } from "./keys.js";
 import * as links from "./links.js";
 import { itemView } from "./item.js";
@@ -19,11 +20,13 @@ let current = null; // { hash, controller, update, refresh }
 function findView({ parts, query }) {
   const [first, run, kind, ...rest] = parts;
   if (first === undefined) return runsView();
+  if (first === "console" && run === undefined) return consoleView({ query });
   if (first !== "run" || run === undefined) return null;
   if (kind === undefined) return runView(run);
   if (kind === "trajectories" || kind === "groups") return listView(run, { kind, query });
   const address = rest.join("/");
   if (kind === "at") return trajectoryView(run, { address, query });
+  if (kind === "fork") return forkView(run, { address, query });
   if (kind === "group") return sidesView(run, { group: address, query });
   if (kind === "sides") return sidesView(run, { addresses: query.getAll("at"), query });
   if (kind === "item") return itemView(run, { item: query.get("item") ?? "" });

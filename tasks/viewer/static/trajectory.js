@@ -3,7 +3,7 @@
 import { get, imageUrl, post } from "./api.js";
 import { count, h, longText, number, percent, plural, replace, seconds } from "./dom.js";
 import * as links from "./links.js";
-import { dot, outcome, stepText, stopText, tags, versionText, visited } from "./rows.js";
+import { dot, isFork, outcome, rateText, stepText, stopText, tags, versionText, visited } from "./rows.js";
 import { tokenText, legend } from "./tokens.js";
 
 const SHOWN = [
@@ -16,9 +16,10 @@ const SHOWN = [
 export function trajectoryView(run, { address, query }) {
   const list = { q: query.get("q") ?? "", sort: query.get("sort") ?? "" };
   let show = query.get("show") ?? "", turn = Number(query.get("turn")) || 0;
-  let facts = null, place = null, isShown = false;
+  let facts = null, place = null, isShown = false, forks = [];
   const turns = h("ol", { class: "turns" });
   const legendBox = h("div");
+  const forksBox = h("section", { class: "forks" });
   const placeBox = h("span", { class: "place" });
   const note = h("textarea", { rows: 3, id: "note", placeholder: "note", "aria-label": "Note", maxlength: 4000 });
   const label = h("input", { id: "label", placeholder: "label", "aria-label": "Label", maxlength: 40, pattern: "[^\\s\"]*", autocomplete: "off", list: "labels" });
@@ -78,12 +79,19 @@ export function trajectoryView(run, { address, query }) {
           one.env_s !== null && `${seconds(one.env_s)} in the environment`].filter(Boolean).map((text) => h("span", {}, text)),
         one.unparsed && h("span", { class: "flag" }, "not in the format"),
         one.finish === "length" && h("span", { class: "flag" }, "cut at the token limit"),
-        before !== undefined && h("span", { class: "flag soft", title: "The environment's state key is that of an earlier turn." }, `state as before turn ${before}`)));
+        before !== undefined && h("span", { class: "flag soft", title: "The environment's state key is that of an earlier turn." }, `state as before turn ${before}`),
+        h("a", { class: "fork-link", href: links.toFork(run, address, index + 1), title: "Repeat the episode up to here, and go on otherwise (f)" }, "fork from here")));
   }
 
   async function read(signal) {
     facts = await get("trajectory", { run, address }, signal);
     readPlace(signal).catch(() => {});
+    readForks(signal).catch(() => {});
+  }
+
+  async function readForks(signal) {
+    ({ forks } = await get("forks", { run, address }, signal));
+    replace(forksBox, forks.length > 0 && [h("h2", {}, "Forks"), forkList(run, forks)]);
   }
 
   async function readPlace(signal) {
@@ -141,6 +149,11 @@ export function trajectoryView(run, { address, query }) {
             h("p", { class: "dots" }, facts.siblings.map((one) => dot(one, { run, isCurrent: one.address === address, query: { ...list, show } }))),
             h("p", {}, h("a", { href: links.toGroup(run, address) }, "side by side"), " · ",
               h("a", { href: links.toItem(run, row.item) }, "this item over the training"))),
+          isFork(row) && h("section", {}, h("h2", {}, "Fork"),
+            h("p", {}, "of ", h("a", { href: links.toTrajectory(run, row.labels.parent, { turn: row.labels.turn }) }, row.labels.parent),
+              ` at turn ${row.labels.turn}, by ${row.labels.policy}`),
+            h("p", {}, h("a", { href: links.toSides(run, [row.labels.parent, address]) }, "beside the original"))),
+          forksBox,
           h("section", {}, h("h2", {}, "Annotation"),
             h("form", { class: "annotation", onsubmit: (event) => { event.preventDefault(); save(); } },
               label, note, h("div", {}, h("button", {}, "Save"), " ", saved))),
@@ -185,6 +198,7 @@ export function trajectoryView(run, { address, query }) {
       [["g"], "the group side by side", () => { location.hash = links.toGroup(run, address); }],
       [["i"], "this item over the training", () => { location.hash = links.toItem(run, facts.row.item); }],
       [["n"], "write a note", () => note.focus()],
+      [["f"], "fork from this turn", () => { location.hash = links.toFork(run, address, turn || 1); }],
       [["/"], "search the run", () => { location.hash = links.toList(run, list); }],
     ],
   };
@@ -206,28 +220,31 @@ const callBox = ({ name, arguments: values }) => h("div", { class: "call" },
   h("dl", {}, Object.entries(values).map(([key, value]) =>
     [h("dt", {}, key), h("dd", {}, longText(typeof value === "string" ? value : JSON.stringify(value), { lines: 20 }))])));
 
-export function observation(run, address, one, index) {
+export const observation = (run, address, one, index) => observed(one, (place) => imageUrl(run, address, index, place));
+
+// `urlOf` maps an image's place to its address.
+export function observed(one, urlOf) {
   return [
     one.observation && longText(one.observation, { className: "observation", lines: 40 }),
-    images(run, address, index, one.images),
+    images(one.images, urlOf),
   ];
 }
 
-function images(run, address, turn, types) {
+export function images(types, urlOf) {
   const known = ["image/png", "image/jpeg", "image/gif", "image/webp"];
   return types.length > 0 && h("div", { class: "images" }, types.map((type, place) => known.includes(type)
-    ? h("img", { src: imageUrl(run, address, turn, place), alt: `image ${place + 1}`, loading: "lazy" })
+    ? h("img", { src: urlOf(place), alt: `image ${place + 1}`, loading: "lazy" })
     : h("p", { class: "fine" }, `An image of type ${type || "unknown"} is not shown.`)));
 }
 
-function opening(run, address, { prompt, prompt_images, fields }) {
+export function opening(run, address, { prompt, prompt_images, fields }) {
   const text = prompt.text;
   return h("section", { class: "opening" },
     h("h2", {}, "Prompt ", h("span", { class: "fine" }, plural(prompt.tokens, "token"))),
     text === null
       ? h("p", { class: "fine" }, "Files hold the prompt as tokens, and this run has no tokenizer to read them with (policy/tokenizer.json).")
       : longText(text, { tail: true, lines: 14, limit: 2500, className: "prompt" }),
-    images(run, address, -1, prompt_images),
+    images(prompt_images, (place) => imageUrl(run, address, -1, place)),
     Object.keys(fields).length > 0 && h("details", {}, h("summary", {}, "fields of the item, which the policy may not see"),
       h("dl", { class: "stacked" }, Object.entries(fields).map(([key, value]) =>
         [h("dt", {}, key), h("dd", {}, longText(typeof value === "string" ? value : JSON.stringify(value), { lines: 10 }))]))));
@@ -237,11 +254,18 @@ const newSegment = (one) => h("details", { class: "segment" },
   h("summary", {}, `A new segment begins: from here the policy saw a prompt of ${plural(one.prompt.tokens, "token")}, not the turns before`),
   one.prompt.text === null ? h("p", { class: "fine" }, "no tokenizer to read it with") : longText(one.prompt.text, { className: "prompt" }));
 
+// The requests that forked a trajectory, with what they say of its turns.
+export const forkList = (run, forks) => h("ul", { class: "fork-list" }, forks.map(({ first, turn, policy, temperature, observation: shown, value }) =>
+  h("li", {}, h("a", { href: links.toGroup(run, first) }, `turn ${turn}`), ` ${policy}`,
+    typeof temperature === "number" && `, temperature ${number(temperature)}`, shown && ", another observation",
+    h("br"), h("span", { class: "fine", title: "success, with its 95% interval" },
+      value.samples ? `${value.samples > 1 ? rateText(value.success) : value.success.mean ? "solved" : "not solved"}, n = ${value.samples}` : "no sample was played to its end"))));
+
 function factTable({ row, metrics, seed, attempts, seconds: time }) {
   const pairs = [
     ["environment", row.env], row.part && ["part", row.part], ["seed", seed], ["policy version", versionText(row.versions)],
     ["log-prob, mean", number(row.logprob)], ["time", seconds(time)], ["attempts", attempts],
-    ...Object.entries(row.labels), ...Object.entries(metrics).map(([key, value]) => [key.replaceAll("_", " "), number(value)]),
+    ...Object.entries(row.labels).filter(([key]) => !isFork(row) || key !== "parent_digest"), ...Object.entries(metrics).map(([key, value]) => [key.replaceAll("_", " "), number(value)]),
   ].filter(Boolean);
   return h("dl", { class: "pairs" }, pairs.map(([key, value]) => [h("dt", {}, key), h("dd", {}, String(value ?? "–"))]));
 }

@@ -1,0 +1,41 @@
+"""What the viewer's routes share: JSON answers, numbers of requests, and trajectories by their address."""
+
+import sqlite3
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from envs.errors import WingspanError
+from envs.network.server import RequestRejected
+from tasks.viewer import browse
+
+
+class NotFound(WingspanError):
+    """There is no such thing, or no longer."""
+
+
+def json_answer(content: Any, *, status: int = 200) -> Response:
+    """Without NaN and infinity, which JavaScript does not read."""
+    return Response(to_json(content, inf_nan_mode="strings"), status, media_type="application/json")
+
+
+def integer(request: Request, name: str, *, default: int) -> int:
+    """A parameter of the request's address. Raises `RequestRejected`."""
+    text = request.query_params.get(name, str(default))
+    try:
+        number = int(text)
+    except ValueError:
+        number = None
+    if number is None or abs(number) > 1 << 31:
+        raise RequestRejected(400, f"{name}={text[:40]!r} is no number")
+    return number
+
+
+def find_row(connection: sqlite3.Connection, address: str) -> tuple[browse.Row, browse.Location]:
+    """The trajectory `address` and where it lies. Raises `NotFound`."""
+    row, location = browse.find_row(connection, address), browse.find_location(connection, address)
+    if row is None or location is None:
+        raise NotFound(f"there is no trajectory {address}; its file may have been rewritten since")
+    return row, location

@@ -1,0 +1,291 @@
+"""Forks by a click: what may go on from a trajectory, what has, and the requests that run something.
+
+These requests act, so they are taken from the viewer's own page alone: with JSON, which other web pages
+cannot send unasked; without a foreign Origin; and with the page's key, which only the viewer's own pages can
+read. They are taken on a loopback address only.
+"""
+
+import secrets
+import sqlite3
+from collections.abc import Mapping, Sequence
+from hmac import compare_digest
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agents.rollout.group import Callbacks
+from agents.settings import describe_invalid
+from agents.types import StopReason, Trajectory
+from envs.errors import ConfigError, WingspanError
+from envs.network.server import RequestRejected, read_body
+from tasks.viewer import browse
+from tasks.viewer.answers import NotFound, find_row, integer, json_answer
+from tasks.viewer.live import Live, LiveRuns
+from tasks.viewer.query import list_keys
+from tasks.viewer.reading import IMAGE_TYPES, LineChanged
+from tasks.viewer.viewer import OpenRun, Viewer
+
+KEY_HEADER = "x-wingspan-key"
+MAX_BODY_BYTES = 256 << 10
+MAX_SAMPLES = 64
+MAX_LINE = 20_000
+"""Characters of a person's line, and of an observation."""
+MAX_WAIT_S = 5.0
+"""How long a request for a state waits for a newer one."""
+MAX_FORKS = 5000
+PERSON = "person"
+_B = TypeVar("_B", bound=BaseModel)
+
+
+class ForkBody(BaseModel, extra="forbid"):
+    """Body of `POST api/fork`."""
+
+    run: str
+    address: str
+    digest: str
+    """The trajectory's, as it was shown: it may have been rewritten since."""
+    turn: int = Field(ge=1, le=1 << 20)
+    policy: str
+    """One of those that `api/forks` offers, or `person`."""
+    samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    max_turns: int | None = Field(default=None, ge=1, le=10_000)
+    observation: str | None = Field(default=None, max_length=MAX_LINE)
+
+
+class ConsoleBody(BaseModel, extra="forbid"):
+    """Body of `POST api/console`: an environment without a past."""
+
+    env: str = Field(max_length=200)
+    item: str = Field(max_length=200)
+
+
+class ActBody(BaseModel, extra="forbid"):
+    """Body of `POST api/act`."""
+
+    id: str
+    line: str = Field(min_length=1, max_length=MAX_LINE)
+
+
+class StopBody(BaseModel, extra="forbid"):
+    """Body of `POST api/stop`."""
+
+    id: str
+
+
+def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
+    """The routes of forks and consoles. Where not `is_loopback`, nothing is run."""
+    key, runs = secrets.token_urlsafe(32), LiveRuns()
+
+    def forks(request: Request) -> Response:
+        """The forks of a trajectory with their values, and the policies that can go on from it."""
+        opened, address = (
+            viewer.open(request.query_params.get("run", "")),
+            request.query_params.get("address", ""),
+        )
+        with opened.index.connect() as connection:
+            _, location = find_row(connection, address)
+            return json_answer(
+                {
+                    "forks": _list_forks(connection, address, digest=location.digest),
+                    "policies": _offer(viewer, opened) if is_loopback else [],
+                    "generation": browse.generation(connection),
+                }
+            )
+
+    def key_of_page(_: Request) -> Response:
+        return json_answer({"key": key if is_loopback else ""})
+
+    def environments(_: Request) -> Response:
+        from envs.registry import ENVIRONMENTS
+
+        return json_answer({"environments": list(ENVIRONMENTS)})
+
+    def live(request: Request) -> Response:
+        found = _find_live(runs, request.query_params.get("id", ""))
+        return json_answer(found.snapshot(after=integer(request, "after", default=-1), wait_s=MAX_WAIT_S))
+
+    def live_image(request: Request) -> Response:
+        found = _find_live(runs, request.query_params.get("id", ""))
+        turn, number = integer(request, "turn", default=-1), integer(request, "number", default=0)
+        image = found.find_image(turn=turn, number=number)
+        if image is None or image.media_type not in IMAGE_TYPES:
+            raise NotFound("there is no such image")
+        return Response(image.data, media_type=image.media_type)
+
+    async def fork(request: Request) -> Response:
+        body = await read_own(request, ForkBody)
+        return json_answer({"id": (await run_in_threadpool(_start_fork, viewer, runs, body)).id})
+
+    async def console(request: Request) -> Response:
+        body = await read_own(request, ConsoleBody)
+        return json_answer({"id": (await run_in_threadpool(_start_console, runs, body)).id})
+
+    async def act(request: Request) -> Response:
+        body = await read_own(request, ActBody)
+        _find_live(runs, body.id).act(body.line)
+        return json_answer({})
+
+    async def stop(request: Request) -> Response:
+        body = await read_own(request, StopBody)
+        _find_live(runs, body.id).stop()
+        return json_answer({})
+
+    async def read_own(request: Request, kind: type[_B]) -> _B:
+        if not is_loopback:
+            raise RequestRejected(
+                403, "forks run on a loopback address only: they act on this machine; reach it by ssh -L"
+            )
+        body = await read_page_body(request, kind, max_bytes=MAX_BODY_BYTES)
+        if not compare_digest(request.headers.get(KEY_HEADER, "").encode(), key.encode()):
+            raise RequestRejected(
+                403, f"the page's key (header {KEY_HEADER}) is missing or old; load it anew"
+            )
+        return body
+
+    reads = {
+        "forks": forks,
+        "key": key_of_page,
+        "environments": environments,
+        "live": live,
+        "live-image": live_image,
+    }
+    acts = (fork, console, act, stop)
+    return [
+        *(Route(f"/api/{name}", read) for name, read in reads.items()),
+        *(Route(f"/api/{run.__name__}", run, methods=["POST"]) for run in acts),
+    ]
+
+
+async def read_page_body(request: Request, kind: type[_B], *, max_bytes: int) -> _B:
+    """The body of a request that changes something; raises `RequestRejected` for one of another web page."""
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        raise RequestRejected(403, "requests of other web pages (header Origin) are not taken")
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise RequestRejected(415, "the body is JSON (header Content-Type)")
+    try:
+        return kind.model_validate_json(await read_body(request, max_bytes))
+    except ValidationError as error:
+        raise RequestRejected(422, describe_invalid(error, kind)) from None
+
+
+def _find_live(runs: LiveRuns, name: str) -> Live:
+    live = runs.find(name)
+    if live is None:
+        raise NotFound("there is no such episode, or no longer; start another")
+    return live
+
+
+def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:
+    from tasks.forks.fork import run_person, sample_fork
+    from tasks.forks.parents import read_parent
+    from tasks.forks.records import append_fork
+    from tasks.forks.request import ForkRequest, plan_fork
+
+    opened = viewer.open(body.run)
+    is_person = body.policy == PERSON
+    choices = {} if is_person else _policies(viewer, opened)
+    if not is_person and body.policy not in choices:
+        raise ConfigError(f"policy {body.policy!r} is not offered for this trajectory; load the page anew")
+    parent = read_parent(opened.run, body.address)
+    if parent.digest != body.digest:
+        raise LineChanged(f"{body.address} was rewritten")
+    options: dict[str, Any] = {"max_turns": body.max_turns, "observation": body.observation}
+    if is_person:
+        request = ForkRequest(is_person=True, **options)
+    else:
+        options |= {"samples": body.samples, "temperature": body.temperature, **choices[body.policy]}
+        request = ForkRequest(**options)
+    plan = plan_fork(parent, body.turn, request)
+
+    async def play(live: Live) -> Sequence[Trajectory]:
+        if plan.policy is None:
+            trajectory = await run_person(plan, live.read_line, live.callbacks)
+            ended = [] if trajectory is None else [trajectory]
+            for one in ended:
+                append_fork(opened.run, one)
+        else:
+
+            def end(trajectory: Trajectory) -> None:
+                append_fork(opened.run, trajectory)
+                live.end(trajectory)
+
+            ended = await sample_fork(plan, Callbacks(on_trajectory=end))
+        opened.refresh(is_forced=True)
+        return ended
+
+    return runs.start(Live(play, total=plan.samples, is_person=is_person))
+
+
+def _start_console(runs: LiveRuns, body: ConsoleBody) -> Live:
+    from envs.registry import ENVIRONMENTS, find_item
+    from tasks.forks.fork import play_item
+
+    if body.env not in ENVIRONMENTS:  # a name of a user's module would be imported
+        raise ConfigError(f"there is no environment {body.env!r}; choose one of the list")
+    spec = ENVIRONMENTS.find(body.env)
+    spec.check()
+    item = find_item(spec, body.item)
+
+    async def play(live: Live) -> Sequence[Trajectory]:
+        trajectory = await play_item(spec, item, live.read_line, live.callbacks)
+        return [] if trajectory is None else [trajectory]
+
+    return runs.start(Live(play, total=1, is_person=True))
+
+
+def _offer(viewer: Viewer, opened: OpenRun) -> list[dict[str, str]]:
+    return [{"value": value, "text": value} for value in _policies(viewer, opened)]
+
+
+def _policies(viewer: Viewer, opened: OpenRun) -> Mapping[str, Mapping[str, Any]]:
+    """The policies that may go on, the run's and other runs', by what the page calls them; with the options
+    of a `ForkRequest` that name them."""
+    from tasks.evaluation.record import is_record, read_record
+    from tasks.verl.checkpoints import complete_steps
+
+    run = opened.run
+    offered: dict[str, Mapping[str, Any]] = {}
+    if run.file is None and is_record(run.folder):
+        try:
+            is_local = "folder" in read_record(run.folder).policy
+        except WingspanError:
+            is_local = False
+        offered |= {"the evaluated policy": {}} if is_local else {}
+    elif run.file is None:
+        if (run.folder / "policy" / "config.json").exists():
+            offered["the run's policy"] = {}
+        steps = complete_steps(run.folder / "train" / "checkpoints")
+        offered |= {f"step {step}": {"step": step} for step in reversed(steps)}
+    for other in viewer.runs():
+        if other.identity != run.identity and (other.folder / "policy" / "config.json").exists():
+            offered[f"run {other.name}"] = {"policy": str(other.folder)}
+    return offered
+
+
+def _list_forks(connection: sqlite3.Connection, address: str, *, digest: str) -> list[dict[str, Any]]:
+    """One entry for each request that forked the trajectory: what was asked, its value, its first address."""
+    from tasks.forks.records import make_value
+
+    query = f'phase:fork label.parent:"{address}"'
+    requests: dict[str, list[browse.Row]] = {}
+    if "parent" in list_keys(connection)["label"]:
+        for row in browse.list_trajectories(connection, query, limit=MAX_FORKS):
+            if row.labels.get("parent_digest") == digest:
+                requests.setdefault(repr(sorted(row.labels.items())), []).append(row)
+    forks = []
+    for rows in requests.values():
+        valid = [row for row in rows if row.stop != StopReason.ERROR]
+        value = make_value(
+            [row.success for row in valid],
+            [row.reward or 0.0 for row in valid],
+            failed=len(rows) - len(valid),
+        )
+        names = ("turn", "policy", "temperature", "observation", "forked_at")
+        forks.append({"first": rows[0].address, "value": value, **{k: rows[0].labels.get(k) for k in names}})
+    return sorted(forks, key=lambda fork: (fork["turn"], fork["forked_at"]))

@@ -1,0 +1,219 @@
+"""What runs behind the viewer's pages: forks that are sampled, and episodes in which a person acts.
+
+Each runs in a thread with an event loop of its own, so that no page waits for a model or an environment, and
+is asked for its state by its id.
+"""
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from agents.rollout.group import Callbacks
+from agents.types import StopReason, Trajectory, Turn
+from envs.errors import ConfigError, WingspanError, describe, to_line
+from envs.types import Image, Item, Message
+from tasks.viewer.reading import read_turn
+
+MAX_LIVE = 8
+"""Episodes and forks at a time."""
+MAX_KEPT = 32
+"""Of those that have ended; their trajectories are in files."""
+IDLE_S = 1800.0
+"""After this time a person is taken to have left."""
+
+Play = Callable[["Live"], Awaitable[Sequence[Trajectory]]]
+"""Runs in the thread; returns what ended, nothing if a person left."""
+
+
+class TooMany(WingspanError):
+    """As many as may run are running."""
+
+
+class Live:
+    """One fork, or one person's episode."""
+
+    def __init__(self, play: Play, *, total: int, is_person: bool) -> None:
+        """`total`: the samples to run."""
+        self.id = secrets.token_urlsafe(12)
+        self._play = play
+        self._total = total
+        self._is_person = is_person
+        self._changed = threading.Condition()
+        self._version = 0
+        self._state = "starting"
+        self._error = ""
+        self._opening: Message | None = None
+        self._turns: Sequence[Turn] = ()
+        self._ended: list[Trajectory] = []
+        self._loop = asyncio.new_event_loop()
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._task: asyncio.Task[Any] | None = None
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="viewer-live", daemon=True)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._state in ("starting", "running", "waiting")
+
+    @property
+    def is_person(self) -> bool:
+        """Whether a person acts."""
+        return self._is_person
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """Those that keep the state of a person's episode."""
+        return Callbacks(on_opening=self._open, on_turn=self._take_turn)
+
+    def start(self) -> None:
+        """Begin, in the thread."""
+        self._thread.start()
+
+    async def read_line(self) -> str | None:
+        """What the person does next; None if they have left."""
+        self._set(_state="waiting")
+        try:
+            async with asyncio.timeout(IDLE_S):
+                line = await self._lines.get()
+        except TimeoutError:
+            line = None
+        self._set(_state="running")
+        return line
+
+    def act(self, line: str) -> None:
+        """Let the person do this. Raises `ConfigError` if it is not their turn."""
+        with self._changed:
+            if self._state != "waiting":
+                raise ConfigError("the episode waits for no action: it has ended, or acts on the last one")
+            self._state = "running"
+            self._version += 1
+        self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
+
+    def stop(self) -> None:
+        """End it; what has ended before is kept."""
+        with self._changed:
+            self._is_stopped = True
+            is_running = self.is_running
+        if is_running and self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def end(self, trajectory: Trajectory) -> None:
+        """Keep a sample that has ended."""
+        self._set(_ended=[*self._ended, trajectory])
+
+    def snapshot(self, *, after: int, wait_s: float) -> dict[str, Any]:
+        """The state for a page; waits until it is newer than version `after`, `wait_s` at most."""
+        with self._changed:
+            if self._version <= after and self.is_running:
+                self._changed.wait(wait_s)
+            return {
+                "id": self.id,
+                "version": self._version,
+                "state": self._state,
+                "is_person": self._is_person,
+                "error": self._error,
+                "opening": None if self._opening is None else self._opening.content,
+                "opening_images": [] if self._opening is None else _media_types(self._opening.images),
+                "turns": [_shown(turn) for turn in self._turns],
+                "done": len(self._ended),
+                "total": self._total,
+                "ended": [_outcome(trajectory) for trajectory in self._ended],
+            }
+
+    def find_image(self, *, turn: int, number: int) -> Image | None:
+        """Image `number` of turn `turn`, -1 the opening."""
+        with self._changed:
+            message, turns = self._opening, self._turns
+        images = (message.images if message else ()) if turn < 0 else ()
+        if 0 <= turn < len(turns):
+            images = turns[turn].images
+        return images[number] if 0 <= number < len(images) else None
+
+    def _run(self) -> None:
+        try:
+            asyncio.set_event_loop(self._loop)
+            self._task = self._loop.create_task(self._main())
+            if self._is_stopped:
+                self._task.cancel()
+            self._loop.run_until_complete(self._task)
+        except asyncio.CancelledError:
+            self._set(_state="left")
+        except WingspanError as error:
+            self._set(_state="failed", _error=to_line(error))
+        except Exception as error:  # of an environment or a model: the page shows it
+            self._set(_state="failed", _error=describe(error))
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    async def _main(self) -> None:
+        self._set(_state="running")
+        ended = await self._play(self)
+        if self._is_person:
+            self._set(_ended=list(ended))
+        self._set(_state="ended" if ended else "left")
+
+    def _open(self, item: Item, sample_index: int, messages: Sequence[Message]) -> None:
+        self._set(_opening=messages[-1])
+
+    def _take_turn(self, item: Item, sample_index: int, turns: Sequence[Turn]) -> None:
+        self._set(_turns=tuple(turns))
+
+    def _set(self, **values: Any) -> None:
+        with self._changed:
+            for name, value in values.items():
+                setattr(self, name, value)
+            self._version += 1
+            self._changed.notify_all()
+
+
+class LiveRuns:
+    """All of a viewer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[str, Live] = {}
+
+    def start(self, live: Live) -> Live:
+        """Raises `TooMany`: policies take turns, because each would take the others' cores."""
+        with self._lock:
+            running = [other for other in self._runs.values() if other.is_running]
+            if len(running) >= MAX_LIVE:
+                raise TooMany(f"{len(running)} episodes are under way; leave one of them first")
+            if not live.is_person and any(not other.is_person for other in running):
+                raise TooMany("another fork is being sampled; wait for its end, or stop it")
+            self._runs[live.id] = live
+            ended = [name for name, other in self._runs.items() if not other.is_running]
+            for name in ended[: max(0, len(ended) - MAX_KEPT)]:
+                del self._runs[name]
+            live.start()
+            return live
+
+    def find(self, name: str) -> Live | None:
+        """None if there is none, or no longer."""
+        with self._lock:
+            return self._runs.get(name)
+
+
+def _shown(turn: Turn) -> dict[str, Any]:
+    values = asdict(replace(turn, images=(), prompt_images=(), prompt_ids=None))
+    return read_turn(values, decode=lambda _: None) | {"images": _media_types(turn.images)}
+
+
+def _media_types(images: Sequence[Image]) -> list[str]:
+    return [image.media_type for image in images]
+
+
+def _outcome(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "sample": trajectory.sample_index,
+        "success": trajectory.success,
+        "reward": trajectory.reward,
+        "turns": len(trajectory.turns),
+        "stop": trajectory.stop_reason,
+        "error": trajectory.error if trajectory.stop_reason is StopReason.ERROR else None,
+    }

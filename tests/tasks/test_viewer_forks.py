@@ -1,0 +1,260 @@
+"""Forks and consoles in the viewer: by a client, and as a person uses them in Chromium."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from agents.agent import FormatAgent
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.scripted import expert_script, run_script
+from agents.types import UNLIMITED, Trajectory
+from envs.browser.chromium import Chromium
+from envs.browser.program import CHROMIUM
+from envs.registry import ExpertStep, get_env, get_item
+from tasks.config.parameters import write_changes
+from tasks.data.trajectories import write_trajectories
+from tasks.viewer import forks as forks_module
+from tasks.viewer import live as live_module
+from tasks.viewer.app import viewer_app
+from tasks.viewer.viewer import Viewer
+from tests.support.http_server import serving_in_thread
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = "<img src=x onerror='window.owned = 1'></pre><script>window.owned = 2</script>"
+SPEC = get_env("textcraft")
+ITEM = get_item(SPEC, 0)
+SOLUTION = [step.resolve("") for step in SPEC.solve(ITEM)]
+ADDRESS = "step_0001:1"
+
+
+def play(actions: list[str]) -> Trajectory:
+    config = EpisodeConfig(agent=FormatAgent("action"), limits=UNLIMITED)
+    script = expert_script([ExpertStep("", action) for action in actions], config=config)
+    return asyncio.run(run_script(SPEC.make(), ITEM, script, config=config))
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run of the CPU pipeline with one trajectory, in which a useless turn comes first."""
+    folder = tmp_path / "runs" / "toy"
+    write_trajectories(folder / "train" / "trajectories" / "step_0001.jsonl", [play(["look", *SOLUTION])])
+    write_changes(folder, name="textcraft-cpu", changed={"agent.format": ("x", "action")})
+    shutil.copytree(ROOT / "models" / "textcraft-base", folder / "policy")
+    return folder
+
+
+@contextmanager
+def viewing(folder: Path, *, host: str = "127.0.0.1") -> Iterator[httpx.Client]:
+    app = viewer_app(Viewer([folder.parent], cache=folder.parent.parent / "cache"), host=host)
+    with serving_in_thread(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+        client.headers[forks_module.KEY_HEADER] = client.get("/api/key").json()["key"]
+        yield client
+
+
+def follow(client: httpx.Client, name: str, *, until: tuple[str, ...] = ("ended", "failed", "left")) -> Any:
+    """The state of what is under way, once it is one of `until`."""
+    state: dict[str, Any] = {"version": -1, "state": ""}
+    while state["state"] not in until:
+        state = client.get("/api/live", params={"id": name, "after": state["version"]}).json()
+    return state
+
+
+def body_of(client: httpx.Client, **changes: Any) -> dict[str, Any]:
+    shown = client.get("/api/trajectory", params={"run": "toy", "address": ADDRESS}).json()
+    body = {"run": "toy", "address": ADDRESS, "digest": shown["digest"], "turn": 2, "policy": "person"}
+    return body | changes
+
+
+def test_a_person_goes_on_turn_by_turn(run_folder: Path) -> None:
+    with viewing(run_folder) as client:
+        name = client.post("/api/fork", json=body_of(client)).json()["id"]
+        for number, action in enumerate([HOSTILE, *SOLUTION], start=2):
+            state = follow(client, name, until=("waiting", "failed"))
+            assert (state["state"], len(state["turns"])) == ("waiting", number - 1), state["error"]
+            assert client.post("/api/act", json={"id": name, "line": action}).status_code == 200
+        state = follow(client, name)
+        assert state["state"] == "ended"
+        assert [turn["action"] for turn in state["turns"]] == ["look", HOSTILE, *SOLUTION]
+        assert state["turns"][1]["observation"] == f"Could not execute {HOSTILE}"
+        assert [(one["success"], one["reward"]) for one in state["ended"]] == [(True, 1.0)]
+        assert client.post("/api/act", json={"id": name, "line": "look"}).status_code == 400
+        (fork,) = client.get("/api/forks", params={"run": "toy", "address": ADDRESS}).json()["forks"]
+        assert (fork["turn"], fork["policy"], fork["value"]["success"]["mean"]) == (2, "person", 1.0)
+        sides = client.get("/api/sides", params={"run": "toy", "address": [ADDRESS, fork["first"]]}).json()
+        assert [len(side["turns"]) for side in sides["sides"]] == [1 + len(SOLUTION), 2 + len(SOLUTION)]
+        found = client.get("/api/trajectories", params={"run": "toy", "q": "phase:fork policy:person"}).json()
+        assert found["total"] == 1
+
+
+def test_a_person_leaves_and_nothing_is_recorded(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with viewing(run_folder) as client:
+        name = client.post("/api/fork", json=body_of(client)).json()["id"]
+        follow(client, name, until=("waiting",))
+        client.post("/api/stop", json={"id": name})
+        assert follow(client, name)["state"] == "left"
+        monkeypatch.setattr(
+            live_module, "IDLE_S", 0.05
+        )  # a page that was closed does not hold its environment
+        name = client.post("/api/console", json={"env": "textcraft", "item": "textcraft_0"}).json()["id"]
+        state = follow(client, name)
+        assert (state["state"], "Goal: craft" in state["opening"]) == ("left", True)
+    assert not (run_folder / "forks.jsonl").exists()
+
+
+@pytest.mark.heavy
+def test_a_policy_goes_on_by_a_click_and_gives_a_value(run_folder: Path) -> None:
+    with viewing(run_folder) as client:
+        offered = client.get("/api/forks", params={"run": "toy", "address": ADDRESS}).json()["policies"]
+        assert offered == [{"value": "the run's policy", "text": "the run's policy"}]
+        body = body_of(client, policy="the run's policy", samples=4, temperature=0.7, max_turns=6)
+        name = client.post("/api/fork", json=body).json()["id"]
+        refused = client.post("/api/fork", json=body)
+        assert (refused.status_code, "is being sampled" in refused.json()["error"]) == (409, True)
+        state = follow(client, name)
+        assert (state["state"], state["done"], len(state["ended"])) == ("ended", 4, 4), state["error"]
+        (fork,) = client.get("/api/forks", params={"run": "toy", "address": ADDRESS}).json()["forks"]
+        successes = [one["success"] for one in state["ended"]]
+        assert fork["value"]["samples"] == 4
+        assert fork["value"]["success"]["mean"] == sum(successes) / 4
+        lines = [json.loads(line) for line in (run_folder / "forks.jsonl").read_text().splitlines()]
+        assert [line["turns"][0]["action"] for line in lines] == ["look"] * 4
+        assert {line["labels"]["policy"] for line in lines} == {"toy"}
+        later = {**body, "policy": "person", "turn": 2 + len(SOLUTION)}
+        answer = client.post("/api/fork", json=later)
+        assert (answer.status_code, "no turn" in answer.json()["error"]) == (400, False)
+        assert "name an earlier turn" in answer.json()["error"]
+
+
+def test_a_changed_record_is_shown_as_what_differs(run_folder: Path) -> None:
+    file = run_folder / "train" / "trajectories" / "step_0001.jsonl"
+    values = json.loads(file.read_text())
+    values["turns"][0]["observation"] = HOSTILE
+    file.write_text(json.dumps(values) + "\n")
+    with viewing(run_folder) as client:
+        name = client.post("/api/fork", json=body_of(client)).json()["id"]
+        state = follow(client, name)
+        assert state["state"] == "failed"
+        assert "the observation, turn 1, is not as recorded" in state["error"]
+        assert HOSTILE[:20] in state["error"]
+        assert "Could not execute look" in state["error"]
+
+
+def test_only_the_viewers_own_page_can_act(run_folder: Path, tmp_path: Path) -> None:
+    with viewing(run_folder) as client:
+        body = body_of(client)
+        key = client.headers[forks_module.KEY_HEADER]
+        port = client.base_url.port
+        mistakes: list[tuple[int, dict[str, str], dict[str, Any]]] = [
+            (403, {"origin": "https://example.org"}, {}),
+            (403, {"origin": f"http://127.0.0.1:{(port or 0) + 1}"}, {}),
+            (403, {forks_module.KEY_HEADER: ""}, {}),
+            (403, {forks_module.KEY_HEADER: key[:-1]}, {}),
+            (415, {"content-type": "text/plain"}, {}),
+            (400, {"host": "example.org"}, {}),
+            (409, {}, {"digest": "0" * 16}),
+            (404, {}, {"run": "no"}),
+            (400, {}, {"address": "step_0009:1"}),
+            (400, {}, {"policy": "/etc"}),
+            (400, {}, {"policy": "http://169.254.169.254/"}),
+            (422, {}, {"samples": 1000}),
+            (422, {}, {"turn": 0}),
+            (422, {}, {"overrides": {"agent.tools": ["os:system"]}}),
+        ]
+        for status, headers, change in mistakes:
+            sent = {"content-type": "application/json", **headers}
+            answer = client.post("/api/fork", content=json.dumps(body | change), headers=sent)
+            assert answer.status_code == status, (headers, change, answer.text)
+        for env in ("os:system", "textcraft:agentgym?listing=/etc/passwd", "no"):
+            answer = client.post("/api/console", json={"env": env, "item": "0"})
+            assert (answer.status_code, "no environment" in answer.json()["error"]) == (400, True)
+        for name in ("act", "stop", "console", "fork"):
+            headers = {forks_module.KEY_HEADER: "x"}
+            fields: dict[str, Any] = {"act": {"id": "x", "line": "y"}, "stop": {"id": "x"}}.get(name) or (
+                body if name == "fork" else {"env": "textcraft", "item": "0"}
+            )
+            assert client.post(f"/api/{name}", json=fields, headers=headers).status_code == 403
+        assert client.post("/api/stop", json={"id": "x"}).status_code == 404
+    with viewing(run_folder, host="0.0.0.0") as client:
+        assert client.headers[forks_module.KEY_HEADER] == ""
+        answer = client.post("/api/fork", json=body)
+        assert (answer.status_code, "loopback" in answer.json()["error"]) == (403, True)
+    assert not (run_folder / "forks.jsonl").exists()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
+def test_a_person_forks_in_the_page(run_folder: Path) -> None:
+    async def use(url: str) -> None:
+        chromium = await Chromium.start()
+        try:
+            context = await chromium.context(origins=[url])
+            await walk(await context.new_page(), url)
+        finally:
+            await chromium.close()
+
+    async def walk(page: "Page", url: str) -> None:
+        requests: list[str] = []
+        troubles: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("dialog", lambda dialog: troubles.append(dialog.message))
+        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
+
+        await page.goto(f"{url}/#/run/toy/at/{ADDRESS}?turn=2")
+        await page.locator("#turn-2 .fork-link").click()
+        await page.wait_for_url(f"{url}/#/run/toy/fork/{ADDRESS}?turn=2")
+        await page.get_by_text("1 turn repeated").wait_for()
+        assert await page.locator(".turns.past li").count() == 1
+        await page.get_by_label("Who").select_option("person")
+        await page.get_by_role("button", name="Go on").click()
+        line = page.get_by_label("Your action")
+        for number, action in enumerate([HOSTILE, *SOLUTION], start=1):
+            await line.fill(action)
+            await page.locator(".console button:enabled", has_text="Act").wait_for()
+            await page.keyboard.press("Enter")
+            await page.locator(".live-turns > li").nth(number - 1).wait_for()
+        await page.locator(".live-status .solved").wait_for()
+        assert await page.locator(".live-turns .observation").first.inner_text() == (
+            f"Could not execute {HOSTILE}"
+        )
+        assert await page.evaluate("window.owned") is None
+        await page.locator(".fork-list a", has_text="turn 2").click()
+        await page.wait_for_url("**/group/forks:1")
+        await page.locator(".side-head a").first.click()
+        await page.get_by_role("link", name="beside the original").click()
+        await page.get_by_text("2 distinct sequences of actions").wait_for()
+        assert await page.locator(".side-head", has_text="parts at turn 2").count() == 1
+
+        await page.goto(f"{url}/#/run/toy/fork/{ADDRESS}?turn=2")
+        await page.get_by_label("Samples").fill("3")
+        await page.get_by_label("Turns in all").fill("5")
+        await page.get_by_role("button", name="Go on").click()
+        await page.get_by_text("3 samples played.").wait_for()
+        await page.locator(".facts", has_text="success from here").wait_for()
+        assert await page.locator(".live-box .dot").count() == 3
+
+        await page.set_viewport_size({"width": 390, "height": 800})  # a phone's
+        await page.goto(f"{url}/#/console?env=textcraft&item=0")
+        await page.locator(".opening", has_text="Goal: craft").wait_for()
+        await page.get_by_label("Your action").fill(HOSTILE)
+        await page.keyboard.press("Enter")
+        await page.locator(".live-turns .observation", has_text="window.owned").wait_for()
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert await page.evaluate("window.owned") is None
+        assert await page.locator("#view :is(script, iframe, b)").count() == 0
+        assert all(request.startswith(url) for request in requests)
+        assert troubles == []
+
+    app = viewer_app(Viewer([run_folder.parent], cache=run_folder.parent.parent / "cache"), host="127.0.0.1")
+    with serving_in_thread(app) as url:
+        asyncio.run(use(url))
