@@ -6,11 +6,10 @@ Prefect database that are in the worktree, too: the run and its records are only
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,16 +118,14 @@ def _run(arguments: list[str], *, project: Path, temporary: str) -> int:
         [sys.executable, "-c", _PROGRAM, *arguments],
         cwd=project,
         env=_environment(project, temporary=temporary),
+        stdin=subprocess.DEVNULL,
+        process_group=0,  # Ctrl-C is for us: its own last line would say how to resume a run that is removed
     )
     try:
         return process.wait()
     except BaseException:
-        # In a terminal it has got the signal, too, and ends by itself.
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                process.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=2)
+        process.kill()  # its guardian ends what it has started
+        process.wait()
         raise
 
 
