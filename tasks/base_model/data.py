@@ -20,11 +20,22 @@ from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.scripted import TextConversation, write_action
 from agents.types import UNLIMITED, StopReason
 from envs.builtin.textcraft.env import TextCraftEnv
-from envs.builtin.textcraft.expert import ARMFUL, Line, Mistakes, Planner, command, expansion, parse, play
-from envs.builtin.textcraft.invented import invent, invent_families, words
+from envs.builtin.textcraft.expert import (
+    ARMFUL,
+    Line,
+    Mistakes,
+    Planner,
+    command,
+    expansion,
+    naming,
+    parse,
+    play,
+)
+from envs.builtin.textcraft.invented import invent, invent_families, invent_groups, words
 from envs.builtin.textcraft.world import Problem
 from envs.registry import ExpertStep
 from envs.types import Item
+from tasks.config.base_model import BaseCycle
 
 MAX_TURNS = 24
 MAX_TOKENS = 1000
@@ -39,6 +50,8 @@ _DISTRACTOR_RAMP = 0.3
 """The share of training after which a recipe book can have the most distractors."""
 _ALIKE_SHARE = 0.8
 """Share of the families whose recipes differ in one word alone, if families are drilled."""
+_GROUPED_SHARE, _FEW_GROUPED_SHARE = 0.75, 0.4
+"""Share of the goals two and more crafts deep whose book has a group, if groups are drilled and if not."""
 
 # Drills and episodes
 _DRILL_SHARE, _DRILL_DECAY, _MIN_DRILL_SHARE = 0.7, 2.0, 0.15
@@ -54,6 +67,8 @@ _INSIST_RATE = 0.4
 """How often a refused action is tried once more: a policy that repeats itself must learn to stop."""
 _QUESTIONS = 14
 """The most names that a drill asks for."""
+_GROUP_QUESTIONS = 8
+"""The most recipes that a drill of groups asks for."""
 _NEEDS, _NEED_WEIGHTS = (1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 7, 3)
 """How many of an item a drill asks for."""
 
@@ -76,27 +91,31 @@ class Encoder:
     end: int
 
 
-def sample_sequence(
-    encoder: Encoder, rng: random.Random, *, progress: float, misreads: float = 0.0, families: float = 0.0
-) -> Sequence:
-    """Sample a sequence for the point `progress` (0..1) of training; drills and short books come first.
-
-    `misreads`: share of the episodes in which the expert reads recipes wrong; `families`: share of the
-    sequences that are drills of similar recipes alone.
-    """
+def sample_sequence(encoder: Encoder, rng: random.Random, *, progress: float, cycle: BaseCycle) -> Sequence:
+    """Sample a sequence for the point `progress` (0..1) of training; drills and short books come first."""
     ramp = min(1.0, progress / _DISTRACTOR_RAMP)
     distractors = rng.randint(0, _MIN_DISTRACTORS + int(_MORE_DISTRACTORS * ramp))
-    if families and rng.random() < families:
-        sequence: Sequence | None = make_drill(invent_families(rng), encoder, rng)
+    if cycle.groups and rng.random() < cycle.groups:
+        sequence: Sequence | None = make_group_drill(invent_groups(rng), encoder, rng)
+        if sequence is not None and len(sequence.ids) <= MAX_TOKENS:
+            return sequence
+    if cycle.families and rng.random() < cycle.families:
+        sequence = make_drill(invent_families(rng), encoder, rng)
         if sequence is not None and len(sequence.ids) <= MAX_TOKENS:
             return sequence
     while True:
         depth = rng.choices(_DEPTHS, _DEPTH_WEIGHTS)[0]
-        game = invent(rng, depth=depth, distractors=distractors, alike=_ALIKE_SHARE if families else 0.0)
+        game = invent(
+            rng,
+            depth=depth,
+            distractors=distractors,
+            alike=_ALIKE_SHARE if cycle.families else 0.0,
+            grouped=_GROUPED_SHARE if cycle.groups else _FEW_GROUPED_SHARE,
+        )
         if rng.random() < max(_MIN_DRILL_SHARE, _DRILL_SHARE - _DRILL_DECAY * progress):
             sequence = make_drill(game, encoder, rng)
         else:
-            sequence = make_episode(game, encoder, rng, misreads=misreads)
+            sequence = make_episode(game, encoder, rng, misreads=cycle.misreads)
         if sequence is not None and len(sequence.ids) <= MAX_TOKENS:
             return sequence
 
@@ -173,14 +192,7 @@ class _InventedEnv(TextCraftEnv):
 def make_drill(game: Problem, encoder: Encoder, rng: random.Random) -> Sequence:
     """Recipes, then many names, each with how it is crafted (`using … x 2`) or that one gets it (`get`)."""
     planner = Planner(game)
-    ids = [
-        encoder.user,
-        *encoder.text(game.opening),
-        encoder.end,
-        encoder.assistant,
-        *encoder.text("Thought:"),
-    ]
-    targets = [False] * len(ids)
+    drill = _Drill(game, encoder)
     names = list(planner.lines)
     raw = {i for lines in planner.lines.values() for line in lines for _, i in line.inputs} - set(names)
     names += rng.sample(sorted(raw), min(len(raw), len(names) // 2 + 1))
@@ -189,16 +201,66 @@ def make_drill(game: Problem, encoder: Encoder, rng: random.Random) -> Sequence:
         if planner.resolve_group(name) != name:
             continue
         need = rng.choices(_NEEDS, _NEED_WEIGHTS)[0]
-        question = encoder.text(f" {need} {name}")
         if name in planner.lines:
-            _, line = planner.choose(name, need, ())
+            line = planner.choose(name, need)
             text = expansion(line, need=need, times=-(-need // line.count))
         else:
             text = f"{need} {name} get."
-        answer = encoder.text(text.removeprefix(f"{need} {name}"))
-        ids += question + answer
-        targets += [False] * len(question) + [True] * len(answer)
-    return Sequence(ids, targets)
+        drill.ask(f" {need} {name}", text.removeprefix(f"{need} {name}"))
+    return drill.sequence
+
+
+def make_group_drill(game: Problem, encoder: Encoder, rng: random.Random) -> Sequence:
+    """Recipes, then all that need a group: the recipe, the group's member, and the command that names it."""
+    planner = Planner(game)
+    drill = _Drill(game, encoder)
+    lines = [
+        (line, planner.resolve_groups(line))
+        for line in (planner.choose(name, 1) for name in planner.lines)
+        if planner.resolve_groups(line) != line
+    ]
+    rng.shuffle(lines)
+    for line, resolved in lines[:_GROUP_QUESTIONS]:
+        times = rng.choices(_NEEDS, _NEED_WEIGHTS)[0]
+        need = times * line.count
+        drill.ask(
+            f" {need} {line.output}",
+            expansion(line, need=need, times=times).removeprefix(f"{need} {line.output}"),
+        )
+        for (count, group), (_, member) in zip(line.inputs, resolved.inputs, strict=True):
+            if group != member:
+                text = naming(group, planner.choose(member, times * count), need=times * count)
+                drill.ask(f" {times * count} {group}", text.removeprefix(f"{times * count} {group}"))
+        drill.end_turn(is_target=False)
+        craft = f"craft {line.output}"
+        drill.ask(f" x {times}\nAction: {craft}", command(resolved).removeprefix(craft))
+        drill.end_turn(is_target=True)
+    return drill.sequence
+
+
+class _Drill:
+    """A sequence of questions, which are not to be predicted, and answers, which are."""
+
+    def __init__(self, game: Problem, encoder: Encoder) -> None:
+        self._encoder = encoder
+        ids = [encoder.user, *encoder.text(game.opening), encoder.end]
+        self.sequence = Sequence(ids, [False] * len(ids))
+        self._begin_turn()
+
+    def ask(self, question: str, answer: str) -> None:
+        self._add(self._encoder.text(question), is_target=False)
+        self._add(self._encoder.text(answer), is_target=True)
+
+    def end_turn(self, *, is_target: bool) -> None:
+        self._add([self._encoder.end], is_target=is_target)
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self._add([self._encoder.assistant, *self._encoder.text("Thought:")], is_target=False)
+
+    def _add(self, ids: list[int], *, is_target: bool) -> None:
+        self.sequence.ids.extend(ids)
+        self.sequence.targets.extend([is_target] * len(ids))
 
 
 def _misread(line: Line, game: Problem, rng: random.Random) -> Line | None:

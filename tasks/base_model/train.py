@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agents.process_memory import keep_freed_memory
 from tasks.base_model.data import Encoder, Sequence, sample_sequence
 from tasks.base_model.model import ASSISTANT, END, USER, make_model, make_tokenizer
-from tasks.config.base_model import BaseSettings
+from tasks.config.base_model import BaseCycle, BaseSettings
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,8 @@ _DECAY_SHARE = 0.45
 """Share of the tokens over which the learning rate falls to zero, linearly."""
 _MICRO_BATCHES = 8
 _REPORT_EVERY = 200
+_PLAIN = BaseCycle(tokens=1)
+"""The data of the held-out sequences: no drills of families and groups, no misreading."""
 
 
 def base(settings: BaseSettings, folder: Path) -> None:
@@ -76,8 +78,7 @@ def train_cycle(
             encoder,
             rng,
             progress=1.0 if number else progress,
-            misreads=cycle.misreads,
-            families=cycle.families,
+            cycle=cycle,
         )
         batch = _batch(make_sequence, tokens=settings.batch_tokens)
         _set_lr(optimizers, step=step, progress=progress)
@@ -96,7 +97,7 @@ class _Log:
     def __init__(self, folder: Path, encoder: Encoder, *, seed: int) -> None:
         held_out = random.Random(f"held out/{seed}")
         self.losses: list[float] = []
-        self._tests = [sample_sequence(encoder, held_out, progress=1.0) for _ in range(96)]
+        self._tests = [sample_sequence(encoder, held_out, progress=1.0, cycle=_PLAIN) for _ in range(96)]
         self._end = encoder.end
         self._folder = folder
         self._start = time.monotonic()

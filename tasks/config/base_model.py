@@ -18,6 +18,8 @@ class BaseCycle(Settings):
     families: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the sequences that drill families of recipes which differ in one word alone; above 0, most
     families of the games are such, too."""
+    groups: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the sequences that drill recipes with groups (`planks`); above 0, most games have a group."""
 
 
 class BaseSettings(Settings):

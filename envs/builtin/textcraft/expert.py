@@ -10,11 +10,18 @@ A line `6 oak planks by 4 oak planks using 1 oak logs x 2` means: six are needed
 opening, makes four; so craft twice. `… get` means that no recipe makes the item. Ingredients follow in the
 order of their recipe; after the last one comes the number of crafts left, `x 2`, `x 1`. Raw materials are
 taken a hundred at a time, so that one `get` is enough however often the recipe is repeated.
+
+A group stays a group where a recipe is quoted. Its member is named where it is needed, by continuing a line
+of the opening that ends in the group's name (`craft 4 oak planks using 1 oak logs`):
+
+    3 planks using 1 oak logs: planks are oak planks. 3 oak planks by 4 oak planks using 1 oak logs x 1.
+
+So each word is one look-up: a model need not find out while it quotes a recipe that an ingredient is a group.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from envs.builtin.textcraft.world import Problem, display_name, item_id
@@ -79,11 +86,13 @@ class Planner:
             return 1
         return min(self._line_cost(line, need, (*path, name)) for line in self.lines[name])
 
-    def choose(self, name: str, need: int, path: tuple[str, ...]) -> tuple[Line, Line]:
-        """The cheapest recipe for `need` of `name`: as printed, and with members in place of groups."""
-        line = min(self.lines[name], key=lambda line: self._line_cost(line, need, (*path, name)))
-        inputs = tuple((n, self.resolve_group(i)) for n, i in line.inputs)
-        return line, Line(count=line.count, output=line.output, inputs=inputs)
+    def choose(self, name: str, need: int, path: tuple[str, ...] = ()) -> Line:
+        """The cheapest recipe for `need` of `name`, as printed."""
+        return min(self.lines[name], key=lambda line: self._line_cost(line, need, (*path, name)))
+
+    def resolve_groups(self, line: Line) -> Line:
+        """`line` with members in place of groups."""
+        return replace(line, inputs=tuple((n, self.resolve_group(i)) for n, i in line.inputs))
 
     def _line_cost(self, line: Line, need: int, path: tuple[str, ...]) -> int:
         times = -(-need // line.count)
@@ -148,7 +157,7 @@ def play(problem: Problem, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]
         nonlocal is_misread
         if mistakes.slips():
             act(f"{need} {name} get", f"get {ARMFUL} {name}", is_correct=False)
-        recipe_line, line = planner.choose(name, need, path)
+        line = planner.choose(name, need, path)
         times = -(-need // line.count)
         wrong = mistakes.misreads(line)
         if wrong is not None:
@@ -157,40 +166,46 @@ def play(problem: Problem, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]
             follow(wrong, times, (*path, name))
             make(name, need, path)
             return
-        groups = [(n, i) for (n, i), (_, j) in zip(recipe_line.inputs, line.inputs, strict=True) if i != j]
-        if groups and mistakes.slips():
-            count, group = groups[0]
-            text = expansion(recipe_line, need=need, times=times)
-            act(f"{text} {times * count} {group} get", f"get {ARMFUL} {group}", is_correct=False)
         pending.append(expansion(line, need=need, times=times))
+        craft = command(planner.resolve_groups(line))
         for count, ingredient in line.inputs:
-            if ingredient not in inventory and mistakes.slips():
-                act(f"x {times}", command(line), is_correct=False)
+            need_of_it = times * count
+            member = planner.resolve_group(ingredient)
+            if member not in inventory and mistakes.slips():
+                act(f"x {times}", craft, is_correct=False)
                 make(name, need, path)
                 return
-            obtain(ingredient, times * count, (*path, name))
-            inventory.add(ingredient)
+            if member != ingredient and mistakes.slips():
+                act(f"{need_of_it} {ingredient} get", f"get {ARMFUL} {ingredient}", is_correct=False)
+                make(name, need, path)
+                return
+            obtain(ingredient, need_of_it, (*path, name))
+            inventory.add(member)
         for left in range(times, 0, -1):
-            act(f"x {left}", command(line))
+            act(f"x {left}", craft)
 
     def obtain(name: str, need: int, path: tuple[str, ...]) -> None:
-        if name in planner.lines:
-            make(name, need, path)
+        member = planner.resolve_group(name)
+        if member != name:
+            pending.append(naming(name, planner.choose(member, need, path), need=need))
+        if member in planner.lines:
+            make(member, need, path)
         else:
-            act(f"{need} {name} get", f"get {max(ARMFUL, need)} {name}")
+            act(f"{need} {member} get", f"get {max(ARMFUL, need)} {member}")
 
     def follow(wrong: Line, times: int, path: tuple[str, ...]) -> None:
         """Follow a misread recipe until the environment refuses."""
         for count, ingredient in wrong.inputs:
             need = times * count
-            can_be_made = ingredient in planner.lines and planner.cost(ingredient, need, path) < _TOO_LONG
-            if can_be_made or planner.can_be_taken(ingredient):
+            member = planner.resolve_group(ingredient)
+            can_be_made = member in planner.lines and planner.cost(member, need, path) < _TOO_LONG
+            if can_be_made or planner.can_be_taken(member):
                 obtain(ingredient, need, path)
-                inventory.add(ingredient)
+                inventory.add(member)
             else:
                 insist(f"{need} {ingredient} get", f"get {max(ARMFUL, need)} {ingredient}")
                 return
-        insist(f"x {times}", command(wrong))
+        insist(f"x {times}", command(planner.resolve_groups(wrong)))
 
     make(display_name(problem.goal), 1, ())
     return turns
@@ -199,6 +214,11 @@ def play(problem: Problem, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]
 def expansion(line: Line, *, need: int, times: int) -> str:
     """`6 oak planks by 4 oak planks using 1 oak logs x 2.`"""
     return f"{need} {line.output} by {line.count} {line.output} using {_ingredients(line)} x {times}."
+
+
+def naming(group: str, member: Line, *, need: int) -> str:
+    """`3 planks using 1 oak logs: planks are oak planks.`; `member` is the recipe of the group's member."""
+    return f"{need} {group} using {_ingredients(member)}: {group} are {member.output}."
 
 
 def command(line: Line) -> str:
