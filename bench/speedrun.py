@@ -28,7 +28,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[1]
-GOAL = 0.85
+GOAL = 0.75
 _POLL_S, _MEMORY_EVERY_S = 0.5, 10.0
 _RAPL = Path("/sys/class/powercap")
 
