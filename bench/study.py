@@ -31,22 +31,24 @@ After every round, all test items (`--items`) are evaluated, with the same `eval
 import argparse
 import json
 import math
-import subprocess
-import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from agents.horizon import Horizon
+from flows.cli.options import parse_settings
+from flows.sweep import LOG, run_all
+from flows.sweep_plan import plan_variants
 from tasks.comparison.curves import Curve, interpolate
 from tasks.comparison.runs import read_run
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.reporting.intervals import t_interval
 from tasks.reporting.pages import markdown
 from tasks.reporting.paired import paired_test
+from tasks.tracking.tracker import read_record
 
 HEADER = (
     *("variant", "seeds", "before", "after", "lowest gain", "steps"),
@@ -154,15 +156,11 @@ def read_runs(folder: Path) -> dict[str, dict[int, StudyRun]]:
     runs: dict[str, dict[int, StudyRun]] = {}
     for workspace in sorted(folder.glob("*-seed*")):
         name, _, seed = workspace.name.rpartition("-seed")
-        if _is_finished(workspace):
+        if read_record(workspace).get("finished"):
             run = read_run(workspace)
             curve = run.curve(run.test_points, "environment_steps")
             runs.setdefault(name, {})[int(seed)] = StudyRun(before=run.before, after=run.after, curve=curve)
     return runs
-
-
-def _is_finished(workspace: Path) -> bool:
-    return (workspace / "evaluation.json").exists() and (workspace / "report" / "index.html").exists()
 
 
 def train(
@@ -180,14 +178,18 @@ def train(
     unknown = [name for name in only if name not in variants]
     if unknown:
         raise SystemExit(f"--only {' '.join(unknown)}: {study} has {', '.join(variants)}")
-    wingspan = Path(sys.executable).with_name("wingspan")
-    for seed, name in product(seeds, only or variants):
-        workspace = folder / f"{name}-seed{seed}"
-        if _is_finished(workspace):
-            continue
-        options = [f"seed={seed}", f"evaluate.quick_items={items}", *variants[name], *settings]
-        command = [str(wingspan), "run", pipeline_name, "--workspace", str(workspace)]
-        subprocess.run([*command, *(part for option in options for part in ("--set", option))], check=True)
+    plan = plan_variants(
+        pipeline_name,
+        variants={name: parse_settings(variants[name]) for name in only or variants},
+        seeds=seeds,
+        settings={"evaluate.quick_items": items, **parse_settings(list(settings))},
+        folder=folder,
+    )
+    run_all(
+        plan,
+        temporary=tempfile.gettempdir(),
+        on_change=lambda run, state: print(f"{run.name}: {state}, output in {run.workspace / LOG}"),
+    )
 
 
 def main() -> None:

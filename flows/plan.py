@@ -66,6 +66,8 @@ class Plan:
     if_changed: IfChanged = "refuse"
     served_at: "ServedAt | None" = None
     """Where the policy is served during training."""
+    is_candidate: bool = True
+    """Whether the policy may become the champion of its registered model."""
 
 
 def check_run(
@@ -75,6 +77,7 @@ def check_run(
     workspace: Path | None,
     serve_policy: str | None = None,
     if_changed: IfChanged = "refuse",
+    is_candidate: bool = True,
 ) -> Plan:
     """Make the plan of a run, and check the servers and the port that it needs besides.
 
@@ -89,7 +92,7 @@ def check_run(
             f"--serve-policy: {plan.pipeline.train.algorithm.name} trains offline, and serves no policy; "
             "leave it out"
         )
-    return replace(plan, served_at=served_at)
+    return replace(plan, served_at=served_at, is_candidate=is_candidate)
 
 
 def make_plan(

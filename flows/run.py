@@ -281,7 +281,12 @@ class Run:
     def _open_tracker(self) -> Tracker:
         if self._tracker is None:
             plan = self.plan
-            tracker = Tracker(plan.name, pipeline=plan.pipeline, workspace=plan.workspace)
+            tracker = Tracker(
+                plan.name,
+                pipeline=plan.pipeline,
+                workspace=plan.workspace,
+                is_candidate=plan.is_candidate,
+            )
             self._tracker = self._closing.enter_context(tracker)
             on_stop(tracker.kill)
             facts = provenance(envs=plan.pipeline.data.envs)

@@ -31,14 +31,16 @@ def train_agent(
     workspace: str | None = None,
     serve_policy: str | None = None,
     if_changed: IfChanged = "refuse",
+    promote: bool = True,
 ) -> dict[str, Any]:
     """Run `pipeline` of `pipelines.yaml`, or what is left of it, in its workspace.
 
     `overrides`: parameters by dotted key, e.g. `{"train.lr": 1e-3}`; such a run gets its own workspace unless
     `workspace` names one. `serve_policy`: `PORT` or `HOST:PORT` on which the policy is served with OpenAI's
     protocol during training. `if_changed`: what to do about an interrupted training in the workspace whose
-    inputs have changed since. Returns the content of `evaluation.json`. Raises `WingspanError` for anything
-    that a user can fix; the same call then resumes where this one stopped.
+    inputs have changed since. `promote`: make the policy the champion if it is better. Returns the content of
+    `evaluation.json`. Raises `WingspanError` for anything that a user can fix; the same call then resumes
+    where this one stopped.
     """
     guard()
     plan = check_run(
@@ -47,6 +49,7 @@ def train_agent(
         workspace=Path(workspace) if workspace else None,
         serve_policy=serve_policy,
         if_changed=if_changed,
+        is_candidate=promote,
     )
     with lock(plan.workspace):
         return run_plan(plan)

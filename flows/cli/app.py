@@ -23,6 +23,7 @@ from flows.cli.inspect import compare, doctor, envs, pipelines, runs
 from flows.cli.lineage import lineage, reproduce
 from flows.cli.run import base, deploy, plan_run, run, stage
 from flows.cli.serve import serve_env, serve_policy, serve_retriever, serve_sites, view
+from flows.cli.sweep import sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,7 +32,7 @@ app = typer.Typer(
 )
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(stage, base, pipelines, runs, export, deploy, envs, doctor, play, rollout, evaluate, fork, compare),
-    *(lineage, reproduce, view, serve_env, serve_policy, serve_retriever, serve_sites),
+    *(sweep, lineage, reproduce, view, serve_env, serve_policy, serve_retriever, serve_sites),
 )
 app.command()(run)
 app.command("plan")(plan_run)

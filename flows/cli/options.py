@@ -52,6 +52,47 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
     return overrides
 
 
+def parse_seeds(text: str) -> list[int]:
+    """`"0,1,2"` → `[0, 1, 2]`. Raises `ConfigError`."""
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds {text!r}: give whole numbers, separated by commas, e.g. 0,1,2") from None
+
+
+def parse_axes(axes: list[str]) -> dict[str, list[Any]]:
+    """`["train.lr=1e-3,1e-4"]` → `{"train.lr": [0.001, 0.0001]}`; values are YAML; a comma within brackets,
+    braces or quotes is part of one. Raises `ConfigError`."""
+    parsed: dict[str, list[Any]] = {}
+    for text in axes:
+        key, equals, values = text.partition("=")
+        if not key or not equals or not values.strip():
+            raise ConfigError(f"--vary {text!r} is not KEY=A,B…, e.g. --vary train.lr=1e-3,1e-4")
+        if key in parsed:
+            raise ConfigError(f"--vary {key} is given twice; name all its values in one: {key}=A,B")
+        parsed[key] = [_parse_value(value, option=f"--vary {text!r}") for value in _split_values(values)]
+    return parsed
+
+
+def _split_values(text: str) -> list[str]:
+    """At the commas that are in no bracket, brace or quote."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            parts.append("")
+            continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
 def parse_where(conditions: list[str]) -> dict[str, list[Any]]:
     """`["depth=1,2"]` → `{"depth": [1, 2]}`; values are YAML. Raises `ConfigError`."""
     where: dict[str, list[Any]] = {}

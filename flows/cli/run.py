@@ -29,6 +29,13 @@ def run(
         ),
     ] = None,
     if_changed: IfChanged = "refuse",
+    promote: Annotated[
+        bool,
+        typer.Option(
+            "--promote/--no-promote",
+            help="Make the policy the champion of its registered model if it is better by a paired test.",
+        ),
+    ] = True,
 ) -> None:
     """Run a pipeline from its data to its report, or resume it where it stopped."""
     from flows.cli.next_commands import next_commands
@@ -46,6 +53,7 @@ def run(
             workspace=workspace,
             serve_policy=serve_policy,
             if_changed=if_changed,
+            is_candidate=promote,
         )
         if plan.served_at is not None:
             typer.echo(f"during training, the policy answers at {plan.served_at.url} as model 'policy'")
@@ -143,7 +151,7 @@ def deploy(
     ] = None,
     pool: Annotated[str, typer.Option(help="Name of the Prefect work pool that runs them.")] = "local",
 ) -> None:
-    """Make a Prefect deployment of each pipeline and of evaluations, for workers to run (PREFECT_API_URL)."""
+    """Make Prefect deployments of pipelines, evaluations and sweeps, for workers to run (PREFECT_API_URL)."""
     from flows.prefect_runs import check_server, configure_prefect
     from tasks.config.pipelines import load_pipeline, pipeline_names
 

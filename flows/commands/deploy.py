@@ -1,4 +1,4 @@
-"""Prefect deployments: one for each pipeline, all of the same flow, and one of the flow that evaluates."""
+"""Prefect deployments: one for each pipeline, all of the same flow, one for evaluations, one for sweeps."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,9 +10,12 @@ ENTRYPOINT = "flows/train_agent.py:train_agent"
 EVALUATION, EVALUATION_ENTRYPOINT = "any-policy", "flows/evaluate_policy.py:evaluate_policy"
 """Name and flow of the deployment that evaluates: its parameters are those of `wingspan evaluate`."""
 
+SWEEP, SWEEP_ENTRYPOINT = "any-pipeline", "flows/sweep.py:sweep"
+"""Name and flow of the deployment that sweeps: its parameters are those of `wingspan sweep`."""
+
 
 def deploy(pipelines: Mapping[str, Pipeline], *, pool: str) -> Iterator[str]:
-    """Deploy `pipelines`, by name, and the evaluation to the work pool `pool`; yields each deployment's name.
+    """Deploy `pipelines`, by name, evaluations and sweeps to the work pool `pool`; yields their full names.
 
     An earlier deployment of the same name is replaced. Raises `ConfigError` for a work pool that the server
     does not know.
@@ -38,11 +41,12 @@ def deploy(pipelines: Mapping[str, Pipeline], *, pool: str) -> Iterator[str]:
         )
         deployment.apply()
         yield f"{deployment.flow_name}/{name}"
-    evaluation = RunnerDeployment.from_entrypoint(
-        EVALUATION_ENTRYPOINT,
-        name=EVALUATION,
-        description="Evaluate any policy on any environment.",
-        work_pool_name=pool,
-    )
-    evaluation.apply()
-    yield f"{evaluation.flow_name}/{EVALUATION}"
+    for entrypoint, name, description in (
+        (EVALUATION_ENTRYPOINT, EVALUATION, "Evaluate any policy on any environment."),
+        (SWEEP_ENTRYPOINT, SWEEP, "Run any pipeline with several seeds and parameters, and compare."),
+    ):
+        deployment = RunnerDeployment.from_entrypoint(
+            entrypoint, name=name, description=description, work_pool_name=pool
+        )
+        deployment.apply()
+        yield f"{deployment.flow_name}/{name}"

@@ -1,6 +1,7 @@
 """Finished runs as sides of a comparison: those that differ only by seed are one side."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
@@ -267,7 +268,7 @@ def _costs(results: Results, totals: Mapping[str, Sequence[float]]) -> dict[str,
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """`grpo` of `grpo-seed0` and `grpo-seed1`."""
+    """`grpo` of `grpo-seed0` and `grpo-seed1`, and of `grpo-seed10` and `grpo-seed11`."""
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     shared = "".join(letters[0] for letters in same)
-    return shared.removesuffix("seed").rstrip("-_. ") or names[0]
+    return re.sub(r"seed\d*$", "", shared).rstrip("-_. ") or names[0]

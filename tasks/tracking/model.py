@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from envs.errors import WingspanError
 from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, read_outcomes
 from tasks.reporting.paired import PairedTest
 
@@ -44,9 +45,10 @@ def register(
     tags: Mapping[str, str],
     description: str,
     outcomes: Path,
+    is_candidate: bool,
 ) -> Promotion | None:
     """Make the logged model `model_id` the newest version of the registered model `name`, and promote it if
-    it is better. A run gets one version at most. Returns the promotion, if this call made one.
+    it is better and a candidate. A run gets one version at most. Returns the promotion, if there is one.
 
     The folder is in Hugging Face format and loads from what
     `mlflow.artifacts.download_artifacts("models:/<name>/<version>")` returns. `outcomes`: of the run's
@@ -70,18 +72,39 @@ def register(
             model_id=model_id,
         )
     )
-    if not client.get_model_version(name, version.version).aliases:  # the last thing that a version gets
-        return _promote(client, version, outcomes=outcomes)
-    return None
+    has_alias = client.get_model_version(name, version.version).aliases  # the last thing that a version gets
+    return _promote(client, version, outcomes=outcomes) if is_candidate and not has_alias else None
 
 
-def is_better(test: PairedTest) -> bool:
-    """Whether the second series of `test` is better than the first beyond chance: p < .05, and the 95%
-    interval of the difference is above 0."""
-    return test.mean > 0 and test.low > 0 and test.p_value < MAX_P_VALUE
+def promote_best(
+    client: "MlflowClient", run_id: str, *, name: str, outcomes: Path, num_candidates: int
+) -> Promotion | None:
+    """Promote the version of run `run_id`, the one with the highest success of so many, if it is better.
+
+    The highest of many is high by luck as well: p is multiplied by their number (Bonferroni, which for the
+    best is the first step of Holm's method). Returns the promotion, if this call made one. Raises
+    `WingspanError` for a run without a version.
+    """
+    versions = client.search_model_versions(f"run_id = '{run_id}'")
+    if not versions:
+        raise WingspanError(
+            f"MLflow has no version of the model {name} of run {run_id}; run it again, in another workspace"
+        )
+    version = client.get_model_version(name, versions[0].version)
+    if CHAMPION in version.aliases:
+        return None
+    return _promote(client, version, outcomes=outcomes, num_candidates=num_candidates)
 
 
-def _promote(client: "MlflowClient", version: "ModelVersion", *, outcomes: Path) -> Promotion | None:
+def is_better(test: PairedTest, *, num_candidates: int = 1) -> bool:
+    """Whether the second series of `test` is better than the first beyond chance: p times `num_candidates`
+    < .05, and the 95% interval of the difference is above 0."""
+    return test.mean > 0 and test.low > 0 and test.p_value * num_candidates < MAX_P_VALUE
+
+
+def _promote(
+    client: "MlflowClient", version: "ModelVersion", *, outcomes: Path, num_candidates: int = 1
+) -> Promotion | None:
     """Test `version` against the champion, or without one against the policy before training, and set its
     alias; tags of the version say what the test found."""
     evaluation = read_outcomes(outcomes)
@@ -100,10 +123,11 @@ def _promote(client: "MlflowClient", version: "ModelVersion", *, outcomes: Path)
             "test.interval": f"{test.low:+.4f} to {test.high:+.4f}",
             "test.p_value": f"{test.p_value:.2g}",
             "test.items": str(test.items),
+            "test.candidates": str(num_candidates),
         }
     for key, value in tags.items():
         client.set_model_version_tag(version.name, version.version, key, value)
-    is_champion = test is not None and is_better(test)
+    is_champion = test is not None and is_better(test, num_candidates=num_candidates)
     if is_champion:
         client.delete_registered_model_alias(version.name, CHALLENGER)  # of the champion before, if any
     alias = CHAMPION if is_champion else CHALLENGER

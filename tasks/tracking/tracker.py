@@ -34,7 +34,7 @@ from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
 from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.logged_models import find_kept_policies, log_policies, written_ms
-from tasks.tracking.model import Promotion, register
+from tasks.tracking.model import Promotion, promote_best, register
 from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric, without_password
 from tasks.tracking.store import check_store
 from tasks.tracking.system_metrics import SystemMonitor
@@ -112,8 +112,10 @@ class Tracker:
     latest; leaving the context raises `WingspanError` if the record is still incomplete.
     """
 
-    def __init__(self, name: str, *, pipeline: Pipeline, workspace: Path) -> None:
+    def __init__(self, name: str, *, pipeline: Pipeline, workspace: Path, is_candidate: bool = True) -> None:
+        """`is_candidate`: whether the policy may become the champion of its registered model."""
         self._name = name
+        self._is_candidate = is_candidate
         self._pipeline = pipeline
         self._workspace = workspace
         self._tags = {recorded_runs.WORKSPACE: str(workspace.resolve())}
@@ -348,6 +350,7 @@ class Tracker:
             tags=tags,
             description=f"{result} [Run]({page})\n\n{self._description()}",
             outcomes=workspace / OUTCOMES,
+            is_candidate=self._is_candidate,
         )
         client.set_terminated(run_id, status="FINISHED")
         _write_record(workspace, pipeline=self._pipeline, run=client.get_run(run_id), is_finished=True)
@@ -403,6 +406,18 @@ def is_recorded(workspace: Path, *, pipeline: Pipeline) -> bool:
     """Whether MLflow has a finished run of this workspace with these parameters."""
     record = read_record(workspace)
     return record.get("identity") == _identity(pipeline) and bool(record.get("finished"))
+
+
+def promote_best_of(workspace: Path, *, name: str, num_candidates: int) -> Promotion | None:
+    """Promote the policy of the recorded run in `workspace`, the best of so many, if it beats the champion of
+    model `name`; returns the promotion, if this call made one. Raises `WingspanError`."""
+    return promote_best(
+        connect(),
+        str(read_record(workspace)["run_id"]),
+        name=name,
+        outcomes=workspace / OUTCOMES,
+        num_candidates=num_candidates,
+    )
 
 
 def _read_steps(file: Path) -> dict[int, dict[str, Any]]:

@@ -73,12 +73,20 @@ def test_every_pipeline_is_deployed_to_prefect_without_being_listed(monkeypatch:
             list(deploy(pipelines, pool="nowhere"))
         client.create_work_pool(WorkPoolCreate(name="here", type="process"))
         deployments = list(deploy(pipelines, pool="here"))
-        assert deployments == [*(f"train-agent/{name}" for name in NAMES), "evaluate-policy/any-policy"]
-        evaluation = client.read_deployment_by_name(deployments[-1])
+        assert deployments == [
+            *(f"train-agent/{name}" for name in NAMES),
+            "evaluate-policy/any-policy",
+            "sweep/any-pipeline",
+        ]
+        evaluation = client.read_deployment_by_name(deployments[-2])
         assert evaluation.entrypoint == "flows/evaluate_policy.py:evaluate_policy"
         schema = evaluation.parameter_openapi_schema
         assert schema
         assert {"policy", "envs", "samples"} <= schema["properties"].keys()
+        sweep = client.read_deployment_by_name(deployments[-1])
+        assert sweep.entrypoint == "flows/sweep.py:sweep"
+        assert sweep.parameter_openapi_schema
+        assert {"seeds", "vary", "at_once"} <= sweep.parameter_openapi_schema["properties"].keys()
         for name in NAMES:
             deployment = client.read_deployment_by_name(f"train-agent/{name}")
             assert deployment.parameters == {"pipeline": name}

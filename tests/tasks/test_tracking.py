@@ -32,7 +32,14 @@ from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
 from tasks.tracking.facts import round_params
 from tasks.tracking.names import step_metric
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone
-from tasks.tracking.tracker import Tracker, check_tracking, connect, experiment_of, is_recorded
+from tasks.tracking.tracker import (
+    Tracker,
+    check_tracking,
+    connect,
+    experiment_of,
+    is_recorded,
+    promote_best_of,
+)
 from tasks.verl.checkpoints import mark_complete
 from tasks.verl.rewinds import Rewind, write_rewind
 from tests.support.evaluation_toy import FIRST, record_of
@@ -401,6 +408,28 @@ def test_a_version_is_the_champion_if_a_paired_test_says_so(workspace: Path, pip
     low, high = map(float, best["test.interval"].split(" to "))
     assert low < float(best["test.difference"]) == 0.75 < high <= 1
     assert best["test.items"] == "8"
+
+
+@pytest.mark.heavy
+def test_the_best_of_a_sweep_is_promoted_if_the_test_allows_for_their_number(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    """Six items, solved after training alone: p is 2 / 2^6."""
+    import mlflow
+
+    write_round(workspace, 0, steps=(1, 2))
+    write_results(workspace, solved=8)
+    with Tracker("swept", pipeline=pipeline, workspace=workspace, is_candidate=False) as tracker:
+        assert tracker.finish() is None
+    client = mlflow.MlflowClient()
+    assert client.get_registered_model("swept").aliases == {}
+    assert promote_best_of(workspace, name="swept", num_candidates=2) is None  # p is 2 × 0.031
+    assert client.get_registered_model("swept").aliases == {"challenger": "1"}
+    promotion = promote_best_of(workspace, name="swept", num_candidates=1)
+    assert promotion is not None
+    assert (promotion.test["p_value"], promotion.test["candidates"]) == ("0.031", "1")
+    assert client.get_registered_model("swept").aliases == {"champion": "1"}
+    assert promote_best_of(workspace, name="swept", num_candidates=1) is None  # it is the champion
 
 
 @pytest.mark.heavy

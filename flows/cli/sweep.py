@@ -1,0 +1,86 @@
+"""`wingspan sweep`: runs of a pipeline with several seeds and parameters, and which is best."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.options import PipelineName, Settings, parse_axes, parse_seeds, parse_settings
+
+
+def sweep(
+    pipeline: PipelineName,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N…", help="Seeds, e.g. 0,1,2.", show_default="the pipeline's")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B…",
+            help="Values of a parameter, e.g. --vary train.lr=1e-3,1e-4; with several, all combinations.",
+        ),
+    ] = None,
+    settings: Settings = None,
+    at_once: Annotated[int, typer.Option(min=1, help="How many runs are at work side by side.")] = 1,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the runs' workspaces.", show_default="runs/sweeps/PIPELINE"),
+    ] = None,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="Check the sweep and list its runs; start nothing.")
+    ] = False,
+) -> None:
+    """Run a pipeline for each seed and combination of parameters, compare the runs, and promote the best.
+
+    Each is a `wingspan run` in a workspace of its own; finished ones are skipped, so that the same command
+    resumes. The best policy becomes the champion if a paired test, corrected for their number, says so.
+    """
+    import tempfile
+
+    temporary = tempfile.gettempdir()
+    from rich.console import Console
+
+    from flows.cli.tables import print_table
+    from flows.commands.compare import show
+    from flows.endings.guardian import guard
+    from flows.endings.stopping import Stoppable
+    from flows.prefect_runs import configure_prefect
+    from flows.sweep_plan import plan_sweep
+
+    guard()
+    with Stoppable(f"stopped; the same command resumes: {shlex.join(['wingspan', *sys.argv[1:]])}"):
+        numbers = None if seeds is None else parse_seeds(seeds)
+        axes, overrides = parse_axes(vary or []), parse_settings(settings or [])
+        plan = plan_sweep(
+            pipeline,
+            seeds=numbers,
+            axes=axes,
+            settings=overrides,
+            at_once=at_once,
+            folder=folder,
+        )
+        if only_plan:
+            rows = [
+                (run.name, "finished" if run.is_finished else "would run", str(run.workspace))
+                for run in plan.runs
+            ]
+            print_table(("run", "state", "workspace"), rows)
+            return
+        configure_prefect()
+        from flows.sweep import sweep_with_prefect
+
+        parameters = {"seeds": numbers, "vary": axes, "overrides": overrides}
+        result = sweep_with_prefect(plan, parameters=parameters, temporary=temporary)
+    show(result.comparison, console=Console())
+    typer.echo(f"best: {result.best.name} with success {result.success:.3f}: {result.best.workspace}")
+    if result.promotion is None:
+        typer.echo(f"the champion of {pipeline} stays as it is")
+    else:
+        test = result.promotion.test
+        typer.echo(
+            f"champion of {pipeline}: version {result.promotion.version}, against {test['against']}: "
+            f"{test['difference']} ({test['interval']}), p = {test['p_value']} × {test['candidates']} runs"
+        )
+    typer.echo(f"comparison: {result.page}")

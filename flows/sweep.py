@@ -1,0 +1,269 @@
+"""The flow `sweep`: runs of a pipeline with several seeds and parameters; compares them, promotes the best.
+
+Each run is a `wingspan run` in a process of its own, which prints to a file and records itself as any run
+does; it may be resumed by hand. What a run may be is in `flows/sweep_plan.py`.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+from uuid import UUID
+
+import typer
+from prefect import flow
+from prefect.runtime import flow_run
+
+from envs.errors import WingspanError
+from flows.artifacts import artifact_key
+from flows.endings.guardian import guard
+from flows.endings.stopping import claim_signals, on_stop
+from flows.prefect_events import emit_promoted
+from flows.prefect_runs import cancel
+from flows.sweep_plan import SweepPlan, SweepRun, plan_sweep
+from tasks.comparison.compare import Comparison, compare
+from tasks.comparison.runs import read_run
+from tasks.tracking.model import Promotion
+from tasks.tracking.tracker import promote_best_of
+
+LOG = "output.log"
+"""In a run's workspace: what `wingspan run` prints there, of all attempts."""
+COMPARISON = "comparison"
+"""In the sweep's folder."""
+_PROGRAM = "from flows.cli.app import main; main()"
+
+
+class RunState(StrEnum):
+    """Of one run of a sweep."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """A sweep whose runs have all finished."""
+
+    comparison: Comparison
+    page: Path
+    best: SweepRun
+    """The run with the highest success on the test split; the first of several."""
+    success: float
+    promotion: Promotion | None
+    """None if the best one is not better than the champion, or is it already."""
+
+
+@flow(name="sweep", flow_run_name="{pipeline}")
+def sweep(
+    pipeline: str,
+    seeds: list[int] | None = None,
+    vary: dict[str, list[Any]] | None = None,
+    overrides: dict[str, Any] | None = None,
+    at_once: int = 1,
+    folder: str | None = None,
+) -> dict[str, Any]:
+    """Train `pipeline` with each of `seeds` and each combination of `vary`, compare, and promote the best.
+
+    `vary`: values by dotted key, e.g. `{"train.lr": [1e-3, 1e-4]}`; `overrides`: parameters of all runs;
+    `at_once`: runs side by side. The same call goes on where this one stopped. Raises `WingspanError` for
+    anything that a user can fix.
+    """
+    temporary = tempfile.gettempdir()
+    guard()
+    plan = plan_sweep(
+        pipeline,
+        seeds=seeds,
+        axes=vary or {},
+        settings=overrides or {},
+        at_once=at_once,
+        folder=Path(folder) if folder else None,
+    )
+    return summarise(run_sweep(plan, temporary=temporary))
+
+
+def sweep_with_prefect(plan: SweepPlan, *, parameters: Mapping[str, Any], temporary: str) -> SweepResult:
+    """Run `plan`, which was made of `parameters`, as the flow `sweep`."""
+    results: list[SweepResult] = []
+
+    def work(
+        pipeline: str, seeds: Any, vary: Any, overrides: Any, at_once: int, folder: str
+    ) -> dict[str, Any]:
+        results.append(run_sweep(plan, temporary=temporary))
+        return summarise(results[0])
+
+    orchestrate = flow(name=sweep.name, flow_run_name="{pipeline}")(work)
+    orchestrate(plan.name, at_once=plan.at_once, folder=str(plan.folder), **parameters)
+    return results[0]
+
+
+def summarise(result: SweepResult) -> dict[str, Any]:
+    """What the flow returns."""
+    return {
+        "best": result.best.name,
+        "policy": str(result.best.workspace / "policy"),
+        "success": result.success,
+        "version": result.promotion and result.promotion.version,
+        "comparison": str(result.page),
+    }
+
+
+def run_sweep(plan: SweepPlan, *, temporary: str) -> SweepResult:
+    """Run what is left of `plan`, within a flow; then compare all runs, and promote the best.
+
+    `temporary`: folder of the runs' temporary files. Raises `WingspanError` if a run fails, when the others
+    have ended.
+    """
+    with claim_signals():
+        on_stop(partial(cancel, UUID(str(flow_run.id))))
+        page = _Table(plan)
+        run_all(plan, temporary=temporary, on_change=page.show)
+        result = conclude(plan)
+        if result.promotion is not None:
+            best = result.best
+            envs = best.pipeline.data.envs
+            emit_promoted(result.promotion, pipeline=plan.name, envs=envs, workspace=best.workspace)
+        return result
+
+
+def conclude(plan: SweepPlan) -> SweepResult:
+    """Compare the runs of `plan`, all of which are finished, and promote the best if it is better than the
+    champion."""
+    comparison, page = compare([run.workspace for run in plan.runs], plan.folder / COMPARISON)
+    success = {run.name: read_run(run.workspace).after for run in plan.runs}
+    best = max(plan.runs, key=lambda run: success[run.name])
+    promotion = promote_best_of(best.workspace, name=plan.name, num_candidates=len(plan.runs))
+    return SweepResult(
+        comparison=comparison, page=page, best=best, success=success[best.name], promotion=promotion
+    )
+
+
+def run_all(
+    plan: SweepPlan,
+    *,
+    temporary: str,
+    on_change: Callable[[SweepRun, RunState], object],
+    command: Sequence[str] = (sys.executable, "-c", _PROGRAM),
+) -> None:
+    """Run the unfinished runs of `plan`, `plan.at_once` at a time; `on_change` is called in this thread.
+
+    `command`: what is given the arguments of `wingspan`. Raises `WingspanError` if some have failed, when the
+    others have ended.
+    """
+    runs = plan.unfinished
+    changes: SimpleQueue[tuple[SweepRun, RunState]] = SimpleQueue()
+    processes = _Processes(command=command, temporary=temporary)
+
+    def work(run: SweepRun) -> None:
+        changes.put((run, RunState.RUNNING))
+        state = RunState.FAILED
+        try:
+            if processes.run(run.arguments(plan.name), log=run.workspace / LOG) == 0:
+                state = RunState.FINISHED
+        finally:
+            changes.put((run, state))
+
+    failed_runs = []
+    with ThreadPoolExecutor(plan.at_once, thread_name_prefix="sweep") as threads:
+        try:
+            for run in runs:
+                threads.submit(work, run)
+            for _ in range(2 * len(runs)):
+                run, state = changes.get()
+                on_change(run, state)
+                if state is RunState.FAILED:
+                    failed_runs.append(run)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            processes.stop()
+            raise
+    if failed_runs:
+        names = ", ".join(str(run.workspace / LOG) for run in failed_runs)
+        raise WingspanError(
+            f"{len(failed_runs)} of {len(plan.runs)} runs failed; {names} says why; "
+            "the same command runs them again"
+        )
+
+
+@dataclass(slots=True)
+class _Processes:
+    """The `wingspan run`s at work, in threads of this process."""
+
+    command: Sequence[str]
+    temporary: str
+    _processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    _is_stopping: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, arguments: Sequence[str], *, log: Path) -> int:
+        """Run to the end, with output to `log`; returns the status."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            with self._lock:
+                if self._is_stopping:
+                    return 1
+                process = subprocess.Popen(
+                    [*self.command, *arguments],
+                    # Not our TMPDIR: Ray's sockets would have too long a path below it.
+                    env={**os.environ, "TMPDIR": self.temporary},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,  # Ctrl-C is for us, and we end it
+                )
+                self._processes.add(process)
+            status = process.wait()
+            with self._lock:
+                self._processes.discard(process)
+        return status
+
+    def stop(self) -> None:
+        """End them by SIGTERM, upon which they mark their records; our guardian ends what is left."""
+        with self._lock:
+            self._is_stopping = True
+            for process in self._processes:
+                process.terminate()
+
+
+class _Table:
+    """The states of the runs, as lines of output and as a table in Prefect."""
+
+    def __init__(self, plan: SweepPlan) -> None:
+        self._plan = plan
+        self._states = {
+            run.name: RunState.FINISHED if run.is_finished else RunState.WAITING for run in plan.runs
+        }
+        self._write()
+
+    def show(self, run: SweepRun, state: RunState) -> None:
+        """Say that `run` is in `state` now."""
+        self._states[run.name] = state
+        number = [each.name for each in self._plan.runs].index(run.name) + 1
+        detail = f", output in {run.workspace / LOG}"
+        if state is RunState.FINISHED:
+            done = read_run(run.workspace)
+            detail = f": success {done.before:.3f} before training, {done.after:.3f} after"
+        typer.echo(f"run {number} of {len(self._plan.runs)}, {run.name}, {state}{detail}")
+        self._write()
+
+    def _write(self) -> None:
+        """As an artifact of the flow run; a server that has died does not stop the sweep."""
+        from prefect.artifacts import create_table_artifact
+
+        rows = [
+            {"run": run.name, "state": str(self._states[run.name]), "workspace": str(run.workspace)}
+            for run in self._plan.runs
+        ]
+        with suppress(Exception):
+            create_table_artifact(rows, key=artifact_key(self._plan.folder, "sweep"))

@@ -1,0 +1,257 @@
+"""The plan of a sweep: its runs by name, which of them are finished, and what refuses it before any starts.
+
+A sweep trains one pipeline once for each variant and each seed. A variant is a name with parameters by dotted
+key. Every run is a `wingspan run` in a workspace of its own, which is named after them.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from envs.errors import ConfigError
+from flows.lineage import RUNS
+from flows.plan import check_run, find_disk_need
+from tasks.cluster.address import cluster_address
+from tasks.comparison.runs import SAME
+from tasks.comparison.sides import check_same_items
+from tasks.config.capacity import read_model_size
+from tasks.config.memory import device_memories, memory_needs
+from tasks.config.parameters import changed_parameters, flat
+from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.data.items import split
+from tasks.reporting.results import read_parameters
+from tasks.tracking.tracker import is_recorded, read_record
+
+SWEEPS = RUNS / "sweeps"
+MAX_VALUE = 32
+"""Characters of a value that stands in a name; a longer one is its hash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRun:
+    """One run of a sweep."""
+
+    name: str
+    """`VARIANT-seedN`, also that of its workspace."""
+    overrides: Mapping[str, Any]
+    """Parameters by dotted key, the seed among them."""
+    pipeline: Pipeline
+    workspace: Path
+    is_finished: bool
+    """With these parameters, and recorded in MLflow."""
+
+    def arguments(self, pipeline_name: str) -> list[str]:
+        """Of `wingspan`. The sweep decides about the champion, when all are there."""
+        settings = (
+            part for key, value in self.overrides.items() for part in ("--set", f"{key}={json.dumps(value)}")
+        )
+        return ["run", pipeline_name, *settings, "--workspace", str(self.workspace), "--no-promote"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """A sweep that has passed all checks."""
+
+    name: str
+    """Of the pipeline."""
+    runs: Sequence[SweepRun]
+    at_once: int
+    folder: Path
+
+    @property
+    def unfinished(self) -> list[SweepRun]:
+        """The runs that are left."""
+        return [run for run in self.runs if not run.is_finished]
+
+
+def plan_sweep(
+    name: str,
+    *,
+    seeds: Sequence[int] | None,
+    axes: Mapping[str, Sequence[Any]],
+    settings: Mapping[str, Any],
+    at_once: int = 1,
+    folder: Path | None = None,
+) -> SweepPlan:
+    """Plan a run of pipeline `name` for each seed and each combination of values of `axes`, by dotted key.
+
+    `settings`: parameters of all runs; without `seeds`, the pipeline's own. Raises as `plan_variants` does.
+    """
+    for key, values in axes.items():
+        if key == "seed":
+            raise ConfigError("a sweep varies seeds by --seeds, not by --vary seed; e.g. --seeds 0,1,2")
+        if not values:
+            raise ConfigError(f"--vary {key} has no values; e.g. --vary train.lr=1e-3,1e-4")
+    if not axes and seeds is None:
+        raise ConfigError("nothing varies; give --seeds, or --vary KEY=A,B, or both")
+    return plan_variants(
+        name, variants=_variants(name, axes), seeds=seeds, settings=settings, at_once=at_once, folder=folder
+    )
+
+
+def plan_variants(
+    name: str,
+    *,
+    variants: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int] | None,
+    settings: Mapping[str, Any],
+    at_once: int = 1,
+    folder: Path | None = None,
+) -> SweepPlan:
+    """Plan a run of pipeline `name` for each seed and each of the named `variants`.
+
+    Raises `ConfigError` for combinations that are the same, for runs that could not be compared, for more
+    `at_once` than fit this machine, for a workspace that holds another run, and for what refuses one of the
+    runs by itself; `MissingDependency` as a run does.
+    """
+    if "seed" in settings:
+        raise ConfigError("--set seed: a sweep has its seeds from --seeds, e.g. --seeds 0,1,2")
+    for variant in variants.values():
+        if twice := settings.keys() & variant.keys():
+            raise ConfigError(f"--set {min(twice)}: the sweep varies it; leave it out")
+    if seeds is not None and not seeds:
+        raise ConfigError("--seeds is empty; e.g. --seeds 0,1,2")
+    folder = folder or SWEEPS / name
+    own_seed = load_pipeline(name).seed
+    runs = [
+        _make_run(
+            name,
+            run_name=f"{variant}-seed{seed}",
+            overrides={**settings, **overrides, "seed": seed},
+            folder=folder,
+        )
+        for seed, (variant, overrides) in product([own_seed] if seeds is None else seeds, variants.items())
+    ]
+    _check_distinct(runs)
+    if len(runs) < 2:
+        raise ConfigError(f"a sweep of one run: wingspan run {name} does that; give more seeds or values")
+    _check_comparable(runs)
+    plan = SweepPlan(name=name, runs=runs, at_once=at_once, folder=folder)
+    check_at_once(plan)
+    for run in plan.unfinished:
+        check_run(name, overrides=run.overrides, workspace=run.workspace)
+    _check_disk(plan)
+    return plan
+
+
+def _variants(name: str, axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
+    """Of all combinations, named by key and value; a key is shortened to its last part if that is enough."""
+    if not axes:
+        return {name: {}}
+    lasts = [key.rpartition(".")[2] for key in axes]
+    labels = [last if lasts.count(last) == 1 else key for key, last in zip(axes, lasts, strict=True)]
+    variants: dict[str, dict[str, Any]] = {}
+    for values in product(*axes.values()):
+        parts = [f"{label}={_format_value(value)}" for label, value in zip(labels, values, strict=True)]
+        variant = ",".join(parts)
+        if variant in variants:
+            raise ConfigError(f"the sweep has {variant} twice; name each value once")
+        variants[variant] = dict(zip(axes, values, strict=True))
+    return variants
+
+
+def _format_value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    if re.fullmatch(rf"[\w.+-]{{1,{MAX_VALUE}}}", text):
+        return text
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]
+
+
+def _make_run(name: str, *, run_name: str, overrides: Mapping[str, Any], folder: Path) -> SweepRun:
+    """Raises `ConfigError` for a workspace in which a run of other parameters has finished."""
+    workspace = folder / run_name
+    pipeline = load_pipeline(name, overrides=dict(overrides))
+    is_finished = is_recorded(workspace, pipeline=pipeline) and (workspace / "evaluation.json").exists()
+    if not is_finished and read_record(workspace).get("finished"):
+        theirs = read_parameters(workspace)
+        ours = dict(flat(pipeline.model_dump(mode="json"), sep="."))
+        keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+        raise ConfigError(
+            f"{workspace} holds a finished run with another {', '.join(keys[:4]) or 'evaluation'}; "
+            "give another --folder, or remove it"
+        )
+    return SweepRun(
+        name=run_name, overrides=overrides, pipeline=pipeline, workspace=workspace, is_finished=is_finished
+    )
+
+
+def _check_distinct(runs: Sequence[SweepRun]) -> None:
+    found: dict[str, SweepRun] = {}
+    for run in runs:
+        first = found.setdefault(run.pipeline.model_dump_json(), run)
+        if first is not run:
+            both = run.name if first.name == run.name else f"{first.name} and {run.name}"
+            raise ConfigError(f"the sweep has the same parameters twice: {both}; name each combination once")
+
+
+def _check_comparable(runs: Sequence[SweepRun]) -> None:
+    """Raise `ConfigError` for what `wingspan compare` would refuse when all is trained."""
+    first = runs[0]
+    first_items = None
+    for run in runs[1:]:
+        differing = changed_parameters(run.pipeline, default=first.pipeline)
+        if key := next((key for key in SAME if key in differing), None):
+            raise ConfigError(
+                f"{first.name} and {run.name} could not be compared: their {key} is "
+                f"{differing[key][0]} and {differing[key][1]}; set it for all (--set {key}=…)"
+            )
+        if run.pipeline.data != first.pipeline.data:
+            first_items = first_items or _test_items(first)
+            check_same_items(first_items, _test_items(run), names=(first.name, run.name))
+
+
+def _test_items(run: SweepRun) -> dict[str, Any]:
+    return {item.item_id: item for item in split(run.pipeline.data).test}
+
+
+def check_at_once(plan: SweepPlan) -> None:
+    """Raise `ConfigError` if this machine has not the cores, the memory or the GPUs for as many runs.
+
+    The largest needs count, so that it does not matter which runs are at work together.
+    """
+    count = min(plan.at_once, len(plan.runs))
+    if plan.at_once < 1:
+        raise ConfigError(f"--at-once {plan.at_once}: at least one run is at work at a time")
+    if count == 1:
+        return
+    if any(run.pipeline.backend.device != "cpu" for run in plan.runs) or cluster_address():
+        raise ConfigError(
+            f"--at-once {plan.at_once}: runs on GPUs or on a cluster take all that they find; leave it out"
+        )
+    workers, cores = max(run.pipeline.backend.workers for run in plan.runs), os.cpu_count() or 1
+    if count * workers > cores:
+        raise ConfigError(
+            f"--at-once {plan.at_once}: {count} runs have {count * workers} training processes, each of "
+            f"which keeps a core busy, and this machine has {cores} cores; at most {max(1, cores // workers)}"
+        )
+    memory = min(device_memories("cpu"))
+    sized = [(run.pipeline, read_model_size(run.pipeline.model)) for run in plan.runs]
+    needs = [
+        need
+        for pipeline, size in sized
+        if size is not None
+        for need in memory_needs(pipeline, size, device_bytes=memory)
+    ]
+    largest = max(needs, key=lambda need: need.total, default=None)
+    if largest is not None and count * largest.total > largest.room:
+        raise ConfigError(
+            f"--at-once {plan.at_once}: {count} runs need {count * largest.total / 1e9:.1f} GB, and this "
+            f"machine has {largest.room / 1e9:.1f}; at most {max(1, largest.room // largest.total)}"
+        )
+
+
+def _check_disk(plan: SweepPlan) -> None:
+    """Raise `ConfigError` if the disk is too full for all runs that are left."""
+    needs = [find_disk_need(run.workspace, run.pipeline) for run in plan.unfinished]
+    needed = sum(need.needed_bytes for need in needs)
+    if needs and needed > needs[0].free_bytes:
+        raise ConfigError(
+            f"{needs[0].free_bytes / 1e9:.1f} GB are free at {needs[0].folder}, and the {len(needs)} runs "
+            f"that are left may need {needed / 1e9:.1f}; free some space, or give a --folder elsewhere"
+        )

@@ -1,0 +1,261 @@
+"""A sweep: its runs and their names, what is refused, what runs side by side, and which policy is promoted.
+
+Runs are scripts here; what a real one does, `tests/flows/test_flow.py` shows.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.errors import ConfigError, WingspanError
+from flows.cli.options import parse_axes, parse_seeds
+from flows.sweep import LOG, RunState, conclude, run_all
+from flows.sweep_plan import SweepPlan, SweepRun, plan_sweep
+from tasks.tracking.tracker import Tracker, connect
+from tests.support.report_toy import SAMPLE_SUCCESSES, write_workspace
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+NAME = "textcraft-cpu"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    for folder in ("envs", "agents", "tasks", "flows", "models"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+def plan(*axes: str, seeds: Sequence[int] | None = None, **options: Any) -> SweepPlan:
+    """Of the command line's `--vary`."""
+    return plan_sweep(NAME, seeds=seeds, axes=parse_axes(list(axes)), **{"settings": {}, **options})
+
+
+# --- the plan
+
+
+def test_every_seed_has_every_combination_in_a_workspace_of_its_own(project: Path) -> None:
+    found = plan(
+        "train.lr=1e-3,1e-4", "horizon.max_turns=[4,5],[6]", seeds=[3, 4], settings={"train.steps": 6}
+    )
+    assert len(found.runs) == 8 == len({run.workspace for run in found.runs})
+    assert [run.overrides["seed"] for run in found.runs] == [3] * 4 + [4] * 4
+    names = [run.name for run in found.runs]
+    assert names[0].startswith("lr=0.001,max_turns=")
+    assert names[0].endswith("-seed3")
+    assert found.runs[0].workspace == Path("runs/sweeps", NAME, names[0])
+    values = {
+        (
+            run.pipeline.train.lr,
+            tuple(run.pipeline.horizon.max_turns),
+            run.pipeline.seed,
+            run.pipeline.train.steps,
+        )
+        for run in found.runs
+    }
+    assert values == {
+        (lr, turns, seed, 6) for lr in (1e-3, 1e-4) for turns in ((4, 5), (6,)) for seed in (3, 4)
+    }
+    assert not (project / "runs").exists()
+
+
+def test_the_command_of_a_run_gives_it_the_same_parameters(project: Path) -> None:
+    """As the command line reads it."""
+    from flows.cli.options import parse_settings
+
+    run = plan("horizon.max_turns=[4,5],[6]", "train.algorithm=grpo,dapo").runs[1]
+    arguments = run.arguments(NAME)
+    settings = [arguments[i + 1] for i, part in enumerate(arguments) if part == "--set"]
+    assert parse_settings(settings) == run.overrides
+    assert arguments[-3:] == ["--workspace", str(run.workspace), "--no-promote"]
+
+
+def test_seeds_alone_are_runs_of_the_pipeline(project: Path) -> None:
+    assert [run.name for run in plan(seeds=[0, 1]).runs] == [f"{NAME}-seed0", f"{NAME}-seed1"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "options", "message"),
+    [
+        (["train.lrr=1,2"], {}, r"train\.lrr.*did you mean 'lr'"),
+        (["train.lr=fast,slow"], {}, r"train\.lr"),
+        (["train.lr=1e-3,0.001"], {}, "lr=0.001 twice"),
+        (["train.lr=1,1.0"], {}, "same parameters twice: lr=1-seed0 and lr=1.0-seed0"),
+        ([], {"seeds": [1, 1]}, f"same parameters twice: {NAME}-seed1"),
+        ([], {}, "nothing varies"),
+        ([], {"seeds": []}, "--seeds is empty"),
+        ([], {"seeds": [1]}, "a sweep of one run"),
+        (["seed=1,2"], {}, "--seeds, not by --vary seed"),
+        (["train.lr=0.1,0.2"], {"settings": {"train.lr": 3}}, "--set train.lr: the sweep varies it"),
+        (["evaluate.max_turns=30,31"], {}, r"evaluate\.max_turns is 30 and 31; set it for all"),
+        (["data.split_seed=1,2"], {}, "are of other items"),
+        (["model=models/none,models/textcraft-base"], {}, "'models/none'.*no such folder"),
+        (["train.lr=0.1,0.2"], {"at_once": 2, "settings": {"backend.workers": 64}}, "at most 1"),
+        (
+            ["train.lr=0.1,0.2"],
+            {"at_once": 2, "settings": {"backend.device": "cuda"}},
+            "--at-once 2: runs on GPUs",
+        ),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_starts(
+    project: Path, axes: list[str], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(*axes, **options)
+    assert not (project / "runs").exists()
+
+
+def test_more_runs_than_fit_in_memory_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    with pytest.raises(ConfigError, match=r"--at-once 60: 60 runs need .* GB, .*; at most \d+$"):
+        plan("train.lr=0.1,0.2", seeds=range(30), at_once=60)
+
+
+@pytest.mark.parametrize("text", ["train.lr", "train.lr=", "=1,2"])
+def test_values_without_a_key_or_a_key_without_values_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not KEY=A,B"):
+        parse_axes([text])
+
+
+def test_the_values_of_a_parameter_are_yaml() -> None:
+    text = 'a.b=1e-3, grpo,[1, 2],{c: "x,y"},null,"p,q"'
+    assert parse_axes([text]) == {"a.b": [0.001, "grpo", [1, 2], {"c": "x,y"}, None, "p,q"]}
+    with pytest.raises(ConfigError, match="given twice"):
+        parse_axes(["a=1", "a=2"])
+    assert parse_seeds("0,1, 2") == [0, 1, 2]
+    with pytest.raises(ConfigError, match="whole numbers"):
+        parse_seeds("0-2")
+
+
+# --- the runs
+
+SCRIPT = """
+import signal, sys, time
+from pathlib import Path
+workspace = Path(sys.argv[sys.argv.index("--workspace") + 1])
+(workspace / "began").touch()
+if "{hangs}" in workspace.name:
+    def stop(*_):
+        (workspace / "stopped").touch()
+        sys.exit(143)
+    signal.signal(signal.SIGTERM, stop)
+    (workspace / "waits").touch()
+    time.sleep(60)
+while "{together}" and not all((workspace.parent / name / "began").exists() for name in "{together}".split()):
+    time.sleep(0.01)
+print("trained", workspace.name)
+sys.exit("{fails}" in workspace.name)
+"""
+"""Acts as `wingspan run`; with `together`, it ends when those runs have begun."""
+
+
+def scripted(*, hangs: str = "none", fails: str = "none", together: str = "") -> list[str]:
+    return [sys.executable, "-S", "-c", SCRIPT.format(hangs=hangs, fails=fails, together=together)]
+
+
+def run_scripts(found: SweepPlan, command: Sequence[str]) -> list[tuple[str, RunState]]:
+    """The changes, in order."""
+    changes: list[tuple[str, RunState]] = []
+    run_all(
+        found,
+        temporary="/tmp",
+        on_change=lambda run, state: changes.append((run.name, state)),
+        command=command,
+    )
+    return changes
+
+
+def test_runs_are_one_after_another_unless_more_are_allowed(project: Path) -> None:
+    found = plan("train.lr=1e-3,1e-4", seeds=[0, 1])
+    names = [run.name for run in found.runs]
+    changes = run_scripts(found, scripted())
+    assert changes == [(name, state) for name in names for state in (RunState.RUNNING, RunState.FINISHED)]
+    assert (found.runs[2].workspace / LOG).read_text() == f"trained {names[2]}\n"
+
+
+def test_runs_side_by_side_are_as_many_as_allowed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    found = plan("train.lr=1e-3,1e-4", seeds=[0, 1], at_once=2)
+    # The first two end only if both have begun.
+    changes = run_scripts(found, scripted(together=" ".join(run.name for run in found.runs[:2])))
+    at_work = [
+        sum(1 if s is RunState.RUNNING else -1 for _, s in changes[: i + 1]) for i in range(len(changes))
+    ]
+    assert max(at_work) == 2
+    assert at_work[-1] == 0
+
+
+def test_a_run_that_fails_is_named_when_the_others_have_ended(project: Path) -> None:
+    found = plan("train.lr=1e-3,1e-4", seeds=[0, 1])
+    log = found.runs[1].workspace / LOG
+    with pytest.raises(WingspanError, match=rf"1 of 4 runs failed; {log} says why"):
+        run_scripts(found, scripted(fails="lr=0.0001-seed0"))
+    assert (found.runs[3].workspace / LOG).exists()
+
+
+def test_a_sweep_that_is_stopped_ends_its_runs_and_starts_no_other(project: Path) -> None:
+    found = plan("train.lr=1e-3,1e-4", seeds=[0, 1])
+
+    def stop(run: SweepRun, state: RunState) -> None:
+        wait_until((run.workspace / "waits").exists)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(found, temporary="/tmp", on_change=stop, command=scripted(hangs="seed0"))
+    assert (found.runs[0].workspace / "stopped").exists()
+    assert not found.runs[1].workspace.exists()
+
+
+# --- the end
+
+
+def finish(run: SweepRun, successes: Sequence[tuple[int, int]]) -> None:
+    """What a run leaves, recorded as `wingspan run --no-promote` records it."""
+    write_workspace(run.workspace, successes={**SAMPLE_SUCCESSES, "after": successes})
+    (run.workspace / "report").mkdir()
+    (run.workspace / "report" / "index.html").write_text("<p>a report</p>")
+    (run.workspace / "report" / "parameters.json").write_text(run.pipeline.model_dump_json())
+    shutil.copytree(ROOT / "models" / "textcraft-base", run.workspace / "policy")
+    with Tracker(NAME, pipeline=run.pipeline, workspace=run.workspace, is_candidate=False) as tracker:
+        assert tracker.finish() is None
+
+
+@pytest.mark.heavy
+def test_finished_runs_are_skipped_compared_and_the_best_is_tested_for_all(project: Path) -> None:
+    axes = "train.lr=1e-3,1e-4"
+    first, second = plan(axes).runs
+    finish(first, [(1, 1), (0, 1), (1, 0), (0, 0)])
+    assert [run.name for run in plan(axes).unfinished] == [second.name]
+    finish(second, [(1, 1), (1, 1), (1, 0), (1, 1)])
+    found = plan(axes)
+    assert not found.unfinished
+    assert run_scripts(found, scripted(fails="seed")) == []
+
+    client = connect()
+    assert client.get_registered_model(NAME).aliases == {}  # the runs have not decided it
+    result = conclude(found)
+    assert (result.best.name, result.success) == (second.name, 7 / 8)
+    assert list(result.comparison.names) == [first.name, second.name]
+    assert result.page.is_relative_to(found.folder / "comparison")
+    assert result.promotion is None  # four items show nothing beyond chance
+    (tested,) = [v for v in client.search_model_versions(f"name = '{NAME}'") if "test.against" in v.tags]
+    assert tested.run_id == json.loads((second.workspace / "mlflow.json").read_text())["run_id"]
+    assert tested.tags["test.candidates"] == "2"
+    assert client.get_registered_model(NAME).aliases == {"challenger": tested.version}
+
+    with pytest.raises(
+        ConfigError, match=rf"{first.workspace} holds a finished run with another train\.steps"
+    ):
+        plan(axes, settings={"train.steps": 3})
