@@ -76,7 +76,7 @@ def sweep(
     show(result.comparison, console=Console())
     typer.echo(f"best: {result.best.name} with success {result.success:.3f}: {result.best.workspace}")
     if result.promotion is None:
-        typer.echo(f"the champion of {pipeline} stays as it is")
+        typer.echo(f"champion of {pipeline}: as before; by the paired test, the best is not better")
     else:
         test = result.promotion.test
         typer.echo(

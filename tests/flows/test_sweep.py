@@ -227,7 +227,8 @@ def finish(run: SweepRun, successes: Sequence[tuple[int, int]]) -> None:
     (run.workspace / "report").mkdir()
     (run.workspace / "report" / "index.html").write_text("<p>a report</p>")
     (run.workspace / "report" / "parameters.json").write_text(run.pipeline.model_dump_json())
-    shutil.copytree(ROOT / "models" / "textcraft-base", run.workspace / "policy")
+    (run.workspace / "policy").mkdir()
+    (run.workspace / "policy" / "config.json").write_text('{"model_type": "llama"}')
     with Tracker(NAME, pipeline=run.pipeline, workspace=run.workspace, is_candidate=False) as tracker:
         assert tracker.finish() is None
 

@@ -372,9 +372,7 @@ def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeli
 @pytest.mark.heavy
 def test_a_version_is_the_champion_if_a_paired_test_says_so(workspace: Path, pipeline: Pipeline) -> None:
     """With d items that only one side solves, all on the same side, the exact p-value is 2 / 2^d."""
-    import mlflow
-
-    client = mlflow.MlflowClient()
+    client = connect()
     before = "the policy before training"
     tests = [  # solved of 8, items, champion and challenger after it, tested against, p-value
         (6, "a", None, 1, before, "0.12"),
@@ -415,20 +413,18 @@ def test_the_best_of_a_sweep_is_promoted_if_the_test_allows_for_their_number(
     workspace: Path, pipeline: Pipeline
 ) -> None:
     """Six items, solved after training alone: p is 2 / 2^6."""
-    import mlflow
-
     write_round(workspace, 0, steps=(1, 2))
     write_results(workspace, solved=8)
     with Tracker("swept", pipeline=pipeline, workspace=workspace, is_candidate=False) as tracker:
         assert tracker.finish() is None
-    client = mlflow.MlflowClient()
+    client = connect()
     assert client.get_registered_model("swept").aliases == {}
     assert promote_best_of(workspace, name="swept", num_candidates=2) is None  # p is 2 × 0.031
-    assert client.get_registered_model("swept").aliases == {"challenger": "1"}
+    assert client.get_registered_model("swept").aliases == {"challenger": 1}
     promotion = promote_best_of(workspace, name="swept", num_candidates=1)
     assert promotion is not None
     assert (promotion.test["p_value"], promotion.test["candidates"]) == ("0.031", "1")
-    assert client.get_registered_model("swept").aliases == {"champion": "1"}
+    assert client.get_registered_model("swept").aliases == {"champion": 1}
     assert promote_best_of(workspace, name="swept", num_candidates=1) is None  # it is the champion
 
 
