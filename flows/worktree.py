@@ -54,8 +54,13 @@ def check_commit(run: FoundRun) -> str:
 
 def check_data(lineage: LineageRecord, *, commit: str) -> None:
     """Raise `ConfigError` for data of the run that neither Git nor DVC has at `commit`, and that is not here
-    with the content that the run read."""
+    with the content that the run read; and for relative paths that lead out of the project."""
     for path, md5 in {**lineage.data, **lineage.prompts}.items():
+        if ".." in Path(os.path.normpath(path)).parts:
+            raise ConfigError(
+                f"{path} is outside of the project, and would be another file in a worktree; name it by its "
+                "absolute path, and run it again"
+            )
         if (
             md5.startswith(OF_HUB)
             or _is_in_git(path, commit=commit)
@@ -169,10 +174,10 @@ def _restore_data(lineage: LineageRecord, *, commit: str, project: Path) -> None
         restore_from_dvc(list(pointers), target=project)
     for path, md5 in paths.items():
         if not _holds(project / path, md5) and _holds(Path(path), md5):
-            _copy(Path(path), project / path)
+            _copy(Path(path), project / path, project=project)
     read_data = lineage.stages["prepare"].reads.get(DATA) if "prepare" in lineage.stages else None
     if read_data is not None and _holds(Path(DATA), read_data):
-        _copy_missing(Path(DATA), project / DATA)
+        _copy_missing(Path(DATA), project / DATA, project=project)
     for path, md5 in paths.items():
         if not _holds(project / path, md5):
             raise ConfigError(
@@ -203,8 +208,13 @@ def _holds(path: Path, md5: str) -> bool:
     return path.exists() and path_md5(path) == md5
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Replaces what is at `target`."""
+def _copy(source: Path, target: Path, *, project: Path) -> None:
+    """Replaces what is at `target`. Raises `ConfigError` if a link leads it out of `project`."""
+    if not target.resolve().is_relative_to(project.resolve()):
+        raise ConfigError(
+            f"{source} is outside of the project in a worktree: the commit has a link to {target.resolve()}, "
+            "which is not touched; name the data by its absolute path, and run it again"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
         shutil.rmtree(target)
@@ -214,11 +224,11 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _copy_missing(source: Path, target: Path) -> None:
+def _copy_missing(source: Path, target: Path, *, project: Path) -> None:
     for root, _, names in os.walk(source):
         for file in (Path(root, name) for name in names):
             if not (target / file.relative_to(source)).exists():
-                _copy(file, target / file.relative_to(source))
+                _copy(file, target / file.relative_to(source), project=project)
 
 
 def _git(*arguments: str, cwd: Path | None = None) -> str:

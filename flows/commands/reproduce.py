@@ -27,6 +27,8 @@ APPLICATION = "wingspan"
 MAX_NAMES = 8
 """Files or packages that a message names."""
 _PROGRAM = "from flows.cli.app import main; main()"
+_RECORDS = ("MLFLOW_", "PREFECT_")
+"""Begin the variables that name stores, registries, servers and databases of this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +133,8 @@ def _run(arguments: list[str], *, project: Path, temporary: str) -> int:
 
 def _environment(project: Path, *, temporary: str) -> Mapping[str, str]:
     """That of this process, with the code of `project`, and nothing recorded outside of it."""
-    environment = {
-        **os.environ,
+    return {
+        **{key: value for key, value in os.environ.items() if not key.startswith(_RECORDS)},
         "PYTHONPATH": os.pathsep.join([str(project), *filter(None, [os.environ.get("PYTHONPATH")])]),
         ROOT_VARIABLE: str(data_root().absolute()),
         "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db",
@@ -140,8 +142,6 @@ def _environment(project: Path, *, temporary: str) -> Mapping[str, str]:
         # Not ours: Ray's sockets would have too long a path below it, and the run has a guardian of its own.
         "TMPDIR": temporary,
     }
-    environment.pop("PREFECT_API_URL", None)
-    return environment
 
 
 def _check_patch(run: FoundRun, *, with_patch: bool) -> None:

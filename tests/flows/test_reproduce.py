@@ -15,6 +15,7 @@ import pytest
 from envs.errors import ConfigError, WingspanError
 from flows.commands.reproduce import prepare_request, temporary_folder
 from flows.commands.reproduce import reproduce as reproduce_run
+from tasks.data.hashes import path_md5
 from tasks.reporting.reproduction import Line, Reproduction
 from tests.support.dvc_toy import commit, git
 from tests.support.lineage_toy import ROOT, ROWS, WORKSPACE, LineageToy
@@ -265,6 +266,18 @@ def test_other_versions_of_packages_are_named(toy: LineageToy) -> None:
     assert second.startswith("the run was made on Abacus, and this is ")
 
 
+def test_records_of_this_process_are_not_those_of_the_reproduction(
+    toy: LineageToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "sqlite:///mine.db")
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:///mine.db")
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:///mine.db")
+    reproduce(toy, folder=tmp_path / "again")
+    variables = json.loads((tmp_path / "again" / "runs" / "toy-reproduced" / "variables.json").read_text())
+    names = {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db", "PREFECT_HOME": f"{tmp_path}/again/runs/.prefect"}
+    assert variables == names
+
+
 class TestData:
     """Of a run whose rows Git does not have."""
 
@@ -287,6 +300,29 @@ class TestData:
         assert "has it neither in Git nor in DVC" in message
         ROWS.unlink()
         assert f"{ROWS} (MD5 " in refusal()
+
+    def test_a_path_out_of_the_project_is_refused(self, toy: LineageToy) -> None:
+        model = toy.folder.parent / "models" / "q"
+        model.mkdir(parents=True)
+        (model / "weights").write_text("1")
+        file = Path(WORKSPACE, "lineage.json")
+        lineage = json.loads(file.read_text())
+        lineage["data"]["../models/q"] = path_md5(model)
+        file.write_text(json.dumps(lineage))
+        assert "../models/q is outside of the project, and would be another file in a worktree" in refusal()
+
+    def test_a_link_out_of_the_worktree_is_not_followed(self, toy: LineageToy, tmp_path: Path) -> None:
+        ROWS.parent.rename("../rows")
+        ROWS.parent.symlink_to("../rows")
+        commit(toy.folder, "rows beside the project")
+        toy.run()
+        mine = tmp_path / "other" / "rows" / ROWS.name
+        mine.parent.mkdir(parents=True)
+        mine.write_text("mine")
+        with pytest.raises(ConfigError, match=f"a link to {mine}, which is not touched"):
+            reproduce(toy, folder=tmp_path / "other" / "again")
+        assert mine.read_text() == "mine"
+        assert toy.worktrees == 0
 
     @pytest.mark.heavy
     def test_data_of_dvc_is_restored_whatever_is_here_now(self, toy: LineageToy) -> None:

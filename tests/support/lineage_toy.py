@@ -50,6 +50,8 @@ def main():
     evaluation = {"before": {"sampled": {"success": 0.25}}, "after": {"sampled": {"success": success}}}
     (workspace / "evaluation.json").write_text(json.dumps(evaluation))
     (workspace / "policy" / "weights").write_text(str(success))
+    records = {key: value for key, value in os.environ.items() if key.startswith(("MLFLOW_", "PREFECT_"))}
+    (workspace / "variables.json").write_text(json.dumps(records))
     changes = uncommitted_files(leave_out=[rows])
     patch = make_patch(changes) if changes else None
     if patch:
