@@ -153,7 +153,10 @@ def _summaries(sides: Sequence[Side], found_differences: Sequence[Difference]) -
     for name in others:
         if name not in main:
             raise ConfigError(f"{reference} and {name} have no item with outcomes in both; evaluate again")
-    return [tables.summarise(found, reference=reference) for found in [*main.values()][:MAX_SENTENCES]]
+    return [
+        tables.summarise(found, reference=reference, num_others=len(others))
+        for found in [*main.values()][:MAX_SENTENCES]
+    ]
 
 
 def _of_sides(

@@ -12,6 +12,7 @@ from typing import Any
 from envs.errors import ConfigError
 from envs.types import Item
 from tasks.comparison.sides import GREEDY, SUCCESS, Side, Source, check_same_items
+from tasks.data.items import describe_turns
 from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, item_means
 from tasks.reporting.paired import PairedTest
 from tasks.reporting.results import (
@@ -30,8 +31,6 @@ AXES = {
     "minutes": "minutes in training steps",
 }
 """What curves are drawn against → label."""
-SAME = ("evaluate.max_turns", "evaluate.temperature")
-"""Parameters that runs must share to be compared, besides the items: as for the registry's champion."""
 MEASURES = {SUCCESS: "sampled", GREEDY: "greedy"}
 """Measure → mode of the evaluation."""
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -181,13 +180,17 @@ def side_of(name: str, runs: Sequence[FinishedRun]) -> Side:
 
 
 def check_comparable(runs: Sequence[FinishedRun]) -> None:
-    """Raise `ConfigError` unless all runs were evaluated on the same items, in the same way."""
+    """Raise `ConfigError` unless all runs were evaluated on the same items, in the same way: as for the
+    registry's champion."""
     first = runs[0]
     for run in runs[1:]:
         check_same_items(first.items, run.items, names=(first.folder, run.folder))
-        for key in SAME:
-            values = [r.parameters.get(key) for r in (first, run)]
-            if first.parameters and run.parameters and values[0] != values[1]:
+        if not (first.parameters and run.parameters):
+            continue
+        ways = [_evaluation(known_run.parameters) for known_run in (first, run)]
+        for key in ways[0]:
+            values = [way[key] for way in ways]
+            if values[0] != values[1]:
                 raise ConfigError(
                     f"{first.folder} and {run.folder} were evaluated otherwise: {key} is {values[0]} and "
                     f"{values[1]}; evaluate both alike (wingspan evaluate) and compare these evaluations"
@@ -217,6 +220,25 @@ def notes_on(runs: Sequence[FinishedRun]) -> list[str]:
         if run.num_rewinds
     ]
     return notes
+
+
+def _evaluation(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """How a run was evaluated."""
+    prefix, suffix = "data.parts.", ".max_turns"
+    own_turns = {
+        key.removeprefix(prefix).removesuffix(suffix): value
+        for key, value in parameters.items()
+        if key.startswith(prefix) and key.endswith(suffix) and not isinstance(value, list)  # a horizon's
+    }
+    turns = {
+        part: value or parameters.get("evaluate.max_turns")
+        for part, value in own_turns.items()
+        if parameters.get(f"{prefix}{part}.evaluate", True)
+    }
+    return {
+        "evaluate.max_turns": describe_turns(turns),
+        "evaluate.temperature": parameters.get("evaluate.temperature"),
+    }
 
 
 def _check_finished(folder: Path, results: Results) -> None:

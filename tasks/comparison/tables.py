@@ -42,6 +42,9 @@ _COSTS = {
     "tokens": "tokens sampled",
 }
 """Cost → its words, where they are others."""
+_WITHOUT_INTERVAL = (
+    f"Of fewer than {MIN_BOOTSTRAP} items, or if all items differ alike, a difference has no interval."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +84,17 @@ def score_table(sides: Sequence[Side]) -> Table:
     return Table(title="Final scores", about=about, header=header, rows=rows, words=words)
 
 
-def summarise(found: Difference, *, reference: str) -> str:
-    """The main result, as a sentence."""
+def summarise(found: Difference, *, reference: str, num_others: int) -> str:
+    """The main result, as a sentence. `num_others`: the sides that are tested against the reference."""
     test = found.test
-    p_value = f"{'p = ' if test.p_value >= 0.0001 else 'p '}{format_p(test.p_value)}"
+    facts = [f"95% interval {_span(test.low, test.high, SUCCESS)}"] if test.has_interval else []
+    facts.append(_p("p", test.p_value))
+    if num_others > 1:
+        facts.append(f"{_p('p', found.adjusted_p)} by Holm's method for {num_others} sides")
     text = (
         f"{found.side} solves {percent(found.mean)} and {reference} {percent(found.reference_mean)} of "
-        f"{format_count(test.items, 'item')}: {points(test.mean)} points (95% interval "
-        f"{_span(test.low, test.high, SUCCESS)}, {p_value})"
+        f"{format_count(test.items, 'item')}: {points(test.mean)} points "
+        f"({', '.join(facts)})"
     )
     if found.seeds is None:
         return f"{text}."
@@ -106,7 +112,8 @@ def paired_table(found_differences: Sequence[Difference], *, reference: str) -> 
         test, seeds, measure = found.test, found.seeds, found.measure
         row: list[Cell] = [found.side, measure, str(test.items)]
         row += [_number(found.reference_mean, measure), _number(found.mean, measure)]
-        row += [_change(test.mean, measure), _span(test.low, test.high, measure), format_p(test.p_value)]
+        span = _span(test.low, test.high, measure) if test.has_interval else DASH
+        row += [_change(test.mean, measure), span, format_p(test.p_value)]
         row += [format_p(found.adjusted_p)] if has_others else []
         if seeds is None:
             row += [DASH, DASH, DASH]
@@ -118,7 +125,7 @@ def paired_table(found_differences: Sequence[Difference], *, reference: str) -> 
         header, rows = header[:-3], [row[:-3] for row in rows]
     about = (
         "Item by item: the interval is a bootstrap of the items' differences, p is two-sided, of a "
-        "permutation test of their signs."
+        f"permutation test of their signs. {_WITHOUT_INTERVAL}"
     )
     if has_others:
         about += " Holm's p allows for the number of sides that are tested."
@@ -151,10 +158,7 @@ def group_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterat
             rows.append(row)
         about = "Success, with 95% intervals over the items of each value, whose number is in brackets."
         if others:
-            about += (
-                f" Differences in points are paired; without an interval for fewer than {MIN_BOOTSTRAP} "
-                "items, or if all items differ alike."
-            )
+            about += f" Differences in points are paired. {_WITHOUT_INTERVAL}"
         yield Table(title=f"By {key}", about=about, header=header, rows=rows)
 
 
@@ -261,6 +265,10 @@ def _number(value: float, measure: str) -> str:
 
 def _change(value: float, measure: str) -> str:
     return points(value) if is_rate(measure) else f"{value:+.3g}"
+
+
+def _p(name: str, value: float) -> str:
+    return f"{name} {'= ' if value >= 0.0001 else ''}{format_p(value)}"
 
 
 def _interval(value: Score, measure: str) -> str:

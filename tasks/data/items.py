@@ -125,6 +125,12 @@ def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:
     return {name: part.max_turns or pipeline.evaluate.max_turns for name, part in pipeline.data.parts.items()}
 
 
+def describe_turns(turns: Mapping[str, Any]) -> str:
+    """The turns of `evaluation_turns` in one text, which is the same if every item has the same."""
+    counts = {str(count) for count in turns.values()}
+    return counts.pop() if len(counts) == 1 else ", ".join(f"{k} {v}" for k, v in sorted(turns.items()))
+
+
 def write_items(path: Path, items: Iterable[Item]) -> None:
     """Write `items` to `path`, replacing it; the same items give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)

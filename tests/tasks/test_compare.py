@@ -14,10 +14,11 @@ from flows.cli.app import app
 from tasks.comparison.compare import Comparison, compare
 from tasks.comparison.curves import evaluation_plots, interpolate, mean_curve, training_plots
 from tasks.comparison.runs import FinishedRun, group_by_seed, notes_on, read_run, side_of
-from tasks.comparison.scores import compare_seeds, holm, only_first_solves
+from tasks.comparison.scores import Difference, compare_seeds, holm, only_first_solves
 from tasks.comparison.sides import ComparedItem
-from tasks.comparison.tables import Table, group_tables
+from tasks.comparison.tables import Table, group_tables, paired_table, summarise
 from tasks.evaluation.outcomes import OUTCOMES
+from tasks.reporting.paired import paired_test
 from tests.support.html_page import Page
 from tests.support.report_toy import ITEMS, toy_pipeline, write_rounds, write_training, write_workspace
 
@@ -177,10 +178,15 @@ def test_the_page_is_one_file_that_needs_nothing_else(compared: tuple[Comparison
     others = {reference for reference in page.references if not reference.startswith(viewer)}
     assert {reference.removeprefix("#") for reference in others} <= set(page.ids)
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
-    assert page.tables == [
-        [list(found.header), *cells(found)] if "Solved by" not in found.title else page.tables[index]
-        for index, found in enumerate(comparison.tables)
-    ]
+    assert [shown[0] for shown in page.tables] == [list(found.header) for found in comparison.tables]
+    for shown, found in zip(page.tables, comparison.tables, strict=True):
+        if "Solved by" not in found.title:
+            assert shown[1:] == cells(found)
+        else:  # with the labels of the links
+            assert [
+                all(text.startswith(cell) for text, cell in zip(row, expected, strict=True))
+                for row, expected in zip(shown[1:], cells(found), strict=True)
+            ] == [True] * len(found.rows)
     plots = {
         f"{kind}_over_{axis}"
         for kind in ("test", "training")
@@ -214,6 +220,21 @@ def test_a_folder_stands_for_its_runs_and_hostile_names_stay_text(tmp_path: Path
     assert "b" not in Page(path).tags
     assert "a\\|<b>b" in (tmp_path / "out" / "compare.md").read_text()
     assert ["train.lr", "0.0003", "0.5"] in cells(comparison.tables[-1])
+
+
+def test_a_main_result_has_no_interval_that_is_too_narrow_and_names_holms_p() -> None:
+    # Three items that all differ alike: of eight assignments of signs, two are as far.
+    test = paired_test([0.0] * 3, [1.0] * 3)
+    found = Difference(
+        side="b", measure="success", reference_mean=0, mean=1, test=test, adjusted_p=0.5, seeds=None
+    )
+    result = "b solves 100.0% and a 0.0% of 3 items: +100.0 points (p = 0.2500"
+    assert summarise(found, reference="a", num_others=1) == f"{result})."
+    assert summarise(found, reference="a", num_others=2) == (
+        f"{result}, p = 0.5000 by Holm's method for 2 sides)."
+    )
+    (row,) = paired_table([found], reference="a").rows
+    assert row[5:8] == ["+100.0", "\N{EN DASH}", "0.2500"]
 
 
 # --- runs, seeds, curves
@@ -269,6 +290,7 @@ def test_names_of_settings_are_distinct(runs: list[Path]) -> None:
 
     assert list(group_by_seed(rename(["x-1", "x-2", "x-3", "x-4"]))) == ["x", "x-3, x-4"]
     assert list(group_by_seed(rename(["a", "b", "c1", "c2"]))) == ["a", "c"]
+    assert list(group_by_seed(rename(["s-seed10", "s-seed11", "t4-a", "t4-b"]))) == ["s", "t4"]
     single = replace(found[0], name="x", parameters={"train.lr": 2})
     assert list(group_by_seed([*rename(["x-1", "x-2", "y-3", "y-4"]), single])) == ["x-1, x-2", "y", "x"]
 
@@ -331,6 +353,7 @@ def test_what_cannot_be_compared_is_refused(runs: list[Path], tmp_path: Path) ->
     other = write_run(tmp_path / "other", parameters={}, items=other_items)
     fewer = write_run(tmp_path / "fewer", parameters={}, items=[*ITEMS[:3], replace(ITEMS[3], item_id="new")])
     warmer = write_run(tmp_path / "warmer", parameters={"evaluate__temperature": 0.5})
+    longer = write_run(tmp_path / "longer", parameters={"data__parts__deeper__max_turns": 30})
     mistakes = [
         ([], "nothing to compare; name at least one run"),
         ([tmp_path / "none"], "there is no folder .*none; give folders of finished runs"),
@@ -341,6 +364,7 @@ def test_what_cannot_be_compared_is_refused(runs: list[Path], tmp_path: Path) ->
         ([runs[0], other], r"step-seed0 and .*other are of other items \(4 and 4; items of one name"),
         ([runs[0], fewer], r"are of other items \(4 and 4; toy_3 is only in the first\)"),
         ([runs[0], warmer], "evaluated otherwise: evaluate.temperature is 1.0 and 0.5; evaluate both alike"),
+        ([runs[0], longer], "evaluated otherwise: evaluate.max_turns is 26 and deeper 30, one-step 26, two"),
     ]
     for paths, message in mistakes:
         with pytest.raises(ConfigError, match=message) as refusal:

@@ -22,6 +22,8 @@ from tasks.data.items import evaluation_turns, split, training_order, training_t
 from tasks.data.trajectories import summarise
 from tasks.rollout.factory import make_runner
 from tasks.rollout.runner import RolloutSpec
+from tasks.tracking.facts import version_tags
+from tasks.tracking.model import COMPARABLE
 from tests.support.toy import ToyEnv, toy_tokenizer
 from tests.support.verl_toy import toy_pipeline
 
@@ -154,6 +156,21 @@ def test_a_part_may_have_its_own_horizon() -> None:
     assert [turns["here"] for turns in turns_by_step] == [4] * 5
     assert [turns["there"] for turns in turns_by_step] == [2, 2, 2, 5, 5]
     assert evaluation_turns(pipeline) == {"here": 4, "there": 9}
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ({"here": {}, "there": {"max_turns": 4}}, "4"),
+        ({"here": {}, "there": {"max_turns": 9}}, "here 4, there 9"),
+        ({"here": {"evaluate": False}, "there": {"max_turns": 9}}, "9"),
+    ],
+)
+def test_versions_of_other_turns_in_evaluation_are_not_compared(parts: dict[str, Any], text: str) -> None:
+    evaluation: dict[str, Any] = {policy: {"sampled": {}, "greedy": {}} for policy in ("before", "after")}
+    tags = version_tags(pipeline_of(**parts), workspace=Path("none"), evaluation=evaluation, run_tags={})
+    assert "evaluate.max_turns" in COMPARABLE
+    assert tags["evaluate.max_turns"] == text
 
 
 def test_items_of_two_environments_are_played_side_by_side_each_by_its_own_rules(
