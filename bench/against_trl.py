@@ -5,9 +5,9 @@
 
 TRL runs in an environment of its own. Both train `models/textcraft-base` on the openings of TextCraft's
 training goals: 16 prompts a step, eight samples of at most 80 tokens each, one turn an episode, one optimizer
-step, no reference model. The reward is a hash of the sampled text, so that every group is informative and all
-its samples are trained on; the learning rate is so small that the policy, and with it the number of tokens,
-stays the same. TRL samples with transformers, and trains in the fastest of `--micro-batches`.
+step, no reference model. The reward is random, so that every group is informative and all its samples are
+trained on; the learning rate is so small that the policy, and with it the number of tokens, stays the same.
+TRL samples with transformers, and trains in the fastest of `--micro-batches`.
 
 Prints one JSON object:
 
@@ -21,9 +21,9 @@ Fails if the numbers of tokens differ by more than a tenth.
 
 import argparse
 import json
+import random
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
@@ -40,24 +40,30 @@ ITEMS, GROUP_SIZE, MAX_TOKENS, TEMPERATURE = 16, 8, 80, 1.0
 LEARNING_RATE = 1e-7
 WARM_UP_STEPS = 2
 """Steps that are not measured: threads start, memory is allocated."""
-_HASH_VALUES = 1000
 
 _TRL = """
-import json, sys, zlib
+import json, random, sys, time
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 settings = json.load(sys.stdin)
 
-def hash_of_text(completions, **_):
-    texts = [completion[0]["content"] for completion in completions]
-    return [zlib.crc32(text.encode()) % settings["hash_values"] / settings["hash_values"] for text in texts]
+def random_reward(completions, **_):
+    return [random.random() for _ in completions]
+
+class Clock(TrainerCallback):
+    ends = []
+
+    def on_step_end(self, *arguments, **_):
+        self.ends.append(time.perf_counter())
 
 trainer = GRPOTrainer(
+    callbacks=[Clock()],
     model=AutoModelForCausalLM.from_pretrained(settings["model"], dtype="float32"),
     processing_class=AutoTokenizer.from_pretrained(settings["model"]),
-    reward_funcs=hash_of_text,
+    reward_funcs=random_reward,
     train_dataset=Dataset.from_dict(
         {"prompt": [[{"role": "user", "content": text}] for text in settings["prompts"]]}
     ),
@@ -71,21 +77,24 @@ trainer = GRPOTrainer(
         logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True,
     ),
 )
+begin = time.perf_counter()
 trainer.train()
 samples = settings["items"] * settings["group_size"]
-steps = [
-    [line["step_time"], line["completions/mean_length"] * samples]
+lengths = [
+    line["completions/mean_length"]
     for line in trainer.state.log_history
-    if "step_time" in line
+    if "completions/mean_length" in line
 ]
+seconds = [end - start for start, end in zip([begin, *Clock.ends], Clock.ends)]
+steps = [[s, length * samples] for s, length in zip(seconds, lengths, strict=True)]
 print("RESULT " + json.dumps(steps))
 """
 
 
 @reward
-def hash_of_text(final_response: str) -> float:
-    """A number in [0, 1) that hardly any two texts share."""
-    return zlib.crc32(final_response.encode()) % _HASH_VALUES / _HASH_VALUES
+def random_reward() -> float:
+    """A number that no two samples of a group share."""
+    return random.random()
 
 
 Steps = list[tuple[float, float]]
@@ -96,7 +105,8 @@ def run_wingspan(steps: int, folder: Path) -> tuple[Steps, list[str]]:
     """The steps of a run in `folder`, and the openings of its training items."""
     settings: dict[str, Any] = {
         "warmup": None,
-        "agent.reward": "bench.against_trl:hash_of_text",
+        "data": {"parts": {"textcraft": {}}},
+        "agent.reward": "bench.against_trl:random_reward",
         "rollout.items_per_step": ITEMS,
         "rollout.group_size": GROUP_SIZE,
         "rollout.temperature": TEMPERATURE,
@@ -108,7 +118,9 @@ def run_wingspan(steps: int, folder: Path) -> tuple[Steps, list[str]]:
         **{f"train.{name}": steps for name in ("steps", "steps_per_round", "save_every")},
         "evaluate": {"max_turns": 1, "samples_per_item": 1, "quick_items": 4},
     }
-    options = [part for key, value in settings.items() for part in ("--set", f"{key}={_written(value)}")]
+    options = [
+        part for key, value in settings.items() for part in ("--set", f"{key}={format_setting(value)}")
+    ]
     wingspan = Path(sys.executable).with_name("wingspan")
     command = [str(wingspan), "run", "textcraft-cpu", "--workspace", str(folder), *options]
     subprocess.run(command, check=True, cwd=ROOT, stdout=sys.stderr)
@@ -123,7 +135,8 @@ def run_wingspan(steps: int, folder: Path) -> tuple[Steps, list[str]]:
     return [(row["seconds"], row["tokens"]) for row in rows], openings
 
 
-def _written(value: object) -> str:
+def format_setting(value: object) -> str:
+    """As `--set` takes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -133,7 +146,7 @@ def run_trl(python: Path, prompts: list[str], steps: int, *, micro_batch: int) -
         settings = {
             "model": str(MODEL), "prompts": prompts, "folder": folder, "steps": steps, "items": ITEMS,
             "group_size": GROUP_SIZE, "max_tokens": MAX_TOKENS, "temperature": TEMPERATURE,
-            "learning_rate": LEARNING_RATE, "micro_batch": micro_batch, "hash_values": _HASH_VALUES,
+            "learning_rate": LEARNING_RATE, "micro_batch": micro_batch,
         }  # fmt: skip
         command = [str(python), "-c", _TRL]
         done = subprocess.run(

@@ -70,7 +70,9 @@ def measure_family(tables: Tables, reader: "_Reader") -> None:
         return
     siblings = sum(output.split()[1:] == kind for output in reader.planner.lines) - 1
     text = f"Thought: {expansion(line, need=1, times=1)}"
-    tables["family"][siblings].append(reader.probability(_until(text, line, position), [first]))
+    tables["family"][siblings].append(
+        reader.probability(cut_before_ingredient(text, line, position), [first])
+    )
 
 
 def measure_group(tables: Tables, reader: "_Reader") -> None:
@@ -96,11 +98,11 @@ def measure_group(tables: Tables, reader: "_Reader") -> None:
     first = name.split()[0]
     ask = text[: text.index(f" {name}.")]
     tables["member"][len(members)].append(reader.probability(ask, [first]))
-    ask = _until(f"x 1\nAction: {command(resolved)}", resolved, position)
+    ask = cut_before_ingredient(f"x 1\nAction: {command(resolved)}", resolved, position)
     tables["command"][len(members)].append(reader.probability(text, [first], then=f"Thought: {ask}"))
 
 
-def _until(text: str, line: Line, position: int) -> str:
+def cut_before_ingredient(text: str, line: Line, position: int) -> str:
     """`text`, which lists the ingredients of `line`, up to the count of ingredient `position`."""
     before = ", ".join(f"{count} {name}" for count, name in line.inputs[:position])
     start = text.index(" using ") + len(" using ")

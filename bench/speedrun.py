@@ -65,13 +65,23 @@ class Usage:
             self.peak_memory = max(self.peak_memory, memory)
 
 
-def read_joules() -> float | None:
-    """Energy of all processor packages since some moment; None if it cannot be read."""
-    counters = sorted(_RAPL.glob("intel-rapl:?/energy_uj"))
-    try:
-        return sum(int(counter.read_text()) for counter in counters) / 1e6 if counters else None
-    except OSError:
+def read_energy() -> dict[Path, int]:
+    """Microjoules of each processor package since some moment; empty where they cannot be read."""
+    with suppress(OSError):
+        return {counter: int(counter.read_text()) for counter in _RAPL.glob("intel-rapl:?/energy_uj")}
+    return {}
+
+
+def joules_between(before: dict[Path, int], after: dict[Path, int]) -> float | None:
+    """None if there is no counter; a counter that reached its end began at 0 again, once at most."""
+    if not before or before.keys() != after.keys():
         return None
+    total = 0
+    for counter, start in before.items():
+        total += after[counter] - start
+        if after[counter] < start:
+            total += int(counter.with_name("max_energy_range_uj").read_text())
+    return total / 1e6
 
 
 def main() -> None:
@@ -83,13 +93,13 @@ def main() -> None:
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(10_000) if arguments.seed is None else arguments.seed
     workspace = arguments.folder / f"speedrun-{seed}"
-    if workspace.exists():
+    if (ROOT / workspace).exists():
         raise SystemExit(
             f"{workspace} exists: a run of this seed would resume; remove it or give another --seed"
         )
     wingspan = Path(sys.executable).with_name("wingspan")
     command = [str(wingspan), "run", "textcraft-cpu", "--workspace", str(workspace), "--set", f"seed={seed}"]
-    joules, start = read_joules(), time.monotonic()
+    energy, start = read_energy(), time.monotonic()
     run = subprocess.Popen(command, cwd=ROOT)
     usage = Usage(psutil.Process(run.pid))
     while run.poll() is None:
@@ -98,7 +108,7 @@ def main() -> None:
     minutes = (time.monotonic() - start) / 60
     if run.returncode:
         raise SystemExit(f"the run failed with status {run.returncode}")
-    end_joules = read_joules()
+    joules = joules_between(energy, read_energy())
     evaluation = json.loads((ROOT / workspace / "evaluation.json").read_text())
     success = evaluation["after"]["sampled"]["success"]
     result = {
@@ -109,7 +119,7 @@ def main() -> None:
         "minutes": round(minutes, 2),
         "cpu_s": round(usage.cpu_s),
         "peak_memory_gb": round(usage.peak_memory / 1e9, 2),
-        "joules": None if joules is None or end_joules is None else round(end_joules - joules),
+        "joules": None if joules is None else round(joules),
     }
     print(json.dumps(result))
     if success < arguments.goal:

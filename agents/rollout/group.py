@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Lock
 
 from agents.rollout.conversation import StartConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
@@ -116,7 +117,7 @@ async def gather_groups(
             spec.callbacks.on_trajectory(trajectory)
         return trajectory
 
-    with _frozen_heap():
+    with _HEAP.frozen():
         trajectories = await gather_or_cancel(
             run_sample(index, item, sample_index)
             for index, item in enumerate(items)
@@ -159,18 +160,35 @@ async def _retry(
     )
 
 
-@contextmanager
-def _frozen_heap() -> Iterator[None]:
-    """Restrict the garbage collector to young objects made inside.
+class _Heap:
+    """The process's garbage collector during rollouts; several may overlap, in several threads."""
 
-    A full collection walks all of torch and its like, and all trajectories, which takes 150 ms and more in
-    which no episode moves. What is old is collected when the rollout has ended.
-    """
-    thresholds = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(*thresholds[:2], _NO_FULL_COLLECTION)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._num_rollouts = 0
+        self._thresholds = gc.get_threshold()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Restrict the collector to young objects made inside.
+
+        A full collection walks all of torch and its like, and all trajectories, which takes 150 ms and more
+        in which no episode moves. What is old is collected when the last rollout has ended.
+        """
+        with self._lock:
+            self._num_rollouts += 1
+            if self._num_rollouts == 1:
+                self._thresholds = gc.get_threshold()
+                gc.freeze()
+                gc.set_threshold(*self._thresholds[:2], _NO_FULL_COLLECTION)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_rollouts -= 1
+                if self._num_rollouts == 0:
+                    gc.set_threshold(*self._thresholds)
+                    gc.unfreeze()
+
+
+_HEAP = _Heap()

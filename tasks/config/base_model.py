@@ -14,12 +14,13 @@ class BaseCycle(Settings):
     rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The peak of the learning rates, as a share of `muon_lr` and `adamw_lr`."""
     misreads: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the games in which the expert misreads recipes, is refused, and reads again."""
+    """Share of the episodes in which the expert misreads recipes, is refused, and reads again."""
     families: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the sequences that drill families of recipes which differ in one word alone; above 0, most
-    families of the games are such, too."""
+    families of the episodes' problems are such, too."""
     groups: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the sequences that drill recipes with groups (`planks`); above 0, most games have a group."""
+    """Share of the sequences that drill recipes with groups (`planks`); above 0, most problems of
+    episodes have a group."""
 
 
 class BaseSettings(Settings):

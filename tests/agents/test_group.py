@@ -282,5 +282,27 @@ def test_the_collector_leaves_what_was_there_before_alone() -> None:
     assert gc.get_freeze_count() == 0
 
 
+def test_full_collections_wait_for_the_last_of_overlapping_rollouts() -> None:
+    thresholds = gc.get_threshold()
+    during: list[tuple[int, int, int]] = []
+
+    async def rollout() -> None:
+        await play_groups(
+            toys(ToyEnv, capacity=4),
+            [toy_item()],
+            on_trajectory=lambda _: during.append(gc.get_threshold()),
+        )
+        during.append(gc.get_threshold())
+
+    async def main() -> None:
+        await asyncio.gather(rollout(), rollout())
+
+    asyncio.run(main())
+    assert during[0][:2] == thresholds[:2]
+    assert during[0][2] > 1000 * thresholds[2]
+    assert gc.get_threshold() == thresholds
+    assert gc.get_freeze_count() == 0
+
+
 def test_nothing_to_play() -> None:
     assert asyncio.run(play_groups(toys(ToyEnv, capacity=1), [])) == []

@@ -30,7 +30,7 @@ _MAX_RECIPES = 30
 
 
 class InventedTextCraftEnv(TextCraftEnv):
-    """One live game."""
+    """One live episode."""
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the recipes and the goal."""
