@@ -95,10 +95,11 @@ class Recorder:
         data = data_hashes(pipeline, plan.stages)
         patch_md5 = earlier.patch_md5 if earlier else None
         if self._code is None:
+            files = uncommitted_files(leave_out=[*map(Path, data)])
             self._code = CodeVersion(
-                commit=head_commit(), uncommitted=tuple(uncommitted_files(leave_out=[*map(Path, data)]))
+                commit=head_commit(), uncommitted=None if files is None else tuple(files)
             )
-            patch_md5 = self._write_patch(self._code.uncommitted)
+            patch_md5 = self._write_patch(files or [])
         return LineageRecord(
             pipeline=plan.name,
             workspace=str(plan.workspace),

@@ -9,11 +9,12 @@ from tasks.config.parameters import flat
 from tasks.data.hashes import path_md5
 from tasks.reporting.reproduction import shorten
 from tasks.tracking.lineage_record import CodeVersion, StageRecord
-from tasks.tracking.provenance import PACKAGES
+from tasks.tracking.provenance import PACKAGES, dirty_tag
 from tasks.tracking.references import FoundRun, Registration, Version
 
 STAGE_COLUMNS = ("stage", "code", "reads", "writes")
 _BUILT_IN = "built in, at that commit"
+_CHANGES = {"false": "", "true": " + changes", "unknown": " + unknown changes"}
 
 
 def describe(run: FoundRun, registration: Registration | None) -> dict[str, Any]:
@@ -99,6 +100,8 @@ def format_code(code: CodeVersion) -> str:
     """In words."""
     if code.commit is None:
         return "outside of a Git repository, or before its first commit"
+    if code.uncommitted is None:
+        return f"commit {code.commit}; Git did not say whether all of it was committed"
     changes = f", and {len(code.uncommitted)} files that were not committed" if code.uncommitted else ""
     return f"commit {code.commit}{changes}"
 
@@ -120,7 +123,7 @@ def _format_test(version: Version) -> str:
 
 def _format_code(stage: StageRecord, *, files: int) -> str:
     commits = [
-        f"{(code.commit or 'no commit')[:10]}{' + changes' if code.uncommitted else ''}"
+        f"{(code.commit or 'no commit')[:10]}{_CHANGES[dirty_tag(code.uncommitted)]}"
         for code in (*stage.resumed, stage.code)
     ]
     return f"{', then '.join(commits)}: {files} files and folders"

@@ -146,6 +146,11 @@ def _environment(project: Path, *, temporary: str) -> Mapping[str, str]:
 
 def _check_patch(run: FoundRun, *, with_patch: bool) -> None:
     files = run.lineage.code.uncommitted
+    if files is None:
+        raise ConfigError(
+            f"{run.reference}: Git did not say whether all code was committed when the run was made; run it "
+            "again where git status works"
+        )
     if not files:
         if with_patch:
             raise ConfigError(
@@ -191,7 +196,8 @@ def _warnings(lineage: LineageRecord) -> Iterator[str]:
         yield "on GPUs, two runs of one seed are not equal to the last bit"
     for name, record in lineage.stages.items():
         for code in record.resumed:
-            changes = f" and changes to {_join(code.uncommitted)}" if code.uncommitted else ""
+            files = ("unknown files",) if code.uncommitted is None else code.uncommitted
+            changes = f" and changes to {_join(files)}" if files else ""
             commit = (code.commit or "none")[:10]
             yield f"stage {name} was resumed with other code: it began with commit {commit}{changes}"
 

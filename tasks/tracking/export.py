@@ -13,7 +13,7 @@ from tasks.reporting.results import read_parameters
 from tasks.stages.train import BEST
 from tasks.tracking import facts
 from tasks.tracking.lineage_record import LINEAGE, read_lineage
-from tasks.tracking.provenance import PACKAGES
+from tasks.tracking.provenance import PACKAGES, dirty_tag
 from tasks.verl.policies import ADAPTER
 
 Which = Literal["final", "best", "start"]
@@ -92,7 +92,7 @@ def _origins(workspace: Path) -> dict[str, str]:
     versions = {f"version.{name}": lineage.packages[name] for name in PACKAGES if name in lineage.packages}
     return {
         "git.commit": lineage.code.commit or "none",
-        "git.dirty": str(bool(lineage.code.uncommitted)).lower(),
+        "git.dirty": dirty_tag(lineage.code.uncommitted),
         "python": lineage.python,
         **versions,
     }

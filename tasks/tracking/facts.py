@@ -54,8 +54,11 @@ def origins(tags: Mapping[str, str]) -> str:
     if "git.commit" in tags:
         code = f"`{tags['git.commit'][:10]}`"
         code = f"[{code}]({tags['git.url']})" if "git.url" in tags else code
-        changes = " and uncommitted changes" if tags.get("git.dirty") == "true" else ""
-        parts.append(f"Code: commit {code}{changes}.")
+        changes = {
+            "true": " and uncommitted changes",
+            "unknown": " (Git did not say whether there were uncommitted changes)",
+        }
+        parts.append(f"Code: commit {code}{changes.get(tags.get('git.dirty', ''), '')}.")
     parts += [
         f"`{name}`: MD5 `{tags[f'md5.{name}']}`."
         for name in ("data/train.jsonl", "data/test.jsonl")

@@ -27,8 +27,9 @@ class CodeVersion(Settings):
 
     commit: str | None
     """None outside of a Git repository, and before its first commit."""
-    uncommitted: tuple[str, ...] = ()
-    """Files that differed from the commit, without data that is recorded by its hash."""
+    uncommitted: tuple[str, ...] | None = ()
+    """Files that differed from the commit, without data that is recorded by its hash; None if Git did not
+    say."""
 
 
 class StageRecord(Settings):
@@ -65,7 +66,7 @@ class LineageRecord(Settings):
     """All of them, resolved."""
     code: CodeVersion
     patch_md5: str | None = None
-    """Of `code.patch`; None if nothing was uncommitted, or if there is no patch."""
+    """Of `code.patch`; None if nothing was uncommitted, or if there is no patch of all of it."""
     python: str
     machine: str
     packages: dict[str, str]

@@ -18,6 +18,8 @@ WRITTEN_BY_RUNS = "dvc.lock"
 PACKAGES = ("torch", "verl", "ray", "transformers", "prefect", "mlflow", "dvc")
 MAX_PATCH_BYTES = 10_000_000
 """Files that differ from the commit make no patch if they are larger together."""
+GIT_S = 30
+"""For how long Git may work on one question."""
 
 _REMOTE = re.compile(
     r"(?:https://(?:[^@/]*@)?|ssh://(?:[^@/]*@)?|[^@/:]+@)"
@@ -37,7 +39,7 @@ def provenance(*, envs: Sequence[str]) -> dict[str, str]:
     commit = head_commit()
     if commit is not None:
         facts["git.commit"] = commit
-        facts["git.dirty"] = str(bool(uncommitted_files())).lower()
+        facts["git.dirty"] = dirty_tag(uncommitted_files())
         page = repository_page(_git("remote", "get-url", "origin") or "")
         if page is not None:
             facts["git.url"] = f"{page}/tree/{commit}"
@@ -50,23 +52,36 @@ def repository_page(remote: str) -> str | None:
     return f"https://{match['host']}/{match['path']}" if match else None
 
 
+def dirty_tag(uncommitted: Sequence[str] | None) -> str:
+    """Whether there are files that differ from the commit: true, false, or unknown."""
+    return "unknown" if uncommitted is None else str(bool(uncommitted)).lower()
+
+
 def head_commit() -> str | None:
     """The commit that is checked out; None outside of a Git repository, and before its first commit."""
     return _git("rev-parse", "--verify", "--quiet", "HEAD")
 
 
-def uncommitted_files(*, leave_out: Sequence[Path] = ()) -> list[str]:
+def uncommitted_files(*, leave_out: Sequence[Path] = ()) -> list[str] | None:
     """Files that differ from the commit, relative to the working directory, without those that Git ignores,
-    `dvc.lock`, and the files and folders of `leave_out`."""
+    `dvc.lock`, and the files and folders of `leave_out`; a repository within this one is one of them, with a
+    slash at its end. Empty outside of a repository; None if Git fails, or takes longer than `GIT_S`."""
+    prefix = _git("rev-parse", "--show-prefix")
+    if prefix is None:
+        return []
     lines = _git("status", "--porcelain", "--no-renames", "-uall", "-z", "--", *_pathspecs(leave_out))
-    prefix = _git("rev-parse", "--show-prefix") or ""
+    if lines is None:
+        return None
     # Status names paths relative to the repository's root, whatever the working directory is.
-    return [os.path.relpath(line[3:], prefix or ".") for line in (lines or "").split("\0") if line]
+    return [os.path.relpath(line[3:], prefix or ".") for line in lines.split("\0") if line]
 
 
 def make_patch(files: Sequence[str]) -> bytes | None:
     """What turns the commit into the working directory as far as `files` go, which differ from it, as
-    `git apply` reads it; None if they are too large. The index is not touched."""
+    `git apply` reads it; None if they are too large or too many, if Git fails, and for a repository within
+    this one, whose files no patch can hold. The index is not touched."""
+    if any(os.path.isdir(file) and not os.path.islink(file) for file in files):
+        return None
     if sum(size for file in files if (size := _size(file))) > MAX_PATCH_BYTES:
         return None
     index = _git("rev-parse", "--git-path", "index")
@@ -78,8 +93,10 @@ def make_patch(files: Sequence[str]) -> bytes | None:
             shutil.copy(index, own_index)
         variables = {"GIT_INDEX_FILE": str(own_index), "GIT_LITERAL_PATHSPECS": "1"}
         existing_files = [file for file in files if os.path.lexists(file)]
-        if existing_files:  # as if they were about to be added, so that new files have a difference
-            _git("add", "--intent-to-add", "--", *existing_files, variables=variables)
+        # As if they were about to be added, so that new files have a difference.
+        intent = ("add", "--intent-to-add", "--", *existing_files)
+        if existing_files and _git(*intent, variables=variables) is None:
+            return None
         form = ("--no-color", "--no-relative", "--src-prefix=a/", "--dst-prefix=b/")  # whatever the user's is
         difference = ("diff", "--binary", "--no-ext-diff", "--no-textconv", *form, "HEAD", "--", *files)
         return _git_bytes(*difference, variables=variables)
@@ -130,8 +147,8 @@ def _git_bytes(*arguments: str, variables: Mapping[str, str] | None = None) -> b
             env={**os.environ, **(variables or {})},
             capture_output=True,
             check=True,
-            timeout=30,
+            timeout=GIT_S,
         )
-    except (FileNotFoundError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        return None
+    except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return None  # an OSError: there is no Git, or the arguments are too long for the system
     return answer.stdout

@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 
+from flows.commands.lineage import format_code
 from flows.lineage import declared_stages, make_receipt
 from flows.plan import Plan
 from flows.recorder import Recorder
 from tasks.config.pipelines import load_pipeline
 from tasks.data.hashes import path_md5
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
-from tasks.tracking.provenance import head_commit, installed_packages, make_patch, uncommitted_files
+from tasks.tracking.provenance import (
+    head_commit,
+    installed_packages,
+    make_patch,
+    provenance,
+    uncommitted_files,
+)
 from tests.support.dvc_toy import commit, git
 
 ROOT = Path(__file__).parents[2]
@@ -155,6 +162,39 @@ def test_the_users_git_settings_do_not_change_the_patch(project: Path) -> None:
     for key, value in {"color.ui": "always", "diff.noprefix": "true", "diff.relative": "true"}.items():
         git("config", key, value, cwd=project)
     assert make_patch(names) == patch
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+def test_a_repository_within_this_one_makes_no_patch(project: Path, commits: int) -> None:
+    (project / "inner").mkdir()
+    git("init", "-q", cwd=project / "inner")
+    (project / "inner" / "a.py").write_text("a = 1\n")
+    for key, value in {"user.name": "t", "user.email": "t@t"}.items():
+        git("config", key, value, cwd=project / "inner")
+    if commits:
+        commit(project / "inner", "the inner code")
+    (project / "tasks/stages/train.py").write_text("changed\n")  # so that there is some difference
+    lineage = record(make_plan(), "prepare")
+    assert lineage.code.uncommitted is not None
+    assert {Path(file).parts[0] for file in lineage.code.uncommitted} == {"inner", "tasks"}
+    assert (lineage.patch_md5, (WORKSPACE / PATCH).exists()) == (None, False)
+
+
+def test_more_files_than_a_command_can_name_make_no_patch(project: Path) -> None:
+    (project / "new.py").touch()
+    long_name = "./" * 2000 + "new.py"
+    assert make_patch([long_name])
+    assert make_patch([long_name] * 2000) is None
+
+
+def test_what_git_does_not_say_is_recorded_as_unknown(project: Path) -> None:
+    (project / "new.py").touch()
+    (project / ".git" / "index").write_bytes(b"no index")
+    lineage = record(make_plan(), "prepare")
+    assert (lineage.code.commit, lineage.code.uncommitted) == (head_commit(), None)
+    assert lineage.patch_md5 is None
+    assert provenance(envs=[])["git.dirty"] == "unknown"
+    assert format_code(lineage.code).endswith("; Git did not say whether all of it was committed")
 
 
 def test_a_patch_with_a_secret_is_not_written(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

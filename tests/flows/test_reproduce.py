@@ -243,6 +243,14 @@ def test_a_commit_that_is_not_here_is_refused(toy: LineageToy) -> None:
     assert "before its first commit" in refusal()
 
 
+def test_a_run_whose_changes_are_unknown_is_refused(toy: LineageToy) -> None:
+    file = Path(WORKSPACE, "lineage.json")
+    lineage = json.loads(file.read_text())
+    lineage["code"]["uncommitted"] = None
+    file.write_text(json.dumps(lineage))
+    assert "Git did not say whether all code was committed" in refusal()
+
+
 def test_a_run_without_an_evaluation_is_refused(toy: LineageToy) -> None:
     Path(WORKSPACE, "evaluation.json").unlink()
     assert "there is no runs/toy/evaluation.json, so the run is not finished" in refusal()
