@@ -6,6 +6,7 @@ Prefect database that are in the worktree, too: the run and its records are only
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -182,6 +183,8 @@ def _check_data_sets(lineage: LineageRecord) -> None:
 
 
 def _warnings(lineage: LineageRecord) -> Iterator[str]:
+    if (python := platform.python_version()) != lineage.python:
+        yield f"the run was made with Python {lineage.python}, and this is {python}"
     packages = installed_packages()
     differing = [
         f"{name} {version} → {packages.get(name, 'missing')}"

@@ -138,7 +138,7 @@ def test_the_patch_makes_of_the_commit_what_the_run_was_made_from(
     status = subprocess.check_output(["git", "status", "--porcelain"], text=True)
     plan = make_plan()
     lineage = record(plan, "prepare")
-    assert sorted(lineage.code.uncommitted) == names
+    assert sorted(lineage.code.uncommitted or ()) == names
     assert subprocess.check_output(["git", "status", "--porcelain"], text=True) == status, "the index changed"
     patch = WORKSPACE / PATCH
     assert lineage.patch_md5 == path_md5(patch)

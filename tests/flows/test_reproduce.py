@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -266,8 +267,11 @@ def test_other_versions_of_packages_are_named(toy: LineageToy) -> None:
     lineage = json.loads(file.read_text())
     lineage["packages"] |= {"numpy": "0.1", "gone-away": "2.0"}
     lineage["machine"] = "Abacus"
+    lineage["python"] = "2.7.18"
     file.write_text(json.dumps(lineage))
-    first, second = prepare_request(str(WORKSPACE), with_patch=False, downloads=Path("runs")).warnings
+    warnings = prepare_request(str(WORKSPACE), with_patch=False, downloads=Path("runs")).warnings
+    python, first, second = warnings
+    assert python == f"the run was made with Python 2.7.18, and this is {platform.python_version()}"
     assert "2 packages have other versions than in the run: " in first
     assert "gone-away 2.0 → missing" in first
     assert "numpy 0.1 → " in first

@@ -20,7 +20,7 @@ NAME = "toy"
 ROWS = Path("data/rows.jsonl")
 WORKSPACE = Path("runs") / NAME
 _PROGRAM = """
-import json, os, sys, time
+import json, os, platform, sys, time
 from pathlib import Path
 from tasks.data.hashes import path_md5
 from tasks.tracking.provenance import (
@@ -66,7 +66,7 @@ def main():
         "parameters": {"seed": 0, "backend": {"device": "cpu"}, "train": {"lr": rate}},
         "code": code,
         "patch_md5": path_md5(workspace / "code.patch") if patch else None,
-        "python": "3.11",
+        "python": platform.python_version(),
         "machine": describe_machine(),
         "packages": installed_packages(),
         "environments": {"textcraft": {"packages": {}}},
