@@ -5,7 +5,6 @@ DVC prints nothing: the terminal belongs to the display (`flows/progress.py`).
 
 import atexit
 import logging
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -84,20 +83,19 @@ def commit_to_dvc(stages: Sequence[str], *, name: str, pipeline: Pipeline, works
 def restore_from_dvc(pointers: Sequence[str], *, target: Path) -> None:
     """Check out the data of `pointers` (`….dvc`) in the copy `target` of this project.
 
-    Takes it from this project's cache, or else from the remote. Raises `WingspanError` if neither has it.
+    Takes it from this project's cache, or else from its remote; the settings of both, which may hold
+    passwords, are not written to `target`. Raises `WingspanError` if neither has it.
     """
     _import_silently()
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    own_settings = Path(".dvc", "config.local")
-    if own_settings.exists():
-        shutil.copy(own_settings, target / own_settings)
     try:
-        with Repo(".") as here, Repo(str(target)) as there, there.config.edit("local") as settings:
+        with Repo(".") as here:  # whose settings have absolute paths, once they are read
+            settings = {key: dict(here.config[key]) for key in ("core", "cache", "remote")}
             settings["cache"]["dir"] = here.cache.local_cache_dir
         paths = [str(target / pointer) for pointer in pointers]
-        with Repo(str(target)) as there:
+        with Repo(str(target), config=settings) as there:
             try:
                 there.checkout(paths, force=True)
             except DvcException:

@@ -337,7 +337,7 @@ class TestData:
         assert toy.worktrees == 0
 
     @pytest.mark.heavy
-    def test_data_of_dvc_is_restored_whatever_is_here_now(self, toy: LineageToy) -> None:
+    def test_data_of_dvc_is_restored_whatever_is_here_now(self, toy: LineageToy, tmp_path: Path) -> None:
         from dvc.repo import Repo
 
         (toy.folder / ".gitignore").write_text("/runs/\n__pycache__/\n")
@@ -349,7 +349,7 @@ class TestData:
         ROWS.write_text('{"question": "2"}\n' * 8)
         assert are_equal(reproduce(toy))
         with Repo() as repo, repo.config.edit() as settings:
-            settings["remote"]["shared"] = {"url": str(toy.folder.parent / "remote")}
+            settings["remote"]["shared"] = {"url": "../remote"}  # written relative to .dvc
             settings["core"]["remote"] = "shared"
         with Repo() as repo:
             repo.push()
@@ -360,9 +360,12 @@ class TestData:
         toy.run()
         ROWS.unlink()
         shutil.rmtree(".dvc/cache")
-        assert are_equal(reproduce(toy))
+        Path(".dvc/config.local").write_text("['remote \"shared\"']\n    verify = true\n")
+        folder = tmp_path / "deeper" / "again"
+        assert are_equal(reproduce(toy, folder=folder))
+        assert not (folder / ".dvc" / "config.local").exists(), "it may hold passwords"
         shutil.rmtree(".dvc/cache")
         shutil.rmtree("../remote")
         with pytest.raises(WingspanError, match=r"DVC has the data of data/rows\.jsonl\.dvc neither in its"):
             reproduce(toy)
-        assert toy.worktrees == 0
+        assert toy.worktrees == 1
