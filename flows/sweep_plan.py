@@ -18,13 +18,12 @@ from envs.errors import ConfigError
 from flows.lineage import RUNS
 from flows.plan import check_run, find_disk_need
 from tasks.cluster.address import cluster_address
-from tasks.comparison.runs import SAME
 from tasks.comparison.sides import check_same_items
 from tasks.config.capacity import read_model_size
 from tasks.config.memory import device_memories, memory_needs
-from tasks.config.parameters import changed_parameters, flat
+from tasks.config.parameters import flat
 from tasks.config.pipelines import Pipeline, load_pipeline
-from tasks.data.items import split
+from tasks.data.items import describe_turns, evaluation_turns, split
 from tasks.reporting.results import read_parameters
 from tasks.tracking.tracker import is_recorded, read_record
 
@@ -195,15 +194,26 @@ def _check_comparable(runs: Sequence[SweepRun]) -> None:
     first = runs[0]
     first_items = None
     for run in runs[1:]:
-        differing = changed_parameters(run.pipeline, default=first.pipeline)
-        if key := next((key for key in SAME if key in differing), None):
-            raise ConfigError(
-                f"{first.name} and {run.name} could not be compared: their {key} is "
-                f"{differing[key][0]} and {differing[key][1]}; set it for all (--set {key}=…)"
-            )
+        ours, theirs = _evaluation(first.pipeline), _evaluation(run.pipeline)
+        for key in ours:
+            if ours[key] != theirs[key]:
+                raise ConfigError(
+                    f"{first.name} and {run.name} could not be compared: their {key} is {ours[key]} and "
+                    f"{theirs[key]}; set it for all (--set {key}=…)"
+                )
         if run.pipeline.data != first.pipeline.data:
             first_items = first_items or _test_items(first)
             check_same_items(first_items, _test_items(run), names=(first.name, run.name))
+
+
+def _evaluation(pipeline: Pipeline) -> dict[str, Any]:
+    turns = evaluation_turns(pipeline)
+    return {
+        "evaluate.max_turns": describe_turns(
+            {name: turns[name] for name, part in pipeline.data.parts.items() if part.evaluate}
+        ),
+        "evaluate.temperature": pipeline.evaluate.temperature,
+    }
 
 
 def _test_items(run: SweepRun) -> dict[str, Any]:
