@@ -7,6 +7,7 @@ this checkout are not touched.
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -28,6 +29,8 @@ _MAKING = ".wingspan-making"
 """Ends the name of a worktree that is not complete."""
 _IDENTITY = "wingspan-reproduction"
 """File in Git's folder of the worktree: of which run it is a reproduction."""
+_HOST = "wingspan-host"
+"""The same: on which machine the folder is, since a clone can be on a file system that several share."""
 _LOCK = "wingspan-reproduction.lock"
 """File in Git's folder: held while a worktree is made."""
 
@@ -105,10 +108,12 @@ def make_worktree(run: FoundRun, *, commit: str, folder: Path, patch: Path | Non
             # Without the user's hooks: that of `dvc install` would check out everything that DVC has.
             without_hooks = ("-c", f"core.hooksPath={os.devnull}")
             _git(*without_hooks, "worktree", "add", "--quiet", "--detach", str(making), commit)
+            record = Path(_git("rev-parse", "--absolute-git-dir", cwd=making))
+            (record / _HOST).write_text(socket.gethostname())
             if patch is not None:
                 _git("apply", "--whitespace=nowarn", str(patch.absolute()), cwd=making)
             _restore_data(run.lineage, commit=commit, project=making / prefix)
-            Path(_git("rev-parse", "--absolute-git-dir", cwd=making), _IDENTITY).write_text(identity)
+            (record / _IDENTITY).write_text(identity)
             _git("worktree", "move", str(making), str(folder))
         except BaseException:
             remove_worktree(making)
@@ -131,11 +136,29 @@ def remove_worktree(folder: Path) -> None:
 
 
 def _forget_stale(folder: Path) -> None:
-    """Let Git forget worktrees of ours whose folders are gone, as after `kill -9`."""
-    for path in map(Path, _worktrees()):
-        is_ours = path == folder or path.name == NAME or path.name.endswith(_MAKING)
-        if is_ours and not path.exists():
+    """Let Git forget worktrees of ours whose folders are gone, as after `kill -9`.
+
+    Raises `ConfigError` if `folder` is one on another machine.
+    """
+    here = socket.gethostname()
+    for record in list(Path(_git("rev-parse", "--git-common-dir"), "worktrees").glob("*")):
+        link = record / "gitdir"
+        if not link.exists():
+            continue
+        path = Path(os.path.normpath(record.absolute() / link.read_text().strip())).parent
+        file = record / _HOST
+        # One without a host was killed when it had just begun: nobody makes one while we hold the lock.
+        host = file.read_text() if file.exists() else here
+        is_temporary = path.name == NAME or path.name.endswith(_MAKING)
+        if path.exists() or not (is_temporary or (path == folder and file.exists())):
+            continue
+        if host == here:
             _try_git("worktree", "remove", "--force", "--force", str(path))
+        elif path == folder:
+            raise ConfigError(
+                f"{folder} is a reproduction on another machine, {host}; give a new --folder, or if it is "
+                f"gone there: git worktree remove --force {folder}"
+            )
 
 
 def _worktrees() -> list[str]:

@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -148,6 +149,25 @@ def test_a_half_made_worktree_does_not_block(toy: LineageToy, tmp_path: Path) ->
     git("worktree", "lock", str(making), cwd=toy.folder)  # as Git does while it makes one
     assert are_equal(reproduce(toy, folder=tmp_path / "again"))
     assert (toy.worktrees, making.exists()) == (1, False)
+
+
+def test_what_another_machine_has_made_is_not_forgotten(toy: LineageToy, tmp_path: Path) -> None:
+    temporary, folder = tmp_path / "there" / "wingspan-reproduction", tmp_path / "again"
+    assert are_equal(reproduce(toy, folder=temporary))
+    assert are_equal(reproduce(toy, folder=folder))
+    records = list((toy.folder / ".git" / "worktrees").iterdir())
+    host = records[0] / "wingspan-host"
+    assert [(record / host.name).read_text() for record in records] == [socket.gethostname()] * 2
+    for record in records:
+        (record / host.name).write_text("elsewhere")
+    shutil.rmtree(temporary)  # as this machine sees it
+    shutil.rmtree(folder)
+    with pytest.raises(ConfigError, match=f"{folder} is a reproduction on another machine, elsewhere; give"):
+        reproduce(toy, folder=folder)
+    assert toy.worktrees == 2
+    git("worktree", "remove", "--force", str(folder), cwd=toy.folder)
+    assert are_equal(reproduce(toy, folder=folder))
+    assert toy.worktrees == 2
 
 
 @pytest.fixture
