@@ -21,6 +21,7 @@ from agents.rollout.group import Callbacks
 from agents.settings import describe_invalid
 from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError, WingspanError
+from envs.files import check_writable
 from envs.network.server import RequestRejected, read_body
 from tasks.viewer import browse
 from tasks.viewer.answers import NotFound, find_row, integer, json_answer
@@ -192,6 +193,7 @@ def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:
     choices = {} if is_person else _policies(viewer, opened)
     if not is_person and body.policy not in choices:
         raise ConfigError(f"policy {body.policy!r} is not offered for this trajectory; load the page anew")
+    check_writable(opened.run.folder, remedy="make it writable: forks are recorded beside the run")
     parent = read_parent(opened.run, body.address)
     if parent.digest != body.digest:
         raise LineChanged(f"{body.address} was rewritten")

@@ -8,6 +8,7 @@ import asyncio
 import secrets
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -48,7 +49,6 @@ class Live:
         self._opening: Message | None = None
         self._turns: Sequence[Turn] = ()
         self._ended: list[Trajectory] = []
-        self._loop = asyncio.new_event_loop()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._task: asyncio.Task[Any] | None = None
         self._is_stopped = False
@@ -91,7 +91,7 @@ class Live:
                 raise ConfigError("the episode waits for no action: it has ended, or acts on the last one")
             self._state = "running"
             self._version += 1
-        self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
+        self._call(lambda: self._lines.put_nowait(line))
 
     def stop(self) -> None:
         """End it; what has ended before is kept."""
@@ -99,7 +99,7 @@ class Live:
             self._is_stopped = True
             is_running = self.is_running
         if is_running and self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._call(self._task.cancel)
 
     def end(self, trajectory: Trajectory) -> None:
         """Keep a sample that has ended."""
@@ -134,28 +134,31 @@ class Live:
         return images[number] if 0 <= number < len(images) else None
 
     def _run(self) -> None:
-        try:
-            asyncio.set_event_loop(self._loop)
-            self._task = self._loop.create_task(self._main())
-            if self._is_stopped:
-                self._task.cancel()
-            self._loop.run_until_complete(self._task)
-        except asyncio.CancelledError:
-            self._set(_state="left")
-        except WingspanError as error:
-            self._set(_state="failed", _error=to_line(error))
-        except Exception as error:  # of an environment or a model: the page shows it
-            self._set(_state="failed", _error=describe(error))
-        finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+        with asyncio.Runner() as runner:  # ends what is left over: tasks, and the threads of `to_thread`
+            try:
+                runner.run(self._main())
+            except asyncio.CancelledError:
+                self._set(_state="left")
+            except WingspanError as error:
+                self._set(_state="failed", _error=to_line(error))
+            except Exception as error:  # of an environment or a model: the page shows it
+                self._set(_state="failed", _error=describe(error))
 
     async def _main(self) -> None:
+        self._task = asyncio.current_task()
+        if self._is_stopped:  # before there was a task to cancel
+            raise asyncio.CancelledError
         self._set(_state="running")
         ended = await self._play(self)
         if self._is_person:
             self._set(_ended=list(ended))
         self._set(_state="ended" if ended else "left")
+
+    def _call(self, function: Callable[[], object]) -> None:
+        """Call it in the thread, unless that has ended meanwhile."""
+        assert self._task is not None, "it has begun"
+        with suppress(RuntimeError):  # the loop is closed
+            self._task.get_loop().call_soon_threadsafe(function)
 
     def _open(self, item: Item, sample_index: int, messages: Sequence[Message]) -> None:
         self._set(_opening=messages[-1])

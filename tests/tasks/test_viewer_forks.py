@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +113,37 @@ def test_a_person_leaves_and_nothing_is_recorded(run_folder: Path, monkeypatch: 
     assert not (run_folder / "forks.jsonl").exists()
 
 
+def test_nothing_of_an_ended_episode_goes_on() -> None:
+    is_over = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_over.set()
+
+    async def play(live: live_module.Live) -> Sequence[Trajectory]:
+        tasks.append(asyncio.create_task(wait()))
+        await asyncio.sleep(0)
+        return []
+
+    tasks: list[asyncio.Task[None]] = []
+    live = live_module.Live(play, total=1, is_person=True)
+    live.start()
+    assert is_over.wait(timeout=30)
+    assert live.snapshot(after=-1, wait_s=0)["state"] == "left"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_fork_that_cannot_be_recorded_is_refused(run_folder: Path) -> None:
+    with viewing(run_folder) as client:
+        body = body_of(client)
+        run_folder.chmod(0o555)
+        answer = client.post("/api/fork", json=body)
+        run_folder.chmod(0o755)
+        assert (answer.status_code, "cannot be written to" in answer.json()["error"]) == (400, True)
+
+
 @pytest.mark.heavy
 def test_a_policy_goes_on_by_a_click_and_gives_a_value(run_folder: Path) -> None:
     with viewing(run_folder) as client:
@@ -194,14 +227,6 @@ def test_only_the_viewers_own_page_can_act(run_folder: Path, tmp_path: Path) -> 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
 def test_a_person_forks_in_the_page(run_folder: Path) -> None:
-    async def use(url: str) -> None:
-        chromium = await Chromium.start()
-        try:
-            context = await chromium.context(origins=[url])
-            await walk(await context.new_page(), url)
-        finally:
-            await chromium.close()
-
     async def walk(page: "Page", url: str) -> None:
         requests: list[str] = []
         troubles: list[str] = []
@@ -239,7 +264,7 @@ def test_a_person_forks_in_the_page(run_folder: Path) -> None:
         await page.get_by_label("Samples").fill("3")
         await page.get_by_label("Turns in all").fill("5")
         await page.get_by_role("button", name="Go on").click()
-        await page.get_by_text("3 samples played.").wait_for()
+        await page.get_by_text("3 samples ended.").wait_for()
         await page.locator(".facts", has_text="success from here").wait_for()
         assert await page.locator(".live-box .dot").count() == 3
 
@@ -254,6 +279,18 @@ def test_a_person_forks_in_the_page(run_folder: Path) -> None:
         assert await page.locator("#view :is(script, iframe, b)").count() == 0
         assert all(request.startswith(url) for request in requests)
         assert troubles == []
+
+    in_chromium(run_folder, walk)
+
+
+def in_chromium(run_folder: Path, walk: "Callable[[Page, str], Awaitable[None]]") -> None:
+    async def use(url: str) -> None:
+        chromium = await Chromium.start()
+        try:
+            context = await chromium.context(origins=[url])
+            await walk(await context.new_page(), url)
+        finally:
+            await chromium.close()
 
     app = viewer_app(Viewer([run_folder.parent], cache=run_folder.parent.parent / "cache"), host="127.0.0.1")
     with serving_in_thread(app) as url:

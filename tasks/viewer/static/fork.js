@@ -15,11 +15,11 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
   const status = h("p", { class: "live-status", role: "status" });
   const line = h("textarea", { rows: 2, id: "line", "aria-label": "Your action", placeholder: "your action, then Enter", maxlength: 20000, autocomplete: "off", spellcheck: "false" });
   const send = h("button", {}, "Act");
-  const leave = h("button", { type: "button", onclick: () => stop() }, "Leave");
-  const form = h("form", { class: "console", hidden: true, onsubmit: (event) => { event.preventDefault(); submit(); } }, line, h("div", {}, send, " ", leave));
+  const leaveButton = h("button", { type: "button", onclick: () => stop() }, "Leave");
+  const form = h("form", { class: "console", hidden: true, onsubmit: (event) => { event.preventDefault(); submit(); } }, line, h("div", {}, send, " ", leaveButton));
   const samples = h("div", { class: "dots" });
   const box = h("div", { class: "live-box" }, turns, samples, status, form);
-  let id = null, shown = 0, openingBox = null, isWaiting = false, isPerson = true;
+  let id = null, shown = 0, openingBox = null, isWaiting = false, isPerson = false, numStarts = 0;
 
   line.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }
@@ -40,23 +40,38 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
     }
   }
 
-  const stop = () => id && act("stop", { id }).catch((error) => say(error.message, true));
+  const stop = (which = id) => which && act("stop", { id: which }).catch((error) => say(error.message, true));
   const say = (text, isProblem = false) => replace(status, h("span", { class: isProblem ? "problem" : null }, text));
 
+  // An episode without its person ends: that of the last start, and one that starts after it was left or started anew.
   async function start(name, body, isCurrent) {
+    const own = ++numStarts, isOver = () => own !== numStarts || !isCurrent();
+    const last = isPerson ? id : null, isOfPerson = name === "console" || body.policy === PERSON;
+    isPerson = isOfPerson;
     replace(turns); replace(samples);
     openingBox?.remove();
     [id, shown, openingBox, isWaiting] = [null, 0, null, false];
     form.hidden = true;
     say("Starting…");
+    await stop(last);
+    if (isOver()) return;
     try {
-      ({ id } = await act(name, body));
+      const answer = await act(name, body);
+      if (isOver()) {
+        if (isOfPerson) stop(answer.id);
+        return;
+      }
+      id = answer.id;
     } catch (error) {
-      say(error.message, true);
-      return false;
+      if (!isOver()) say(error.message, true);
+      return;
     }
     follow(isCurrent).catch((error) => { if (error.name !== "AbortError") say(error.message, true); });
-    return true;
+  }
+
+  function leave() {
+    numStarts++;
+    if (isPerson) stop();
   }
 
   async function follow(isCurrent) {
@@ -72,7 +87,6 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
   }
 
   function draw(state) {
-    isPerson = state.is_person;
     if (state.opening !== null && !openingBox && !hasOpening()) {
       openingBox = h("section", { class: "opening" }, longText(state.opening, { className: "prompt", lines: 40 }),
         images(state.opening_images, (place) => liveImageUrl(state.id, -1, place)));
@@ -110,12 +124,12 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
       return end ? [outcome({ ...end, error: null }), ` ${stopText(end.stop)}, reward ${number(end.reward)}, ${plural(end.turns, "turn")}`]
         : state.state === "waiting" ? "" : "The environment acts…";
     }
-    if (state.state === "ended") return `${plural(state.done, "sample")} played.`;
-    return [`${state.done} of ${plural(state.total, "sample")} `, h("button", { type: "button", onclick: stop }, "Stop")];
+    if (state.state === "ended") return `${plural(state.done, "sample")} ended.`;
+    return [`${state.done} of ${plural(state.total, "sample")} `, h("button", { type: "button", onclick: () => stop() }, "Stop")];
   }
 
-  // An episode without its person ends; samples go on, and are found in the file.
-  return { box, start, leave: () => isPerson && stop() };
+  // Samples go on when they are left, and are found in the file.
+  return { box, start, leave };
 }
 
 export function forkView(run, { address, query }) {

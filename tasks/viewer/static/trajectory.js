@@ -259,7 +259,7 @@ export const forkList = (run, forks) => h("ul", { class: "fork-list" }, forks.ma
   h("li", {}, h("a", { href: links.toGroup(run, first) }, `turn ${turn}`), ` ${policy}`,
     typeof temperature === "number" && `, temperature ${number(temperature)}`, shown && ", another observation",
     h("br"), h("span", { class: "fine", title: "success, with its 95% interval" },
-      value.samples ? `${value.samples > 1 ? rateText(value.success) : value.success.mean ? "solved" : "not solved"}, n = ${value.samples}` : "no sample was played to its end"))));
+      value.samples ? `${value.samples > 1 ? rateText(value.success) : value.success.mean ? "solved" : "not solved"}, n = ${value.samples}` : "no sample ended without an error"))));
 
 function factTable({ row, metrics, seed, attempts, seconds: time }) {
   const pairs = [
