@@ -93,11 +93,13 @@ class Replay:
         """The messages before the first turn, as `run_episode` calls `on_opening`. Raises `ReplayDiffers`."""
         if self.past.prompt is None or self.has_tokens:  # tokens are compared by the sampler
             return
-        text, prompt = _words(messages[-1].content), _words(self.past.prompt)
-        if text not in prompt:
-            # Longer beginnings are not in the prompt either.
-            length = bisect_left(range(len(text)), True, key=lambda count: text[: count + 1] not in prompt)
-            raise self._differs("the prompt", recorded=prompt[prompt.find(text[:length]) :], now=text)
+        prompt = _words(self.past.prompt)
+        shown = [message for message in messages if message.role != "assistant"]  # templates drop thoughts
+        for text in (_words(message.content) for message in shown):
+            if text not in prompt:
+                # Longer beginnings are not in the prompt either.
+                length = bisect_left(range(len(text)), True, key=lambda n: text[: n + 1] not in prompt)
+                raise self._differs("the prompt", recorded=prompt[prompt.find(text[:length]) :], now=text)
 
     def check_turns(self, turns: Sequence[Turn]) -> None:
         """All turns so far, as `run_episode` calls `on_turn`. Raises `ReplayDiffers`."""

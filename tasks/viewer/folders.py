@@ -60,7 +60,8 @@ class RunFolder:
 
     def files(self) -> list[TrajectoryFile]:
         """Those that exist now: training by step, then evaluations, then forks."""
-        forks = [TrajectoryFile(key="forks", path=self.forks, phase="fork")] if self.forks.is_file() else []
+        key = self.forks.stem  # FILE.forks of a file, which may be called forks.jsonl itself
+        forks = [TrajectoryFile(key=key, path=self.forks, phase="fork")] if self.forks.is_file() else []
         if self.file is not None:
             return [TrajectoryFile(key=self.file.stem, path=self.file, phase="rollout"), *forks]
         steps = []

@@ -21,7 +21,7 @@ from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
 from agents.types import Completion, EpisodeLimits, SamplingParams, StopReason, Trajectory
 from envs.errors import ConfigError
-from envs.types import Image
+from envs.types import Image, Message
 from tests.agents.test_segments import LIMITS, RandomWords, play_policy
 from tests.support.chat_server import chat_server, in_turn, says
 from tests.support.toy import CHATML, PIPES, ToyEnv, toy_item, toy_tokenizer
@@ -161,6 +161,17 @@ def test_another_first_observation_is_noticed_with_and_without_tokens(has_tokens
     past = past_of(trajectory, 2, has_tokens=has_tokens, prompt=prompt)
     with pytest.raises(ReplayDiffers, match=r"recorded: .*reach 3.*now: .*reach 4"):
         repeat(past)
+
+
+def test_other_instructions_are_noticed_without_tokens() -> None:
+    trajectory = recorded()
+    past = past_of(trajectory, 2, has_tokens=False, prompt=toy_tokenizer().decode(trajectory.prompt_ids))
+    replay = Replay(past)
+    last = Message("user", "reach 3")
+    assert last.content in (past.prompt or "")
+    replay.check_opening([last])
+    with pytest.raises(ReplayDiffers, match=r"the prompt is not as recorded; .*now: .Never explain"):
+        replay.check_opening([Message("system", "Never explain."), last])
 
 
 def test_an_episode_that_ends_among_the_repeated_turns_is_an_error() -> None:

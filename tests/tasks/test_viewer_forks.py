@@ -25,6 +25,7 @@ from tasks.data.trajectories import write_trajectories
 from tasks.viewer import forks as forks_module
 from tasks.viewer import live as live_module
 from tasks.viewer.app import viewer_app
+from tasks.viewer.folders import find_runs
 from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
 
@@ -142,6 +143,13 @@ def test_a_fork_that_cannot_be_recorded_is_refused(run_folder: Path) -> None:
         answer = client.post("/api/fork", json=body)
         run_folder.chmod(0o755)
         assert (answer.status_code, "cannot be written to" in answer.json()["error"]) == (400, True)
+
+
+def test_a_file_and_its_forks_have_distinct_names(tmp_path: Path) -> None:
+    for name in ("forks.jsonl", "forks.forks.jsonl"):
+        write_trajectories(tmp_path / name, [play(SOLUTION)])
+    (run,) = find_runs([tmp_path / "forks.jsonl"])
+    assert [(file.key, file.phase) for file in run.files()] == [("forks", "rollout"), ("forks.forks", "fork")]
 
 
 @pytest.mark.heavy
