@@ -136,9 +136,9 @@ class _Episode:
         observation = await self.executor.reset()
         self.state = self.executor.state_key()
         opening = agent.render(self.item, observation.text)
-        if self.on_opening is not None:
-            self.on_opening(opening.messages)
         messages = with_images(opening.messages, [observation.images])
+        if self.on_opening is not None:
+            self.on_opening(messages)
         if not self.conversation.open(replace(opening, messages=messages)):
             return StopReason.MAX_CONTEXT
         while True:

@@ -91,6 +91,10 @@ class Replay:
 
     def check_opening(self, messages: Sequence[Message]) -> None:
         """The messages before the first turn, as `run_episode` calls `on_opening`. Raises `ReplayDiffers`."""
+        recorded_images = self.past.trajectory.prompt_images
+        images = [image for message in messages for image in message.images]
+        if recorded_images and tuple(recorded_images) != tuple(images):
+            raise self._images_differ("the opening", recorded_images, images)
         if self.past.prompt is None or self.has_tokens:  # tokens are compared by the sampler
             return
         prompt = _words(self.past.prompt)
@@ -174,10 +178,11 @@ class Replay:
 
     def _compare_images(self, recorded: Sequence[Image], images: Sequence[Image], *, number: int) -> None:
         if tuple(recorded) != tuple(images):
-            counts = f"recorded: {len(recorded)}; now: {len(images)}"
-            raise ReplayDiffers(
-                f"{self.past.where}: the images, turn {number}, are not as recorded; {counts}"
-            )
+            raise self._images_differ(f"turn {number}", recorded, images)
+
+    def _images_differ(self, place: str, recorded: Sequence[Image], images: Sequence[Image]) -> ReplayDiffers:
+        counts = f"recorded: {len(recorded)}; now: {len(images)}"
+        return ReplayDiffers(f"{self.past.where}: the images, {place}, are not as recorded; {counts}")
 
     def _differs(self, subject: str, *, recorded: str, now: str) -> ReplayDiffers:
         start = _first_difference(recorded, now)

@@ -174,6 +174,15 @@ def test_other_instructions_are_noticed_without_tokens() -> None:
         replay.check_opening([Message("system", "Never explain."), last])
 
 
+def test_other_images_of_the_opening_are_noticed() -> None:
+    past = past_of(recorded(prompt_images=(Image(b"a", "image/png"),)), 1)
+    Replay(past).check_opening([Message("user", "reach 3", images=(Image(b"a", "image/png"),))])
+    with pytest.raises(ReplayDiffers, match="the images, the opening, are not as recorded; recorded: 1"):
+        Replay(past).check_opening([Message("user", "reach 3", images=(Image(b"b", "image/png"),))])
+    with pytest.raises(ReplayDiffers, match="recorded: 1; now: 0"):
+        repeat(past)
+
+
 def test_an_episode_that_ends_among_the_repeated_turns_is_an_error() -> None:
     with pytest.raises(ReplayDiffers, match=r"ends with turn 2 \(truncated\), before turn 4"):
         repeat(past_of(recorded(), 3), env=ToyEnv(max_steps=2))
