@@ -124,7 +124,7 @@ class PrefectPage:
 
     def announce(self, promotion: Promotion) -> None:
         """Say that the policy of this run is the champion."""
-        envs = self._pipeline.data.envs
+        envs = self._pipeline.data.evaluated_envs
         emit_promoted(promotion, pipeline=self._name, envs=envs, workspace=self._workspace)
 
     def _show_progress(self, phase: str) -> None:

@@ -132,7 +132,7 @@ def run_sweep(plan: SweepPlan, *, temporary: str) -> SweepResult:
         result = conclude(plan)
         if result.promotion is not None:
             best = result.best
-            envs = best.pipeline.data.envs
+            envs = best.pipeline.data.evaluated_envs
             emit_promoted(result.promotion, pipeline=plan.name, envs=envs, workspace=best.workspace)
         return result
 

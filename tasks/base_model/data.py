@@ -31,7 +31,14 @@ from envs.builtin.textcraft.expert import (
     parse,
     play,
 )
-from envs.builtin.textcraft.invented import invent, invent_families, invent_groups, words
+from envs.builtin.textcraft.invented import (
+    ALIKE_SHARE,
+    GROUPED_SHARE,
+    invent,
+    invent_families,
+    invent_groups,
+    words,
+)
 from envs.builtin.textcraft.world import Problem
 from envs.registry import ExpertStep
 from envs.types import Item
@@ -48,10 +55,8 @@ _MIN_DISTRACTORS, _MORE_DISTRACTORS = 2, 13
 """The most distractors (recipes that the goal does not need) at the start, and how many more later."""
 _DISTRACTOR_RAMP = 0.3
 """The share of training after which a recipe book can have the most distractors."""
-_ALIKE_SHARE = 0.8
-"""Share of the families whose recipes differ in one word alone, if families are drilled."""
-_GROUPED_SHARE, _FEW_GROUPED_SHARE = 0.75, 0.4
-"""Share of the goals two and more crafts deep whose book has a group, if groups are drilled and if not."""
+_FEW_GROUPED_SHARE = 0.4
+"""Share of the goals two and more crafts deep whose book has a group, if groups are not drilled."""
 
 # Drills and episodes
 _DRILL_SHARE, _DRILL_DECAY, _MIN_DRILL_SHARE = 0.7, 2.0, 0.15
@@ -109,8 +114,8 @@ def sample_sequence(encoder: Encoder, rng: random.Random, *, progress: float, cy
             rng,
             depth=depth,
             distractors=distractors,
-            alike=_ALIKE_SHARE if cycle.families else 0.0,
-            grouped=_GROUPED_SHARE if cycle.groups else _FEW_GROUPED_SHARE,
+            alike=ALIKE_SHARE if cycle.families else 0.0,
+            grouped=GROUPED_SHARE if cycle.groups else _FEW_GROUPED_SHARE,
         )
         if rng.random() < max(_MIN_DRILL_SHARE, _DRILL_SHARE - _DRILL_DECAY * progress):
             sequence = make_drill(game, encoder, rng)

@@ -82,6 +82,11 @@ class DataSettings(Settings):
         """The environments, in the order of the parts."""
         return list(dict.fromkeys(part.env for part in self.parts.values()))
 
+    @property
+    def evaluated_envs(self) -> list[str]:
+        """Those with a part whose test items are evaluated."""
+        return list(dict.fromkeys(part.env for part in self.parts.values() if part.evaluate))
+
     def part_of(self, item: Item) -> str | None:
         """Name of the part that `item` belongs to; None if it is in none.
 

@@ -29,7 +29,8 @@ PIPELINES = Path(__file__).parents[2] / "pipelines.yaml"
 
 
 def on(**servers: dict[str, Any]) -> Pipeline:
-    return load_pipeline("textcraft-cpu", overrides={"servers": servers}, file=PIPELINES)
+    data = {"parts": {"textcraft": {}}}
+    return load_pipeline("textcraft-cpu", overrides={"data": data, "servers": servers}, file=PIPELINES)
 
 
 @pytest.mark.heavy

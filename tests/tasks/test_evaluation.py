@@ -206,7 +206,7 @@ def test_a_policy_of_a_run_is_evaluated_with_the_settings_of_the_run(tmp_path: P
     assert plan.source == "textcraft-cpu"
     assert (plan.pipeline.rollout.top_k, plan.pipeline.agent.instructions) == (5, False)
     assert set(plan.spec.max_turns) == {"one-step", "two-step", "deeper"}
-    assert set(plan.spec.max_turns.values()) == {16}
+    assert set(plan.spec.max_turns.values()) == {26}
     other_format = make_evaluation(
         EvaluationRequest(envs=("babyai",), format="react"), find_policy(NamedPolicy(policy=str(workspace)))
     )

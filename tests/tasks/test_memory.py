@@ -70,7 +70,7 @@ def test_a_cpu_node_by_hand() -> None:
     # Over two nodes, each has half of the workers and of what is sharded.
     with_teacher = load_pipeline("textcraft-cpu", overrides={"train.algorithm": "self_distill"})
     [of_teacher] = needs(with_teacher, QWEN_3B)
-    assert of_teacher.parts["teacher"] == 4 * 3_085_938_688 + 12 * 896 * QWEN_3B.vocabulary
+    assert of_teacher.parts["teacher"] == 4 * 3_085_938_688 + 12 * 1280 * QWEN_3B.vocabulary
     two = with_reference.backend.model_copy(update={"workers": 2})
     [half] = memory_needs(with_reference.model_copy(update={"backend": two}), QWEN_3B, nodes=2)
     assert half.parts["weights, gradients and optimizer"] == 8 * 3_085_938_688

@@ -1,6 +1,7 @@
 """Items as files, and environments proved by their expert."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def test_textcraft_is_prepared_with_no_goal_in_both_splits_and_the_same_bytes_ag
         prepare(pipeline, tmp_path / folder)
     files = ("data/train.jsonl", "data/test.jsonl")
     train, test = (read_items(tmp_path / "a" / file, data=pipeline.data) for file in files)
-    assert (len(train), len(test)) == (374, 100)
+    assert Counter(item.env for item in train) == {"textcraft": 374, "textcraft-invented": 19_900}
+    assert Counter(item.env for item in test) == {"textcraft": 100}
     assert not {item.item_id for item in train} & {item.item_id for item in test}
     for file in files:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()

@@ -20,6 +20,11 @@ _NUM_INPUTS = ((1, 2, 3, 4), (46, 42, 10, 2))
 _NEAR_SHAPES = ((0, 1, 2, 3), (40, 15, 30, 15))
 _NAME_WORDS = ((1, 2, 3, 4), (22, 55, 18, 5))
 
+ALIKE_SHARE = 0.8
+"""Share of the families whose recipes differ in one word only, where telling them apart is to be learned."""
+GROUPED_SHARE = 0.75
+"""Share of the goals two and more crafts deep whose book has a group, where that is to be learned."""
+
 
 @cache
 def words() -> tuple[str, ...]:

@@ -24,8 +24,6 @@ NUM_ITEMS, NUM_TEST_ITEMS = 20_000, 100
 MAX_TURNS = 16
 _DEPTHS, _DEPTH_WEIGHTS = (2, 3, 4), (45, 45, 10)
 _MIN_DISTRACTORS, _MAX_DISTRACTORS = 4, 12
-_ALIKE_SHARE, _GROUPED_SHARE = 0.8, 0.75
-"""As in the data of the base model (`tasks/base_model/data.py`)."""
 _MAX_RECIPES = 30
 
 
@@ -42,15 +40,13 @@ class InventedTextCraftEnv(TextCraftEnv):
 def make_problem(index: int, seed: int = 0) -> "Problem":
     """The problem of item `index`. Raises `ConfigError` if there is no such item."""
     from envs.builtin.textcraft.expert import solve
-    from envs.builtin.textcraft.invented import invent
+    from envs.builtin.textcraft.invented import ALIKE_SHARE, GROUPED_SHARE, invent
 
     depth = _depth(index)
     rng = random.Random(f"{NAME}/{index}/{seed}")
     while True:
         distractors = rng.randint(_MIN_DISTRACTORS, _MAX_DISTRACTORS)
-        problem = invent(
-            rng, depth=depth, distractors=distractors, alike=_ALIKE_SHARE, grouped=_GROUPED_SHARE
-        )
+        problem = invent(rng, depth=depth, distractors=distractors, alike=ALIKE_SHARE, grouped=GROUPED_SHARE)
         if len(problem.recipes) <= _MAX_RECIPES and len(solve(problem)) <= MAX_TURNS:
             return problem
 
