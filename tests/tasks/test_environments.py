@@ -29,8 +29,8 @@ PIPELINES = Path(__file__).parents[2] / "pipelines.yaml"
 
 
 def on(**servers: dict[str, Any]) -> Pipeline:
-    data = {"parts": {"textcraft": {}}}
-    return load_pipeline("textcraft-cpu", overrides={"data": data, "servers": servers}, file=PIPELINES)
+    overrides = {"data": {"parts": {"textcraft": None}}, "servers": servers}
+    return load_pipeline("textcraft-cpu", overrides=overrides, file=PIPELINES)
 
 
 @pytest.mark.heavy
