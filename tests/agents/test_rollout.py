@@ -323,7 +323,7 @@ def test_a_mistake_of_the_command_is_named(arguments: list[str], message: str) -
 def test_what_has_ended_is_summed_up_after_ctrl_c() -> None:
     is_over = threading.Event()
     command = ["rollout", "textcraft-cpu", "--items", "8", "--max-turns", "1"]
-    command += ["--set", "rollout.max_live_envs=1"]
+    command += ["--set", "rollout.max_live_envs=1", "--set", "data.parts={textcraft: }"]
 
     def script(body: Any) -> Any:
         if len(server.requests) > 3:
