@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 import psutil
 
+from tasks.runs.folders import find_runs
 from tasks.viewer.app import viewer_app
-from tasks.viewer.folders import find_runs
 from tasks.viewer.index import RunIndex
 from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread

@@ -15,8 +15,8 @@ from flows.plan import Plan, find_disk_need
 from tasks.config.parameters import flat, read_pipeline_name
 from tasks.reporting.pages import duration
 from tasks.reporting.results import read_parameters, read_stage_seconds
+from tasks.runs.folders import find_runs
 from tasks.verl import checkpoints
-from tasks.viewer.folders import find_runs
 
 COST_COLUMNS = ("cost", "about", "of it")
 SCALED = ("seed", "description", "train.steps", "train.steps_per_round")

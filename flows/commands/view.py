@@ -5,8 +5,8 @@ from pathlib import Path
 
 from envs.network.server import listening, stop_event
 from tasks.reporting.pages import format_count
+from tasks.runs.folders import find_runs
 from tasks.viewer.app import viewer_app
-from tasks.viewer.folders import find_runs
 from tasks.viewer.index import cache_folder
 from tasks.viewer.viewer import Viewer
 

@@ -14,7 +14,7 @@ from tasks.comparison.tables import Table
 from tasks.evaluation.record import RECORD, is_record
 from tasks.reporting.chart_style import Plot
 from tasks.reporting.pages import markdown, render_page, write_page
-from tasks.viewer.folders import RunFolder
+from tasks.runs.folders import RunFolder
 from tasks.viewer.links import view_command
 
 MAX_SENTENCES = 3
@@ -107,10 +107,10 @@ def _compare_runs(folders: Sequence[RunFolder], *, reference: str | None, comman
         notes=[*runs.notes_on(finished_runs), *_notes_on_failures(sides, items)],
         sections=[
             curves,
-            *_of_sides(sides, items, found_differences),
+            *_compare_sides(sides, items, found_differences),
             *([training] if training.plots else []),
-            *map(_of_table, [tables.cost_table(sides), tables.run_table(settings)]),
-            _of_table(tables.difference_table(sides, subject="parameter")),
+            *map(_make_section, [tables.cost_table(sides), tables.run_table(settings)]),
+            _make_section(tables.difference_table(sides, subject="parameter")),
         ],
         view_command=command,
     )
@@ -128,8 +128,10 @@ def _compare_evaluations(folders: Sequence[RunFolder], *, reference: str | None,
         results=_summaries(sides, found_differences),
         notes=_notes_on_failures(sides, items),
         sections=[
-            *_of_sides(sides, items, found_differences),
-            *map(_of_table, [tables.cost_table(sides), tables.difference_table(sides, subject="setting")]),
+            *_compare_sides(sides, items, found_differences),
+            *map(
+                _make_section, [tables.cost_table(sides), tables.difference_table(sides, subject="setting")]
+            ),
         ],
         view_command=command,
     )
@@ -159,19 +161,19 @@ def _summaries(sides: Sequence[Side], found_differences: Sequence[Difference]) -
     ]
 
 
-def _of_sides(
+def _compare_sides(
     sides: Sequence[Side], items: Sequence[ComparedItem], found_differences: Sequence[Difference]
 ) -> list[Section]:
-    shown = [tables.score_table(sides)]
+    found = [tables.score_table(sides)]
     if found_differences:
-        shown.append(tables.paired_table(found_differences, reference=sides[0].name))
-    shown += [*tables.group_tables(sides, items), *tables.only_tables(sides, items)]
+        found.append(tables.paired_table(found_differences, reference=sides[0].name))
+    found += [*tables.group_tables(sides, items), *tables.only_tables(sides, items)]
     if any(side.stops for side in sides):
-        shown.append(tables.stop_table(sides))
-    return [_of_table(table) for table in shown]
+        found.append(tables.stop_table(sides))
+    return [_make_section(table) for table in found]
 
 
-def _of_table(table: Table) -> Section:
+def _make_section(table: Table) -> Section:
     return Section(title=table.title, about=table.about, table=table)
 
 

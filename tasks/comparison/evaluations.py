@@ -9,7 +9,7 @@ from envs.errors import ConfigError
 from tasks.comparison.sides import SUCCESS, ComparedItem, Side, Source, check_same_items
 from tasks.config.parameters import flat
 from tasks.evaluation.record import TRAJECTORIES, EvaluationRecord, read_record
-from tasks.viewer.folders import RunFolder
+from tasks.runs.folders import RunFolder
 
 
 def read_evaluation(folder: RunFolder) -> tuple[EvaluationRecord, Side]:

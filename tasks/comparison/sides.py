@@ -8,7 +8,7 @@ from typing import Any
 from envs.errors import ConfigError
 from tasks.evaluation.outcomes import Samples
 from tasks.evaluation.record import RECORD
-from tasks.viewer.folders import RunFolder, find_runs
+from tasks.runs.folders import RunFolder, find_runs
 from tasks.viewer.links import RunPages
 
 SUCCESS = "success"

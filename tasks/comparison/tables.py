@@ -151,7 +151,7 @@ def group_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterat
         for other in others:
             row: list[Cell] = [f"{other.name} {MINUS} {reference.name}"]
             for names in groups.values():
-                first, second = (_only(side.samples[SUCCESS], names) for side in (reference, other))
+                first, second = (_select(side.samples[SUCCESS], names) for side in (reference, other))
                 test = compare_samples(first, second)
                 span = f" ({_span(test.low, test.high, SUCCESS)})" if test and test.has_interval else ""
                 row.append(DASH if test is None else f"{points(test.mean)}{span}")
@@ -281,7 +281,7 @@ def _span(low: float, high: float, measure: str) -> str:
     return f"{_change(low, measure)} to {_change(high, measure)}"
 
 
-def _only(samples: Samples, items: Sequence[str]) -> Samples:
+def _select(samples: Samples, items: Sequence[str]) -> Samples:
     return {item: samples[item] for item in items if item in samples}
 
 

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, unquote
 from agents.types import Trajectory
 from envs.errors import ConfigError, describe, suggest
 from tasks.data.trajectories import trajectory_from_dict
-from tasks.viewer.folders import RunFolder, find_runs
-from tasks.viewer.lines import digest_of
+from tasks.runs.folders import RunFolder, find_runs
+from tasks.runs.lines import digest_of
 
 RUNS = Path("runs")
 EXAMPLE = "textcraft-cpu/step_0003:5@4"

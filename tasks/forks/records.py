@@ -10,7 +10,12 @@ from envs.files import append_line
 from tasks.data.trajectories import trajectory_to_dict
 from tasks.evaluation.record import Rate
 from tasks.reporting.intervals import mean_interval
-from tasks.viewer.folders import RunFolder
+from tasks.runs.folders import RunFolder
+
+PERSON = "person"
+"""Stands for a policy in a fork's labels."""
+MAX_OBSERVATION = 100_000
+"""Characters of an observation that is put in place of a recorded one."""
 
 
 class TurnValue(Settings):

@@ -18,14 +18,11 @@ from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.record import is_record, read_record
 from tasks.evaluation.request import EvaluationRequest, make_pipeline, recorded_settings
 from tasks.forks.parents import Parent
+from tasks.forks.records import MAX_OBSERVATION, PERSON
+from tasks.runs.parameters import find_run_tokenizer
+from tasks.runs.timestamps import now
 from tasks.verl.policies import decoder
-from tasks.viewer.annotations import now
-from tasks.viewer.overview import find_run_tokenizer
 
-PERSON = "person"
-"""Stands for a policy in a fork's labels."""
-MAX_OBSERVATION = 100_000
-"""Characters."""
 _OF_POLICIES = ("policy", "step", "model", "api_key_from", "samples", "temperature", "seed")
 
 
@@ -121,11 +118,11 @@ def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:
     check_agent(pipeline)
     num_turns = turn - (request.observation is None)
     max_turns = request.max_turns or evaluation_turns(pipeline)[part]
-    taken = sum(bool(one.action) or one.failed for one in trajectory.turns[:num_turns])
-    if taken >= max_turns:
+    num_steps = sum(bool(past.action) or past.failed for past in trajectory.turns[:num_turns])
+    if num_steps >= max_turns:
         raise ConfigError(
-            f"{parent.name}: an episode may have {max_turns} turns, and {taken} would be repeated; allow it "
-            "more (--max-turns), or name an earlier turn"
+            f"{parent.name}: an episode may have {max_turns} turns, and {num_steps} would be repeated; allow "
+            "it more (--max-turns), or name an earlier turn"
         )
     past = Past(
         trajectory=trajectory,

@@ -9,7 +9,6 @@ people and scripts that read the file.
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from envs.files import append_line
@@ -53,8 +52,3 @@ def read_annotations(path: Path) -> Iterator[Annotation]:
 def append_annotation(path: Path, annotation: Annotation) -> None:
     """Append it as a line of its own. Raises `ConfigError`."""
     append_line(path, json.dumps(asdict(annotation)))
-
-
-def now() -> str:
-    """The time of an annotation that is made now."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -28,10 +28,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from envs.errors import ConfigError, MissingDependency, WingspanError, to_line
 from envs.network.server import RequestRejected, bearer_token
 from tasks.reporting.pages import PAGES
+from tasks.runs.folders import ANNOTATIONS
+from tasks.runs.timestamps import now
 from tasks.viewer import browse
-from tasks.viewer.annotations import MAX_LABEL, MAX_NOTE, Annotation, append_annotation, now
+from tasks.viewer.annotations import MAX_LABEL, MAX_NOTE, Annotation, append_annotation
 from tasks.viewer.answers import NotFound, find_row, integer, json_answer
-from tasks.viewer.folders import ANNOTATIONS
 from tasks.viewer.forks import fork_routes, read_page_body
 from tasks.viewer.live import TooMany
 from tasks.viewer.overview import read_overview, summarise_run
@@ -76,42 +77,42 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         return {"runs": [summarise_run(run) for run in viewer.runs()]}
 
     def run(request: Request) -> Any:
-        opened = _open(request)
-        with opened.index.connect() as connection:
+        served = _open(request)
+        with served.index.connect() as connection:
             unreadable, examples = browse.unreadable_lines(connection)
             return {
-                "summary": summarise_run(opened.run),
-                **read_overview(opened.run),
+                "summary": summarise_run(served.run),
+                **read_overview(served.run),
                 "kept": browse.count_by_step(connection),
                 "total": browse.count_trajectories(connection),
                 "unreadable": {"total": unreadable, "examples": examples},
-                **_state(opened, connection),
+                **_state(served, connection),
             }
 
     def state(request: Request) -> Any:
-        opened = _open(request)
-        with opened.index.connect() as connection:
-            return _state(opened, connection)
+        served = _open(request)
+        with served.index.connect() as connection:
+            return _state(served, connection)
 
     def trajectories(request: Request) -> Any:
-        opened, query = _open(request), request.query_params.get("q", "")
-        with opened.index.connect() as connection:
+        served, query = _open(request), request.query_params.get("q", "")
+        with served.index.connect() as connection:
             rows = browse.list_trajectories(connection, query, **_page(request))
             return {
                 "total": browse.count_trajectories(connection, query),
                 "rows": rows,
-                **_state(opened, connection),
+                **_state(served, connection),
             }
 
     def groups(request: Request) -> Any:
-        opened, query = _open(request), request.query_params.get("q", "")
-        with opened.index.connect() as connection:
+        served, query = _open(request), request.query_params.get("q", "")
+        with served.index.connect() as connection:
             total, rows = browse.list_groups(connection, query, **_page(request))
-            return {"total": total, "rows": rows, **_state(opened, connection)}
+            return {"total": total, "rows": rows, **_state(served, connection)}
 
     def facets(request: Request) -> Any:
-        opened, query = _open(request), request.query_params.get("q", "")
-        with opened.index.connect() as connection:
+        served, query = _open(request), request.query_params.get("q", "")
+        with served.index.connect() as connection:
             return {
                 "facets": browse.facets(connection, query),
                 "keys": {**KEYS, **_further_keys(connection)},
@@ -120,37 +121,37 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             }
 
     def trajectory(request: Request) -> Any:
-        opened, address = _open(request), request.query_params.get("address", "")
-        with opened.index.connect() as connection:
+        served, address = _open(request), request.query_params.get("address", "")
+        with served.index.connect() as connection:
             row, location = find_row(connection, address)
             return {
                 "row": row,
                 "digest": location.digest,
                 "siblings": browse.siblings(connection, address),
-                **read_trajectory(load_trajectory(location), decode=opened.decode),
-                **_state(opened, connection),
+                **read_trajectory(load_trajectory(location), decode=served.decode),
+                **_state(served, connection),
             }
 
     def place(request: Request) -> Any:
-        opened, query = _open(request), request.query_params.get("q", "")
+        served, query = _open(request), request.query_params.get("q", "")
         sort, address = request.query_params.get("sort", ""), request.query_params.get("address", "")
-        with opened.index.connect() as connection:
+        with served.index.connect() as connection:
             return browse.neighbours(connection, query, sort=sort, address=address)
 
     def tokens(request: Request) -> Any:
-        opened = _open(request)
-        with opened.index.connect() as connection:
+        served = _open(request)
+        with served.index.connect() as connection:
             _, location = find_row(connection, request.query_params.get("address", ""))
         values, number = load_trajectory(location), integer(request, "turn", default=-1)
         if number >= len(values["turns"]):
             raise NotFound(f"the trajectory has no turn {number + 1}")
-        return read_tokens(values, number=number, split=opened.split)
+        return read_tokens(values, number=number, split=served.split)
 
     def sides(request: Request) -> Any:
         """Trajectories by `address` (several), or the group of one, with their turns."""
-        opened = _open(request)
+        served = _open(request)
         addresses = request.query_params.getlist("address")
-        with opened.index.connect() as connection:
+        with served.index.connect() as connection:
             if "group" in request.query_params:
                 members = browse.siblings(connection, request.query_params["group"])
                 addresses = [row.address for row in members]
@@ -160,23 +161,23 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             return {
                 "total": len(addresses),
                 "sides": [
-                    {"row": row, **read_trajectory(load_trajectory(location), decode=opened.decode)}
+                    {"row": row, **read_trajectory(load_trajectory(location), decode=served.decode)}
                     for row, location in found
                 ],
-                **_state(opened, connection),
+                **_state(served, connection),
             }
 
     def item(request: Request) -> Any:
-        opened, name = _open(request), request.query_params.get("item", "")
-        with opened.index.connect() as connection:
+        served, name = _open(request), request.query_params.get("item", "")
+        with served.index.connect() as connection:
             rows = browse.item_history(connection, name)
             if not rows:
                 raise NotFound(f"no trajectory of the item {name!r} was kept")
-            return {"rows": rows, **_state(opened, connection)}
+            return {"rows": rows, **_state(served, connection)}
 
     def image(request: Request) -> Response:
-        opened = _open(request)
-        with opened.index.connect() as connection:
+        served = _open(request)
+        with served.index.connect() as connection:
             _, location = find_row(connection, request.query_params.get("address", ""))
         turn, number = integer(request, "turn", default=-1), integer(request, "number", default=0)
         found = find_image(load_trajectory(location), turn=turn, number=number)
@@ -196,8 +197,8 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         return json_answer(await run_in_threadpool(_annotate, body))
 
     def _annotate(body: AnnotationRequest) -> Any:
-        opened = viewer.open(body.run)
-        with opened.index.connect() as connection:
+        served = viewer.open(body.run)
+        with served.index.connect() as connection:
             row, location = find_row(connection, body.address)
             if location.digest != body.digest:
                 raise LineChanged(f"{body.address} was rewritten")
@@ -212,8 +213,8 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             note=body.note.strip(),
             at=now(),
         )
-        append_annotation(opened.run.folder / ANNOTATIONS, annotation)
-        opened.refresh(is_forced=True)
+        append_annotation(served.run.folder / ANNOTATIONS, annotation)
+        served.refresh(is_forced=True)
         return {"label": annotation.label, "note": annotation.note}
 
     def _open(request: Request) -> OpenRun:
@@ -248,8 +249,8 @@ def _endpoint(read: Callable[[Request], Any]) -> Callable[[Request], Response]:
     return answer
 
 
-def _state(opened: OpenRun, connection: sqlite3.Connection) -> dict[str, Any]:
-    return {"generation": browse.generation(connection), "indexing": opened.index.progress}
+def _state(served: OpenRun, connection: sqlite3.Connection) -> dict[str, Any]:
+    return {"generation": browse.generation(connection), "indexing": served.index.progress}
 
 
 def _further_keys(connection: sqlite3.Connection) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.viewer.lines import TOOL_CALLS, exact_integer
+from tasks.runs.lines import TOOL_CALLS, exact_integer
 from tasks.viewer.query import InvalidQuery, Where, compile_query, list_keys
 
 ORDER = "t.step IS NULL, t.step, t.file, t.line"

@@ -23,6 +23,7 @@ from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError, WingspanError
 from envs.files import check_writable
 from envs.network.server import RequestRejected, read_body
+from tasks.forks.records import MAX_OBSERVATION, PERSON
 from tasks.viewer import browse
 from tasks.viewer.answers import NotFound, find_row, integer, json_answer
 from tasks.viewer.live import Live, LiveRuns
@@ -34,11 +35,10 @@ KEY_HEADER = "x-wingspan-key"
 MAX_BODY_BYTES = 256 << 10
 MAX_SAMPLES = 64
 MAX_LINE = 20_000
-"""Characters of a person's line, and of an observation."""
+"""Characters of a person's line."""
 MAX_WAIT_S = 5.0
 """How long a request for a state waits for a newer one."""
 MAX_FORKS = 5000
-PERSON = "person"
 _B = TypeVar("_B", bound=BaseModel)
 
 
@@ -55,7 +55,7 @@ class ForkBody(BaseModel, extra="forbid"):
     samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     temperature: float | None = Field(default=None, ge=0, le=10)
     max_turns: int | None = Field(default=None, ge=1, le=10_000)
-    observation: str | None = Field(default=None, max_length=MAX_LINE)
+    observation: str | None = Field(default=None, max_length=MAX_OBSERVATION)
 
 
 class ConsoleBody(BaseModel, extra="forbid"):
@@ -84,16 +84,16 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
 
     def forks(request: Request) -> Response:
         """The forks of a trajectory with their values, and the policies that can go on from it."""
-        opened, address = (
+        served, address = (
             viewer.open(request.query_params.get("run", "")),
             request.query_params.get("address", ""),
         )
-        with opened.index.connect() as connection:
+        with served.index.connect() as connection:
             _, location = find_row(connection, address)
             return json_answer(
                 {
                     "forks": _list_forks(connection, address, digest=location.digest),
-                    "policies": _offer(viewer, opened) if is_loopback else [],
+                    "policies": _offer(viewer, served) if is_loopback else [],
                     "generation": browse.generation(connection),
                 }
             )
@@ -188,13 +188,13 @@ def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:
     from tasks.forks.records import append_fork
     from tasks.forks.request import ForkRequest, plan_fork
 
-    opened = viewer.open(body.run)
+    served = viewer.open(body.run)
     is_person = body.policy == PERSON
-    choices = {} if is_person else _policies(viewer, opened)
+    choices = {} if is_person else _policies(viewer, served)
     if not is_person and body.policy not in choices:
         raise ConfigError(f"policy {body.policy!r} is not offered for this trajectory; load the page anew")
-    check_writable(opened.run.folder, remedy="make it writable: forks are recorded beside the run")
-    parent = read_parent(opened.run, body.address)
+    check_writable(served.run.folder, remedy="make it writable: forks are recorded beside the run")
+    parent = read_parent(served.run, body.address)
     if parent.digest != body.digest:
         raise LineChanged(f"{body.address} was rewritten")
     options: dict[str, Any] = {"max_turns": body.max_turns, "observation": body.observation}
@@ -209,16 +209,16 @@ def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:
         if plan.policy is None:
             trajectory = await run_person(plan, live.read_line, live.callbacks)
             ended = [] if trajectory is None else [trajectory]
-            for one in ended:
-                append_fork(opened.run, one)
+            for trajectory in ended:
+                append_fork(served.run, trajectory)
         else:
 
             def end(trajectory: Trajectory) -> None:
-                append_fork(opened.run, trajectory)
+                append_fork(served.run, trajectory)
                 live.end(trajectory)
 
             ended = await sample_fork(plan, Callbacks(on_trajectory=end))
-        opened.refresh(is_forced=True)
+        served.refresh(is_forced=True)
         return ended
 
     return runs.start(Live(play, total=plan.samples, is_person=is_person))
@@ -241,33 +241,33 @@ def _start_console(runs: LiveRuns, body: ConsoleBody) -> Live:
     return runs.start(Live(play, total=1, is_person=True))
 
 
-def _offer(viewer: Viewer, opened: OpenRun) -> list[dict[str, str]]:
-    return [{"value": value, "text": value} for value in _policies(viewer, opened)]
+def _offer(viewer: Viewer, served: OpenRun) -> list[dict[str, str]]:
+    return [{"value": value, "text": value} for value in _policies(viewer, served)]
 
 
-def _policies(viewer: Viewer, opened: OpenRun) -> Mapping[str, Mapping[str, Any]]:
+def _policies(viewer: Viewer, served: OpenRun) -> Mapping[str, Mapping[str, Any]]:
     """The policies that may go on, the run's and other runs', by what the page calls them; with the options
     of a `ForkRequest` that name them."""
     from tasks.evaluation.record import is_record, read_record
     from tasks.verl.checkpoints import complete_steps
 
-    run = opened.run
-    offered: dict[str, Mapping[str, Any]] = {}
+    run = served.run
+    choices: dict[str, Mapping[str, Any]] = {}
     if run.file is None and is_record(run.folder):
         try:
             is_local = "folder" in read_record(run.folder).policy
         except WingspanError:
             is_local = False
-        offered |= {"the evaluated policy": {}} if is_local else {}
+        choices |= {"the evaluated policy": {}} if is_local else {}
     elif run.file is None:
         if (run.folder / "policy" / "config.json").exists():
-            offered["the run's policy"] = {}
+            choices["the run's policy"] = {}
         steps = complete_steps(run.folder / "train" / "checkpoints")
-        offered |= {f"step {step}": {"step": step} for step in reversed(steps)}
+        choices |= {f"step {step}": {"step": step} for step in reversed(steps)}
     for other in viewer.runs():
         if other.identity != run.identity and (other.folder / "policy" / "config.json").exists():
-            offered[f"run {other.name}"] = {"policy": str(other.folder)}
-    return offered
+            choices[f"run {other.name}"] = {"policy": str(other.folder)}
+    return choices
 
 
 def _list_forks(connection: sqlite3.Connection, address: str, *, digest: str) -> list[dict[str, Any]]:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from envs.errors import ConfigError
+from tasks.runs.folders import ANNOTATIONS, RunFolder, TrajectoryFile
+from tasks.runs.lines import TOOL_CALLS, Entry, UnreadableLine, digest_of, read_line
 from tasks.viewer.annotations import read_annotations
-from tasks.viewer.folders import ANNOTATIONS, RunFolder, TrajectoryFile
-from tasks.viewer.lines import TOOL_CALLS, Entry, UnreadableLine, digest_of, read_line
 
 VERSION = 2
 """Of the tables below: a file of another version is made anew."""

@@ -118,7 +118,7 @@ class Live:
                 "error": self._error,
                 "opening": None if self._opening is None else self._opening.content,
                 "opening_images": [] if self._opening is None else _media_types(self._opening.images),
-                "turns": [_shown(turn) for turn in self._turns],
+                "turns": [_to_json(turn) for turn in self._turns],
                 "done": len(self._ended),
                 "total": self._total,
                 "ended": [_outcome(trajectory) for trajectory in self._ended],
@@ -202,7 +202,7 @@ class LiveRuns:
             return self._runs.get(name)
 
 
-def _shown(turn: Turn) -> dict[str, Any]:
+def _to_json(turn: Turn) -> dict[str, Any]:
     values = asdict(replace(turn, images=(), prompt_images=(), prompt_ids=None))
     return read_turn(values, decode=lambda _: None) | {"images": _media_types(turn.images)}
 

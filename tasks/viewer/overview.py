@@ -12,9 +12,9 @@ from typing import Any
 
 from envs.errors import ConfigError
 from tasks.evaluation.record import is_record, read_record
-from tasks.verl.policies import find_tokenizer
-from tasks.viewer.folders import RunFolder
-from tasks.viewer.lines import parse_json
+from tasks.runs.folders import RunFolder
+from tasks.runs.lines import parse_json
+from tasks.runs.parameters import read_json, recorded_parameters
 
 SERIES = (
     "step", "episodes", "dropped", "reward", "success", "turns", "tokens_per_turn", "horizon", "entropy",
@@ -68,9 +68,9 @@ def summarise_run(run: RunFolder) -> RunSummary:
 def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> RunSummary:
     """`signatures`: of the files and folders that a run writes; the same ones give the same summary."""
     folder = run.folder
-    parameters = _json(folder / "parameters.json") if run.file is None else {}
+    parameters = read_json(folder / "parameters.json") if run.file is None else {}
     lines = _lines(folder / "train" / "metrics.jsonl") if run.file is None else []
-    after = _json(folder / "evaluation.json").get("after", {}).get("sampled", {}).get("success")
+    after = read_json(folder / "evaluation.json").get("after", {}).get("sampled", {}).get("success")
     kind = "file" if run.file else "evaluation" if is_record(folder) else "run"
     success, success_of = after, "evaluation after training"
     if kind == "evaluation":
@@ -103,35 +103,20 @@ def read_overview(run: RunFolder) -> dict[str, Any]:
     folder = run.folder
     lines = _lines(folder / "train" / "metrics.jsonl")
     columns = [column for column in SERIES if any(column in line for line in lines)]
-    rounds = [_json(path) for path in sorted((folder / "train" / "rounds").glob("*.json"))]
+    rounds = [read_json(path) for path in sorted((folder / "train" / "rounds").glob("*.json"))]
     return {
         "series": {column: [line.get(column) for line in lines] for column in columns},
         "rounds": [done for done in rounds if done],
-        "evaluation": _json(folder / "evaluation.json"),
+        "evaluation": read_json(folder / "evaluation.json"),
         "alerts": _lines(folder / "train" / "alerts.jsonl"),
         "rewinds": _lines(folder / "train" / "rewinds.jsonl"),
-        "seconds": _json(folder / "timing.json").get("stages", {}),
+        "seconds": read_json(folder / "timing.json").get("stages", {}),
     }
 
 
-def find_run_tokenizer(run: RunFolder) -> Path | None:
-    """The tokenizer of the run's policy: of the trained one, or of what training begins with."""
-    if run.file is not None:
-        return None
-    model = _recorded_parameters(run.folder).get("model")
-    folders = [run.folder / name for name in ("policy", "train/best", "warmup")]
-    return find_tokenizer(*folders, *([model] if isinstance(model, str) else []))
-
-
 def _planned_steps(folder: Path) -> int | None:
-    steps = _recorded_parameters(folder).get("train", {}).get("steps")
+    steps = recorded_parameters(folder).get("train", {}).get("steps")
     return steps if isinstance(steps, int) else None
-
-
-def _recorded_parameters(folder: Path) -> dict[str, Any]:
-    """All parameters, as far as they are recorded: while training runs, its own; in the end, all."""
-    running = _json(folder / "train" / "inputs.json").get("params", {})
-    return {**running, **_json(folder / "report" / "parameters.json")}
 
 
 def _recorded_success(folder: Path) -> float | None:
@@ -149,14 +134,6 @@ def _signature(path: Path) -> tuple[float, int]:
     except OSError:
         return 0.0, 0
     return status.st_mtime, status.st_size
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.errors import ConfigError
-from tasks.viewer.lines import TOOL_CALLS
+from tasks.runs.lines import TOOL_CALLS
 
 MAX_CONDITIONS = 50
 KEYS: Mapping[str, str] = {

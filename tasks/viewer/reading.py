@@ -14,9 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from agents.rollout.actions import parse_calls
+from tasks.runs.lines import digest_of, exact_integer, parse_json
 from tasks.viewer.browse import Location
 from tasks.viewer.index import Decode
-from tasks.viewer.lines import digest_of, exact_integer, parse_json
 
 NOT_RECORDED = {
     "entropy": "the entropy of each token's distribution: training records its mean over a step "

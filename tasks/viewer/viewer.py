@@ -11,10 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from envs.errors import ConfigError
+from tasks.runs.folders import RunFolder, find_runs
+from tasks.runs.parameters import find_run_tokenizer
 from tasks.verl.policies import decoder
-from tasks.viewer.folders import RunFolder, find_runs
 from tasks.viewer.index import RunIndex
-from tasks.viewer.overview import find_run_tokenizer
 from tasks.viewer.reading import token_pieces
 
 REFRESH_S = 1.0
@@ -56,9 +56,9 @@ class Viewer:
         with self._lock:
             if run.identity not in self._open:
                 self._open[run.identity] = OpenRun(run, cache=self._cache)
-            opened = self._open[run.identity]
-        opened.refresh()
-        return opened
+            served = self._open[run.identity]
+        served.refresh()
+        return served
 
 
 class OpenRun:

@@ -19,6 +19,7 @@ from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
 from envs.types import Item
 from tasks.data.trajectories import trajectory_to_dict, write_trajectories
+from tasks.runs.folders import find_runs
 from tasks.viewer import index as index_module
 from tasks.viewer.annotations import Annotation, append_annotation, read_annotations
 from tasks.viewer.browse import (
@@ -34,7 +35,6 @@ from tasks.viewer.browse import (
     siblings,
     unreadable_lines,
 )
-from tasks.viewer.folders import find_runs
 from tasks.viewer.index import RunIndex
 from tasks.viewer.query import InvalidQuery, parse_query
 from tasks.viewer.reading import LineChanged, load_trajectory, read_tokens, read_trajectory

@@ -22,10 +22,10 @@ from envs.browser.program import CHROMIUM
 from envs.registry import ExpertStep, get_env, get_item
 from tasks.config.parameters import write_changes
 from tasks.data.trajectories import write_trajectories
+from tasks.runs.folders import find_runs
 from tasks.viewer import forks as forks_module
 from tasks.viewer import live as live_module
 from tasks.viewer.app import viewer_app
-from tasks.viewer.folders import find_runs
 from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
 

@@ -13,7 +13,7 @@ const PERSON = "person";
 function liveBox({ firstTurn, hasOpening, onEnd }) {
   const turns = h("ol", { class: "turns live-turns" });
   const status = h("p", { class: "live-status", role: "status" });
-  const line = h("textarea", { rows: 2, id: "line", "aria-label": "Your action", placeholder: "your action, then Enter", maxlength: 20000, autocomplete: "off", spellcheck: "false" });
+  const line = h("textarea", { rows: 2, id: "line", "aria-label": "Your action", placeholder: "your action, then Enter", autocomplete: "off", spellcheck: "false" });
   const send = h("button", {}, "Act");
   const leaveButton = h("button", { type: "button", onclick: () => stop() }, "Leave");
   const form = h("form", { class: "console", hidden: true, onsubmit: (event) => { event.preventDefault(); submit(); } }, line, h("div", {}, send, " ", leaveButton));
@@ -141,7 +141,7 @@ export function forkView(run, { address, query }) {
   const temperature = h("input", { id: "temperature", type: "number", min: 0, max: 10, step: "any", placeholder: "as evaluated" });
   const samples = h("input", { id: "samples", type: "number", min: 1, max: 64, step: 1, value: 16 });
   const maxTurns = h("input", { id: "max-turns", type: "number", min: 1, max: 10000, step: 1, placeholder: "as evaluated" });
-  const shownText = h("textarea", { id: "observation", rows: 3, maxlength: 20000, "aria-label": "Another observation" });
+  const shownText = h("textarea", { id: "observation", rows: 3, "aria-label": "Another observation" });
   const ofPolicies = [field("temperature", "Temperature", temperature), field("samples", "Samples", samples)];
 
   function toggle() {

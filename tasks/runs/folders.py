@@ -1,0 +1,132 @@
+"""Which folders are runs, and which files of trajectories a run has.
+
+A run is a workspace (`runs/<pipeline>`), the folder of an evaluation (`wingspan evaluate`), or one file of
+trajectories (`wingspan rollout --out`). Nothing is registered anywhere: the files say what there is.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.errors import ConfigError
+from tasks.evaluation.record import RECORD, TRAJECTORIES
+
+MAX_DEPTH = 3
+"""How far below a named folder runs are found: `runs/evaluations/<name>` is two below `runs`."""
+ANNOTATIONS = "annotations.jsonl"
+"""In a run's folder: `tasks/viewer/annotations.py`."""
+FORKS = "forks.jsonl"
+"""In a run's folder: the trajectories of `tasks/forks`."""
+_STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
+_EVALUATION = "evaluation_trajectories.jsonl"
+_SIGNS = (_EVALUATION, "train/trajectories", "train/metrics.jsonl", "provision.json", "data/train.jsonl")
+"""Any of these makes a folder a workspace, from its first stage on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryFile:
+    """One file of trajectories."""
+
+    key: str
+    """Names it in addresses, unique in a run: the file's name without its suffix."""
+    path: Path
+    phase: str
+    """`train`, `evaluation`, `rollout` or `fork`."""
+    step: int | None = None
+    """The training step that sampled it; for an offline algorithm, the first step of the round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """A run, as it is found on disk."""
+
+    name: str
+    """Unique among the runs that are served."""
+    folder: Path
+    file: Path | None = None
+    """The only file, if the run is a file."""
+
+    @property
+    def identity(self) -> Path:
+        """What distinguishes it from every other run on this machine."""
+        return self.file or self.folder
+
+    @property
+    def forks(self) -> Path:
+        """The file to which forks of its trajectories are appended."""
+        return self.folder / FORKS if self.file is None else self.file.with_suffix(f".{FORKS}")
+
+    def files(self) -> list[TrajectoryFile]:
+        """Those that exist now: training by step, then evaluations, then forks."""
+        key = self.forks.stem  # FILE.forks of a file, which may be called forks.jsonl itself
+        forks = [TrajectoryFile(key=key, path=self.forks, phase="fork")] if self.forks.is_file() else []
+        if self.file is not None:
+            return [TrajectoryFile(key=self.file.stem, path=self.file, phase="rollout"), *forks]
+        steps = []
+        for path in _children(self.folder / "train" / "trajectories"):
+            if match := _STEP_FILE.fullmatch(path.name):
+                step = int(match[1])
+                steps.append(TrajectoryFile(key=path.stem, path=path, phase="train", step=step))
+        others = [
+            TrajectoryFile(key="evaluation", path=path, phase="evaluation")
+            for name in (_EVALUATION, TRAJECTORIES)
+            if (path := self.folder / name).is_file()
+        ][:1]
+        return [*sorted(steps, key=lambda file: file.step or 0), *others, *forks]
+
+
+def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """The runs in `paths`, by name: folders of runs, folders that hold such folders, and JSONL files.
+
+    Raises `ConfigError` for a path that does not exist, and for a file that is not JSONL.
+    """
+    found: dict[Path, RunFolder] = {}
+    for path in paths:
+        for run in _find(path):
+            found.setdefault(run.identity.resolve(), run)
+    return sorted(_with_distinct_names(list(found.values())), key=lambda run: run.name)
+
+
+def _find(path: Path) -> Iterator[RunFolder]:
+    if path.is_file():
+        if path.suffix != ".jsonl":
+            raise ConfigError(f"{path} is no file of trajectories; give a folder of runs, or a .jsonl file")
+        yield RunFolder(name=path.stem, folder=path.parent, file=path)
+    elif path.is_dir():
+        yield from _walk(path, name=path.resolve().name, depth=0)
+    else:
+        raise ConfigError(f"there is no {path}; give a run's folder, a folder of runs, or a .jsonl file")
+
+
+def _walk(folder: Path, *, name: str, depth: int) -> Iterator[RunFolder]:
+    if any((folder / sign).exists() for sign in (*_SIGNS, RECORD)):
+        yield RunFolder(name=name, folder=folder)
+    elif depth < MAX_DEPTH:
+        for child in _children(folder):
+            if child.is_dir() and not child.name.startswith("."):
+                below = child.name if depth == 0 else f"{name}/{child.name}"
+                yield from _walk(child, name=below, depth=depth + 1)
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+def _with_distinct_names(runs: Sequence[RunFolder]) -> Iterator[RunFolder]:
+    """A second run of a name gets the name of its parent folder before its own, or else a number."""
+    names: set[str] = set()
+    for run in runs:
+        name, number = run.name, 2
+        if name in names:
+            name = f"{run.folder.resolve().parent.name}/{run.name}"
+        base = name
+        while name in names:
+            name, number = f"{base}-{number}", number + 1
+        names.add(name)
+        yield RunFolder(name=name, folder=run.folder, file=run.file)

@@ -1,0 +1,32 @@
+"""What a run's small files say of it, while they are being written, too."""
+
+from pathlib import Path
+from typing import Any
+
+from tasks.runs.folders import RunFolder
+from tasks.runs.lines import parse_json
+from tasks.verl.policies import find_tokenizer
+
+
+def recorded_parameters(folder: Path) -> dict[str, Any]:
+    """All parameters, as far as they are recorded: while training runs, its own; in the end, all."""
+    running = read_json(folder / "train" / "inputs.json").get("params", {})
+    return {**running, **read_json(folder / "report" / "parameters.json")}
+
+
+def find_run_tokenizer(run: RunFolder) -> Path | None:
+    """The tokenizer of the run's policy: of the trained one, or of what training begins with."""
+    if run.file is not None:
+        return None
+    model = recorded_parameters(run.folder).get("model")
+    folders = [run.folder / name for name in ("policy", "train/best", "warmup")]
+    return find_tokenizer(*folders, *([model] if isinstance(model, str) else []))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; empty if there is none, or if it is not complete yet."""
+    try:
+        values = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
