@@ -2,11 +2,13 @@
 
     python -m bench.same_bits textcraft-cpu --folder runs/same-bits --steps 20 --kills 3
     python -m bench.same_bits textcraft-cpu --folder runs/same-bits-async --set train.async={}
+    python -m bench.same_bits textcraft-cpu --folder runs/same-bits-busy --kills 0 --busy 3
 
 Both train `--steps` steps in one round, with a checkpoint every five. The kills come at moments drawn
-uniformly from the first run's training time, in seconds after the second has begun to train. Prints one JSON
-object: the moments, the steps on disk after each, and what is equal: each step's metrics (without times and
-counts of processes), its tokens and log-probs, and the tensors of the policy and of the last checkpoint.
+uniformly from the first run's training time, in seconds after the second has begun to train. With `--busy`,
+other processes compute during the second run, and its threads meet in another order. Prints one JSON object:
+the moments, the steps on disk after each, and what is equal: each step's metrics (without times and counts of
+processes), its tokens and log-probs, and the tensors of the policy and of the last checkpoint.
 """
 
 import argparse
@@ -17,7 +19,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,18 @@ def kill_after(line: Sequence[str], seconds: float, *, workspace: Path, log: Pat
     psutil.wait_procs(descendants, timeout=60)
 
 
+@contextmanager
+def busy_machine(processes: int) -> Iterator[None]:
+    """So many processes compute meanwhile."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def compare(undisturbed: Path, killed: Path, *, steps: int) -> dict[str, Any]:
     """What is equal in the two workspaces."""
     from safetensors.torch import load_file
@@ -101,6 +116,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside the second run")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="as in `wingspan run`"
     )
@@ -117,12 +133,13 @@ def main() -> None:
     training_s = sum(values["seconds"] for values in read_steps(undisturbed))
     draws = random.Random(arguments.seed)
     moments, steps_found = [], []
-    for _ in range(arguments.kills):
-        moments.append(round(draws.uniform(0, training_s), 1))
-        kill_after(second, moments[-1], workspace=killed, log=log)
-        steps_found.append(len(read_steps(killed)))
-    if start(second, log=log).wait() != 0:
-        raise SystemExit(f"the killed run did not finish; see {log}")
+    with busy_machine(arguments.busy):
+        for _ in range(arguments.kills):
+            moments.append(round(draws.uniform(0, training_s), 1))
+            kill_after(second, moments[-1], workspace=killed, log=log)
+            steps_found.append(len(read_steps(killed)))
+        if start(second, log=log).wait() != 0:
+            raise SystemExit(f"the second run did not finish; see {log}")
     result = compare(undisturbed, killed, steps=arguments.steps)
     print(json.dumps({"training_s": training_s, "killed_at_s": moments, "steps_found": steps_found} | result))
 

@@ -166,6 +166,7 @@ def test_no_mutation_raises(family: str, text: str, calls: list[ToolCall], data:
 @settings(max_examples=60)
 @given(text=hostile)
 def test_a_thought_is_never_a_call(family: str, text: str) -> None:
+    assume(not ("<think>" in text and "</think>" in text))  # a thought that ends, and another after the call
     quotation = text + WRITERS[family]([EVIL]) + text
     assert FORMATS[family].parse(f"<think>{quotation}</think>").calls == ()
     assert FORMATS[family].parse(f"<think>{quotation.replace('</think>', '')}").calls == ()

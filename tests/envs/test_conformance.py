@@ -210,7 +210,7 @@ def test_nothing_is_played_before_a_reset_or_after_the_end(sample: Sample) -> No
 @pytest.mark.parametrize("is_hosted", [False, True])
 def test_nothing_is_left_behind(sample: Sample, is_hosted: bool) -> None:
     """`bench/conformance.py` does it a thousand times. A leak grows in every measurement; what earlier tests
-    have left running in this process's family may grow in one."""
+    have left running in this process's family may grow in one or two."""
     is_light = sample.spec.isolation == "none"
     if is_hosted and not is_light:
         pytest.skip("it has a process of its own already")
@@ -220,9 +220,10 @@ def test_nothing_is_left_behind(sample: Sample, is_hosted: bool) -> None:
         warm_up = cycles // 3
         return asyncio.run(measure(sample.spec.name, cycles=cycles, is_hosted=is_hosted, warm_up=warm_up))
 
-    growth = grow()
-    if growth.processes or growth.handles > 0:
+    for _ in range(3):
         growth = grow()
+        if not growth.processes and growth.handles <= 0:
+            break
     assert growth.processes == 0
     assert growth.handles <= 0
     assert growth.memory_growth <= 0.05

@@ -1,4 +1,5 @@
-"""Threads of an update beside other processes that compute: waiting for each other, they use little time."""
+"""Threads of an update: on a busy machine, waiting for each other takes them little time; what they compute
+does not depend on which of them is faster."""
 
 import os
 import subprocess
@@ -54,3 +55,27 @@ def test_two_threads_do_not_spin_on_a_busy_machine() -> None:
             process.wait()
     # Where they spin for milliseconds, it is 900; as set, it is 1 or up to 70, by what the scheduler does.
     assert float(ratio) < 200
+
+
+SHARED_ROW = """
+import torch
+from tasks.verl.cpu.engine import configure_torch
+
+configure_torch(1)
+generator = torch.Generator().manual_seed(0)
+gradients = torch.randn(8400, 192, generator=generator)
+rows = torch.arange(8400) // 400  # the labels of 21 groups; the threads share the eleventh
+expected = torch.stack([sum(group, torch.zeros(192)) for group in gradients.split(400)])
+for _ in range(20):
+    hidden = torch.zeros(1, 21, 192, requires_grad=True)
+    hidden[:, rows, :].backward(gradients[None])
+    print(torch.equal(hidden.grad[0], expected))
+"""
+
+
+@pytest.mark.heavy
+def test_threads_add_gradients_of_one_row_in_order() -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", SHARED_ROW], stdout=subprocess.PIPE, check=True, text=True
+    ).stdout
+    assert output.split() == ["True"] * 20

@@ -43,7 +43,7 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
     def initialize(self) -> None:
         """Build model and optimizer, with this process's share of the machine's threads."""
-        torch.set_num_threads(threads_per_process(torch.distributed.get_world_size()))
+        configure_torch(torch.distributed.get_world_size())
         super().initialize()
 
     def lr_scheduler_step(self) -> float:
@@ -172,6 +172,18 @@ def split_by_prompt(
         counted_prompts |= new_prompts.keys()
         tokens += cost
     return [tu.index_select_tensor_dict(data, part) for part in parts], parts
+
+
+def configure_torch(processes: int) -> None:
+    """Give each of `processes` on this machine its share of threads, and make equal inputs give equal bits.
+
+    The first tokens of a group's responses are all predicted from the row of the prompt's last token
+    (`packing.py`). By default, threads add their gradients to that row in the order in which they arrive.
+    """
+    torch.set_num_threads(threads_per_process(processes))
+    torch.use_deterministic_algorithms(True)
+    # This costs time, and finds bugs in torch's own operations alone.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def threads_per_process(processes: int) -> int:
