@@ -40,8 +40,8 @@ from typing import Any
 
 from agents.horizon import Horizon
 from flows.cli.options import parse_settings
-from flows.sweep import LOG, run_all
-from flows.sweep_plan import plan_variants
+from flows.sweep.flow import LOG, run_all
+from flows.sweep.plan import plan_variants
 from tasks.comparison.curves import Curve, interpolate
 from tasks.comparison.runs import read_run
 from tasks.config.pipelines import Pipeline, load_pipeline

@@ -17,7 +17,7 @@ from agents.samplers.vllm import find_python
 from envs.errors import ConfigError
 from envs.files import check_writable
 from envs.registry import Split
-from flows.lineage import (
+from flows.lineage.stages import (
     IfChanged,
     Stage,
     check_inputs,
@@ -26,8 +26,8 @@ from flows.lineage import (
     default_workspace,
     has_inputs,
 )
-from flows.prefect_runs import check_server
-from flows.versioning import check_lock, check_yaml
+from flows.lineage.versioning import check_lock, check_yaml
+from flows.orchestrator.runs import check_server
 from tasks.cluster.address import check_ray_address
 from tasks.config.capacity import checkpoint_bytes, disk_bytes, read_model_size
 from tasks.config.environments import check_environments

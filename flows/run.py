@@ -23,14 +23,14 @@ from prefect.tasks import MaterializingTask
 from envs.errors import WingspanError
 from envs.files import write_atomically
 from flows.endings.stopping import on_stop
-from flows.lineage import LOCK_FILE, Receipt, Stage, cache_key, holds, make_receipt, stage_key
+from flows.lineage.recorder import Recorder
+from flows.lineage.stages import LOCK_FILE, Receipt, Stage, cache_key, holds, make_receipt, stage_key
+from flows.lineage.versioning import commit_to_dvc
+from flows.orchestrator.assets import describe_assets, stage_assets
+from flows.orchestrator.page import PrefectPage
+from flows.orchestrator.runs import read_receipt
 from flows.plan import Plan
-from flows.prefect_assets import describe_assets, stage_assets
-from flows.prefect_page import PrefectPage
-from flows.prefect_runs import read_receipt
 from flows.progress import Display, StageState
-from flows.recorder import Recorder
-from flows.versioning import commit_to_dvc
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import load_pipeline

@@ -1,7 +1,7 @@
 """The flow: prepare → provision → warm-up → rounds of training → evaluate → report → record.
 
-A stage is a Prefect task run, cached on the hash of its inputs (`flows/lineage.py`). What it returns, a
-`Receipt` of the files it wrote, is handed to the stages that read them, so Prefect draws the graph with its
+A stage is a Prefect task run, cached on the hash of its inputs (`flows/lineage/stages.py`). What it returns,
+a `Receipt` of the files it wrote, is handed to the stages that read them, so Prefect draws the graph with its
 edges. A round of training is two task runs. What a stage does is in `tasks/stages/`, what a run shares
 between its stages in `flows/run.py`.
 """
@@ -17,11 +17,11 @@ from prefect.runtime import flow_run
 from envs.errors import ConfigError, WingspanError, describe, suggest
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
-from flows.lineage import IfChanged, Receipt, claim_checkpoints, mark_finished
+from flows.lineage.stages import IfChanged, Receipt, claim_checkpoints, mark_finished
+from flows.lineage.versioning import write_no_warmup
+from flows.orchestrator.runs import cancel, take_over
 from flows.plan import Plan, check_run, lock, make_plan
-from flows.prefect_runs import cancel, take_over
 from flows.run import STAGES, Run, open_run
-from flows.versioning import write_no_warmup
 
 
 @flow(name="train-agent", flow_run_name="{pipeline}")

@@ -41,7 +41,7 @@ def export(
 ) -> None:
     """Copy a run's policy to a folder with a model card, and upload it to a model hub if asked."""
     from envs.errors import ConfigError
-    from flows.lineage import default_workspace
+    from flows.lineage.stages import default_workspace
     from tasks.tracking.export import export_policy
     from tasks.tracking.export import push as push_folder
 

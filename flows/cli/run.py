@@ -41,8 +41,8 @@ def run(
     from flows.cli.next_commands import next_commands
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable, leave
+    from flows.orchestrator.runs import configure_prefect
     from flows.plan import check_run, lock
-    from flows.prefect_runs import configure_prefect
 
     guard()
     with Stoppable(_resume_line()):
@@ -152,7 +152,7 @@ def deploy(
     pool: Annotated[str, typer.Option(help="Name of the Prefect work pool that runs them.")] = "local",
 ) -> None:
     """Make Prefect deployments of pipelines, evaluations and sweeps, for workers to run (PREFECT_API_URL)."""
-    from flows.prefect_runs import check_server, configure_prefect
+    from flows.orchestrator.runs import check_server, configure_prefect
     from tasks.config.pipelines import load_pipeline, pipeline_names
 
     chosen_pipelines = {name: load_pipeline(name) for name in pipelines or pipeline_names()}

@@ -46,8 +46,8 @@ def sweep(
     from flows.commands.compare import show
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable
-    from flows.prefect_runs import configure_prefect
-    from flows.sweep_plan import plan_sweep
+    from flows.orchestrator.runs import configure_prefect
+    from flows.sweep.plan import plan_sweep
 
     guard()
     with Stoppable(f"stopped; the same command resumes: {shlex.join(['wingspan', *sys.argv[1:]])}"):
@@ -69,7 +69,7 @@ def sweep(
             print_table(("run", "state", "workspace"), rows)
             return
         configure_prefect()
-        from flows.sweep import sweep_with_prefect
+        from flows.sweep.flow import sweep_with_prefect
 
         parameters = {"seeds": numbers, "vary": axes, "overrides": overrides}
         result = sweep_with_prefect(plan, parameters=parameters, temporary=temporary)

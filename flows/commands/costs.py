@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from envs.files import read_json_lines
-from flows.lineage import RUNS, would_resume
+from flows.lineage.stages import RUNS, would_resume
 from flows.plan import Plan, find_disk_need
 from tasks.config.parameters import flat, read_pipeline_name
 from tasks.reporting.pages import duration

@@ -10,7 +10,7 @@ ENTRYPOINT = "flows/train_agent.py:train_agent"
 EVALUATION, EVALUATION_ENTRYPOINT = "any-policy", "flows/evaluate_policy.py:evaluate_policy"
 """Name and flow of the deployment that evaluates: its parameters are those of `wingspan evaluate`."""
 
-SWEEP, SWEEP_ENTRYPOINT = "any-pipeline", "flows/sweep.py:sweep"
+SWEEP, SWEEP_ENTRYPOINT = "any-pipeline", "flows/sweep/flow.py:sweep"
 """Name and flow of the deployment that sweeps: its parameters are those of `wingspan sweep`."""
 
 

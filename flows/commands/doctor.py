@@ -241,9 +241,9 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
 
 def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
     """The checks that a run makes before it starts."""
-    from flows.lineage import default_workspace
+    from flows.lineage.stages import default_workspace
+    from flows.orchestrator.runs import check_server
     from flows.plan import check_disk, check_model
-    from flows.prefect_runs import check_server
     from tasks.config.episodes import check_agent
     from tasks.data.files import check_data
     from tasks.tracking.tracker import check_tracking, tracking_uri

@@ -9,7 +9,7 @@ from envs.registry import ENVIRONMENTS, EnvSpec, Family, get_env, list_families
 from envs.requirements.data_sets import DataSet
 from envs.requirements.detection import Package, Requirement
 from envs.sandbox.sandbox import BACKENDS
-from flows.lineage import default_workspace
+from flows.lineage.stages import default_workspace
 from tasks.config.pipelines import load_pipeline, pipeline_names
 
 COLUMNS = ("", "environment", "items", "source")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flows.lineage import CODE
+from flows.lineage.stages import CODE
 from tasks.config.parameters import flat
 from tasks.data.hashes import path_md5
 from tasks.reporting.reproduction import shorten

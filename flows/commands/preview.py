@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.lineage import Receipt, Stage, cache_key, stage_key, would_resume
+from flows.lineage.stages import Receipt, Stage, cache_key, stage_key, would_resume
+from flows.orchestrator.runs import read_receipt
 from flows.plan import Plan, check_run
-from flows.prefect_runs import read_receipt
 from tasks.cluster.address import cluster_address
 from tasks.config.capacity import read_model_size
 from tasks.config.memory import device_memories, memory_needs

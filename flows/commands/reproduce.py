@@ -17,8 +17,8 @@ from pathlib import Path
 from envs.errors import ConfigError, WingspanError
 from envs.redaction import REDACTION
 from envs.requirements.data_sets import ROOT_VARIABLE, data_root
-from flows.recorder import describe_environment
-from flows.worktree import NAME, check_commit, check_data, make_worktree, remove_worktree
+from flows.lineage.recorder import describe_environment
+from flows.lineage.worktree import NAME, check_commit, check_data, make_worktree, remove_worktree
 from tasks.reporting.reproduction import Outcome, Reproduction, compare_reproduction
 from tasks.tracking.lineage_record import LINEAGE, LineageRecord
 from tasks.tracking.provenance import describe_machine, installed_packages

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flows.artifacts import artifact_key, sparkline
+from flows.orchestrator.artifacts import artifact_key, sparkline
 
 
 def test_a_key_has_only_what_prefect_allows() -> None:

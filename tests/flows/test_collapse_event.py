@@ -8,7 +8,7 @@ from prefect.events import Event
 from prefect.events.clients import AssertingEventsClient
 from prefect.events.worker import EventsWorker
 
-from flows.prefect_events import emit_collapse
+from flows.orchestrator.events import emit_collapse
 from tasks.data.collapse import Alert
 
 ALERT = Alert(monitor="kl", step=3, value=0.3, limit=0.1, text="the KL is 0.3")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.lineage.versioning import commit_to_dvc
 from flows.run import STAGES
-from flows.versioning import commit_to_dvc
 from tasks.config.pipelines import load_pipeline
 
 ROOT = Path(__file__).parents[2]

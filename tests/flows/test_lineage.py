@@ -10,7 +10,7 @@ import yaml
 from prefect.serializers import JSONSerializer
 
 from envs.errors import ConfigError
-from flows.lineage import (
+from flows.lineage.stages import (
     FINISHED,
     IfChanged,
     Receipt,

@@ -22,9 +22,9 @@ from envs.errors import ConfigError, MissingDependency
 from envs.files import check_writable, write_atomically
 from flows.cli.app import app
 from flows.commands.preview import preview
-from flows.lineage import cache_key, claim_checkpoints, declared_stages, make_receipt, stage_key
+from flows.lineage.stages import cache_key, claim_checkpoints, declared_stages, make_receipt, stage_key
+from flows.lineage.versioning import check_lock
 from flows.plan import Plan, check_run, make_plan
-from flows.versioning import check_lock
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare

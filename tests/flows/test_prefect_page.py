@@ -27,10 +27,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from flows.lineage import Receipt, Stage
+from flows.lineage.stages import Receipt, Stage
+from flows.orchestrator.events import emit_collapse
+from flows.orchestrator.page import PrefectPage
 from flows.plan import Plan
-from flows.prefect_events import emit_collapse
-from flows.prefect_page import PrefectPage
 from flows.progress import Display
 from flows.run import Run
 from tasks.config.pipelines import load_pipeline

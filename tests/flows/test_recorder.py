@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from flows.commands.lineage import format_code
-from flows.lineage import declared_stages, make_receipt
+from flows.lineage.recorder import Recorder
+from flows.lineage.stages import declared_stages, make_receipt
 from flows.plan import Plan
-from flows.recorder import Recorder
 from tasks.config.pipelines import load_pipeline
 from tasks.data.hashes import path_md5
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage

@@ -26,7 +26,7 @@ def test_dvc_is_silent_on_a_terminal_and_records_the_outputs(tmp_path: Path) -> 
         file.write_text(str(index))
     code = """
 from pathlib import Path
-from flows.versioning import commit_to_dvc
+from flows.lineage.versioning import commit_to_dvc
 from tests.support.report_toy import toy_pipeline
 commit_to_dvc(["prepare"], name="toy", pipeline=toy_pipeline(), workspace=Path("runs/toy"))
 """

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.lineage import declared_stages, default_workspace
+from flows.lineage.stages import declared_stages, default_workspace
 from tasks.config.pipelines import load_pipeline
 from tasks.reporting.figure_files import write_figures
 from tasks.reporting.results import MODES, groupings, read_results

@@ -13,7 +13,7 @@ import yaml
 from envs.errors import ConfigError
 from envs.registry import get_env
 from flows.commands.deploy import ENTRYPOINT, deploy
-from flows.lineage import declared_stages, default_workspace
+from flows.lineage.stages import declared_stages, default_workspace
 from flows.run import STAGES
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 
@@ -84,7 +84,7 @@ def test_every_pipeline_is_deployed_to_prefect_without_being_listed(monkeypatch:
         assert schema
         assert {"policy", "envs", "samples"} <= schema["properties"].keys()
         sweep = client.read_deployment_by_name(deployments[-1])
-        assert sweep.entrypoint == "flows/sweep.py:sweep"
+        assert sweep.entrypoint == "flows/sweep/flow.py:sweep"
         assert sweep.parameter_openapi_schema
         assert {"seeds", "vary", "at_once"} <= sweep.parameter_openapi_schema["properties"].keys()
         for name in NAMES:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError, WingspanError, to_line
 from envs.files import lock_file
-from flows.versioning import restore_from_dvc
+from flows.lineage.versioning import restore_from_dvc
 from tasks.data.hashes import path_md5
 from tasks.data.sources import FOLDER as DATA
 from tasks.tracking.lineage_record import OF_HUB, LineageRecord

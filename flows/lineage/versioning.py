@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError, WingspanError, to_line
 from envs.files import write_atomically
-from flows.lineage import LOCK_FILE, STAGES_FILE
+from flows.lineage.stages import LOCK_FILE, STAGES_FILE
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 
 WARMUP = "warmup"

@@ -1,7 +1,7 @@
 """The text of a run's artifacts in Prefect: progress, rounds, curves and links.
 
-`flows/prefect_page.py` decides when they are sent. Each is a function of the workspace's files and of the
-last training step, so a resumed run shows its earlier rounds too. Leaves out Prefect itself.
+`flows/orchestrator/page.py` decides when they are sent. Each is a function of the workspace's files and of
+the last training step, so a resumed run shows its earlier rounds too. Leaves out Prefect itself.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from flows.lineage import RUNS
+from flows.lineage.stages import RUNS
 from tasks.config.pipelines import Pipeline
 from tasks.tracking import facts
 from tasks.tracking.tracker import recorded_page, ui_command

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.lineage import Receipt, Stage
+from flows.lineage.stages import Receipt, Stage
 
 if TYPE_CHECKING:
     from prefect.assets import Asset

@@ -3,8 +3,8 @@
 Artifacts are written by a thread: training hands over the newest and goes on. A key is written every
 `INTERVAL_S` at most, and only what has changed. In one flow run each key is one artifact, which is updated;
 another run in the same workspace adds a version to the same keys. A server that has died costs nothing: what
-cannot be written is dropped at the end. `flows/artifacts.py` has the texts, `flows/prefect_events.py` the
-events, `flows/prefect_assets.py` the outputs of stages.
+cannot be written is dropped at the end. `artifacts.py` has the texts, `events.py` the events, `assets.py` the
+outputs of stages.
 """
 
 import logging
@@ -20,7 +20,7 @@ from uuid import UUID
 from envs.errors import describe
 from envs.files import read_json_lines
 from envs.redaction import redact
-from flows.artifacts import (
+from flows.orchestrator.artifacts import (
     RunArtifact,
     Step,
     artifact_key,
@@ -29,7 +29,7 @@ from flows.artifacts import (
     progress_artifact,
     rounds_artifact,
 )
-from flows.prefect_events import emit_collapse, emit_promoted, emit_round
+from flows.orchestrator.events import emit_collapse, emit_promoted, emit_round
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import Alert
 from tasks.progress import Progress

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
-from flows.lineage import RUNS
+from flows.lineage.stages import RUNS
 from flows.plan import check_run, find_disk_need
 from tasks.cluster.address import cluster_address
 from tasks.comparison.sides import check_same_items

@@ -1,7 +1,7 @@
 """The flow `sweep`: runs of a pipeline with several seeds and parameters; compares them, promotes the best.
 
 Each run is a `wingspan run` in a process of its own, which prints to a file and records itself as any run
-does; it may be resumed by hand. What a run may be is in `flows/sweep_plan.py`.
+does; it may be resumed by hand. What a run may be is in `flows/sweep/plan.py`.
 """
 
 import os
@@ -25,12 +25,12 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from envs.errors import WingspanError
-from flows.artifacts import artifact_key
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
-from flows.prefect_events import emit_promoted
-from flows.prefect_runs import cancel
-from flows.sweep_plan import SweepPlan, SweepRun, plan_sweep
+from flows.orchestrator.artifacts import artifact_key
+from flows.orchestrator.events import emit_promoted
+from flows.orchestrator.runs import cancel
+from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
 from tasks.comparison.compare import Comparison, compare
 from tasks.comparison.runs import read_run
 from tasks.tracking.model import Promotion

@@ -21,7 +21,7 @@ import httpx
 
 from envs.errors import ConfigError, WingspanError, to_line
 from envs.files import write_atomically
-from flows.lineage import Receipt
+from flows.lineage.stages import Receipt
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
