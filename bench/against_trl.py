@@ -149,17 +149,17 @@ def run_trl(python: Path, prompts: list[str], steps: int, *, micro_batch: int) -
             "learning_rate": LEARNING_RATE, "micro_batch": micro_batch,
         }  # fmt: skip
         command = [str(python), "-c", _TRL]
-        done = subprocess.run(
+        process = subprocess.run(
             command, input=json.dumps(settings), cwd=folder, check=True, text=True, stdout=subprocess.PIPE
         )
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    [line] = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
     return [(seconds, tokens) for seconds, tokens in json.loads(line.removeprefix("RESULT "))]
 
 
 def summarize(steps: Steps) -> tuple[float, float]:
     """Median seconds and mean tokens of the measured steps."""
-    measured = steps[WARM_UP_STEPS:]
-    return median(seconds for seconds, _ in measured), fmean(tokens for _, tokens in measured)
+    measured_steps = steps[WARM_UP_STEPS:]
+    return median(seconds for seconds, _ in measured_steps), fmean(tokens for _, tokens in measured_steps)
 
 
 def main() -> None:
@@ -170,13 +170,13 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[32, 128], help="that TRL tries")
     arguments = parser.parse_args()
     with TemporaryDirectory() as folder:
-        ours, prompts = run_wingspan(arguments.steps, Path(folder) / "run")
+        wingspan_result, prompts = run_wingspan(arguments.steps, Path(folder) / "run")
     tries = {
         size: summarize(run_trl(arguments.python.absolute(), prompts, arguments.steps, micro_batch=size))
         for size in arguments.micro_batches
     }
     micro_batch, (trl_s, trl_tokens) = min(tries.items(), key=lambda entry: entry[1][0])
-    wingspan_s, wingspan_tokens = summarize(ours)
+    wingspan_s, wingspan_tokens = summarize(wingspan_result)
     result = {
         "wingspan_s": round(wingspan_s, 3),
         "trl_s": round(trl_s, 3),

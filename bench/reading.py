@@ -78,13 +78,13 @@ def measure_family(tables: Tables, reader: "_Reader") -> None:
 def measure_group(tables: Tables, reader: "_Reader") -> None:
     """Add the probabilities for the first recipe that needs a group."""
     planner = reader.planner
-    chosen = (planner.choose(name, 1) for name in planner.lines)
-    line = next(line for line in chosen if planner.resolve_groups(line) != line)
-    resolved = planner.resolve_groups(line)
-    pairs = zip(line.inputs, resolved.inputs, strict=True)
+    choices = (planner.choose(name, 1) for name in planner.lines)
+    line = next(line for line in choices if planner.resolve_groups(line) != line)
+    resolution = planner.resolve_groups(line)
+    pairs = zip(line.inputs, resolution.inputs, strict=True)
     position = next(i for i, (quoted, named) in enumerate(pairs) if quoted != named)
     need, group = line.inputs[position]
-    name = resolved.inputs[position][1]
+    name = resolution.inputs[position][1]
     members = [output for output in planner.lines if output.endswith(f" {group}")]
     recipes = [planner.choose(member, need) for member in members]
     quotation = f"Thought: {expansion(line, need=line.count, times=1)}"
@@ -98,7 +98,7 @@ def measure_group(tables: Tables, reader: "_Reader") -> None:
     first = name.split()[0]
     ask = text[: text.index(f" {name}.")]
     tables["member"][len(members)].append(reader.probability(ask, [first]))
-    ask = cut_before_ingredient(f"x 1\nAction: {command(resolved)}", resolved, position)
+    ask = cut_before_ingredient(f"x 1\nAction: {command(resolution)}", resolution, position)
     tables["command"][len(members)].append(reader.probability(text, [first], then=f"Thought: {ask}"))
 
 

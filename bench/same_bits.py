@@ -76,11 +76,11 @@ def kill_after(line: Sequence[str], seconds: float, *, workspace: Path, log: Pat
 @contextmanager
 def busy_machine(processes: int) -> Iterator[None]:
     """So many processes compute meanwhile."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    busy_processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield
     finally:
-        for process in busy:
+        for process in busy_processes:
             process.kill()
             process.wait()
 
@@ -89,14 +89,15 @@ def compare(undisturbed: Path, killed: Path, *, steps: int) -> dict[str, Any]:
     """What is equal in the two workspaces."""
     from safetensors.torch import load_file
 
-    both = (undisturbed, killed)
-    metrics = [[reproducible_metrics(values) for values in read_steps(workspace)] for workspace in both]
+    folders = (undisturbed, killed)
+    metrics = [[reproducible_metrics(values) for values in read_steps(workspace)] for workspace in folders]
     checkpoints = [
-        checkpoint_tensors(workspace / "train" / "checkpoints" / f"global_step_{steps}") for workspace in both
+        checkpoint_tensors(workspace / "train" / "checkpoints" / f"global_step_{steps}")
+        for workspace in folders
     ]
-    policies = [load_file(workspace / "policy" / "model.safetensors") for workspace in both]
+    policies = [load_file(workspace / "policy" / "model.safetensors") for workspace in folders]
     samples = [
-        [sampled_tokens(workspace / "train", step) for step in range(1, steps + 1)] for workspace in both
+        [sampled_tokens(workspace / "train", step) for step in range(1, steps + 1)] for workspace in folders
     ]
     return {
         "steps": [len(lines) for lines in metrics],
@@ -131,11 +132,11 @@ def main() -> None:
     if start(first, log=log).wait() != 0:
         raise SystemExit(f"the undisturbed run failed; see {log}")
     training_s = sum(values["seconds"] for values in read_steps(undisturbed))
-    draws = random.Random(arguments.seed)
+    rng = random.Random(arguments.seed)
     moments, steps_found = [], []
     with busy_machine(arguments.busy):
         for _ in range(arguments.kills):
-            moments.append(round(draws.uniform(0, training_s), 1))
+            moments.append(round(rng.uniform(0, training_s), 1))
             kill_after(second, moments[-1], workspace=killed, log=log)
             steps_found.append(len(read_steps(killed)))
         if start(second, log=log).wait() != 0:

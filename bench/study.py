@@ -137,9 +137,13 @@ def rows(runs: Mapping[str, Mapping[int, StudyRun]], *, reference: str) -> list[
         if name == reference or not shared_seeds:
             table.append([*row, "-", "-"])
             continue
-        theirs, ours = ([values[seed] for seed in shared_seeds] for values in (success[reference], by_seed))
-        differences = [b - a for a, b in zip(theirs, ours, strict=True)]
-        table.append([*row, _with_interval(differences), f"{paired_test(theirs, ours).p_value:.3f}"])
+        reference_values, own_values = (
+            [values[seed] for seed in shared_seeds] for values in (success[reference], by_seed)
+        )
+        differences = [b - a for a, b in zip(reference_values, own_values, strict=True)]
+        table.append(
+            [*row, _with_interval(differences), f"{paired_test(reference_values, own_values).p_value:.3f}"]
+        )
     return table
 
 

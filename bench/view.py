@@ -170,8 +170,8 @@ def measure(folder: Path, *, trajectories: int) -> None:
             cpu = 1e3 * (time.process_time() - start_cpu_s) / REQUESTS
             wall = f"{statistics.median(times):6.0f} ms, slowest {max(times):6.0f} ms"
             print(f"{name:32} {wall}; {cpu:4.0f} ms of CPU time")
-    grown = process.memory_info().rss - memory
-    print(f"memory of the viewer: {memory / 1e6:.0f} MB, {grown / 1e6:.0f} MB more after all requests")
+    growth = process.memory_info().rss - memory
+    print(f"memory of the viewer: {memory / 1e6:.0f} MB, {growth / 1e6:.0f} MB more after all requests")
 
 
 def main() -> None:

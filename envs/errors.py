@@ -19,7 +19,7 @@ policy.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from envs.redaction import redact
 
@@ -104,6 +104,12 @@ class boundary:  # in lower case, as contextlib's; a class, because a generator 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, WingspanError):
             raise self._fault(f"{self._subject} raised {describe(error)}") from error
+
+
+def list_names(names: Sequence[str], *, limit: int = 8) -> str:
+    """`a, b, c and 4 more`: the first `limit` of `names`; `none` without any."""
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest or "none"
 
 
 def suggest(name: str, candidates: Iterable[str]) -> str:

@@ -63,7 +63,7 @@ def open_run(
     """A run of `stages` of `plan`, all of them by default. Only a run with a `flow_run_id` is recorded."""
     if flow_run_id is not None:
         changes = changed_parameters(plan.pipeline, default=load_pipeline(plan.name))
-        write_changes(plan.workspace, name=plan.name, changed=changes)
+        write_changes(plan.workspace, name=plan.name, changes=changes)
     pipeline = plan.pipeline
     steps = {"train": pipeline.train.steps}
     if pipeline.warmup is not None:
@@ -219,13 +219,13 @@ class Run:
         progress = self._display.progress("train")
         if self._page is None:
             return progress
-        shown = self._page.observe(progress)
+        observed_progress = self._page.observe(progress)
 
         def on_alert(alert: Alert) -> None:
-            shown.on_alert(alert)
+            observed_progress.on_alert(alert)
             self.record_rounds()
 
-        return replace(shown, on_alert=on_alert)
+        return replace(observed_progress, on_alert=on_alert)
 
     def prestart_training(self) -> None:
         """Start the trainer, without waiting for it."""

@@ -64,8 +64,8 @@ class Past:
             )
         if self.observation is None:
             return
-        last = self.turns[-1] if self.turns else None
-        if last is None or not last.observation or len(parse_calls(last.action)) > 1:
+        last_turn = self.turns[-1] if self.turns else None
+        if last_turn is None or not last_turn.observation or len(parse_calls(last_turn.action)) > 1:
             raise ConfigError(
                 f"{self.where}: turn {self.num_turns} has no observation, or several; only a single one can "
                 "be replaced"
@@ -98,8 +98,8 @@ class Replay:
         if self.past.prompt is None or self.has_tokens:  # tokens are compared by the sampler
             return
         prompt = _words(self.past.prompt)
-        shown = [message for message in messages if message.role != "assistant"]  # templates drop thoughts
-        for text in (_words(message.content) for message in shown):
+        # Not those of the assistant: templates drop their thoughts.
+        for text in (_words(message.content) for message in messages if message.role != "assistant"):
             if text not in prompt:
                 # Longer beginnings are not in the prompt either.
                 length = bisect_left(range(len(text)), True, key=lambda n: text[: n + 1] not in prompt)
@@ -159,8 +159,8 @@ class Replay:
             )
         if self.has_tokens:
             return trajectory
-        for index, recorded in enumerate(past.turns):
-            turns[index] = replace(recorded, reward=turns[index].reward)
+        for index, turn in enumerate(past.turns):
+            turns[index] = replace(turn, reward=turns[index].reward)
         if past.observation is not None:
             turns[past.num_turns - 1] = replace(
                 turns[past.num_turns - 1],

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import unquote
 
-from envs.errors import ConfigError, MissingDependency
+from envs.errors import ConfigError, MissingDependency, list_names
 from envs.requirements.detection import pip_install
 
 MAX_LISTED = 12
@@ -47,8 +47,7 @@ def unknown_target(target: str, *, family: str, targets: Iterable[str]) -> Confi
     if near:
         hint = f"did you mean {', '.join(repr(f'{family}:{name}') for name in near)}?"
     else:
-        more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-        hint = f"it has {', '.join(names[:MAX_LISTED])}{more}"
+        hint = f"it has {list_names(names, limit=MAX_LISTED)}"
     return ConfigError(f"unknown env {f'{family}:{target}'!r}; {hint}")
 
 

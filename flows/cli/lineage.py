@@ -92,6 +92,6 @@ def _reproduce(reference: str, *, folder: Path | None, with_patch: bool, tempora
     if reproduction.is_equal:
         typer.echo("equal: parameters, data, and every metric of training and evaluation")
     else:
-        kept = f"both can be compared in {folder}" if folder else "--folder keeps the reproduction"
-        typer.echo(f"not equal; the lines above say where they differ; {kept}")
+        remark = f"both can be compared in {folder}" if folder else "--folder keeps the reproduction"
+        typer.echo(f"not equal; the lines above say where they differ; {remark}")
     return reproduction.is_equal

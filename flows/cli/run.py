@@ -124,8 +124,8 @@ def _take_code_from_here() -> None:
     `dvc exp run --queue` and `--temp` run the stages in a copy of the project, and DVC hashes its code; the
     installed command imports that of the project, which may have changed since.
     """
-    here, imported = Path("flows"), Path(__file__).parents[1]
-    if (here / "__init__.py").exists() and not here.samefile(imported):
+    here, imported_root = Path("flows"), Path(__file__).parents[1]
+    if (here / "__init__.py").exists() and not here.samefile(imported_root):
         paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
         program = "from flows.cli.app import main; main()"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from envs.errors import list_names
 from envs.files import read_json_lines
 from flows.lineage.stages import RUNS, would_resume
 from flows.plan import Plan, find_disk_need
@@ -21,7 +22,7 @@ from tasks.verl import checkpoints
 COST_COLUMNS = ("cost", "about", "of it")
 SCALED = ("seed", "description", "train.steps", "train.steps_per_round")
 """Parameters that say nothing against an earlier run: training is scaled by its steps."""
-_NAMED = 4
+_MAX_NAMES = 4
 """Runs and parameters that a line names."""
 
 
@@ -63,24 +64,31 @@ def find_earlier_runs(plan: Plan) -> list[EarlierRun]:
         if run.file is None and read_pipeline_name(run.folder) == plan.name
     }
     runs = [run for folder in folders.values() if (run := _read_run(folder, parameters)) is not None]
-    least = min((len(run.differing) for run in runs), default=0)
-    return [run for run in runs if len(run.differing) == least]
+    num_differing = min((len(run.differing) for run in runs), default=0)
+    return [run for run in runs if len(run.differing) == num_differing]
 
 
 def _read_run(folder: Path, parameters: Mapping[str, object]) -> EarlierRun | None:
     """None for a run that is not finished."""
-    theirs = read_parameters(folder)
+    earlier_parameters = read_parameters(folder)
     seconds = read_stage_seconds(folder)
     steps = read_json_lines(folder / "train" / "metrics.jsonl")
-    if not theirs or not steps or not (folder / "evaluation.json").exists() or "train" not in seconds:
+    if (
+        not earlier_parameters
+        or not steps
+        or not (folder / "evaluation.json").exists()
+        or "train" not in seconds
+    ):
         return None
-    keys = dict.fromkeys([*parameters, *theirs])
+    keys = dict.fromkeys([*parameters, *earlier_parameters])
     return EarlierRun(
         folder=folder,
         seconds=seconds,
         step_s=sum(step.get("seconds", 0.0) for step in steps) / len(steps),
         steps=len(steps),
-        differing=[key for key in keys if key not in SCALED and parameters.get(key) != theirs.get(key)],
+        differing=[
+            key for key in keys if key not in SCALED and parameters.get(key) != earlier_parameters.get(key)
+        ],
     )
 
 
@@ -99,21 +107,16 @@ def _time(plan: Plan, stages: Sequence[str]) -> tuple[str, str, str]:
         for stage, value in largest
         if value >= 1
     ]
-    source = f"as in {_list([str(run.folder) for run in runs])}"
+    source = f"as in {list_names([str(run.folder) for run in runs], limit=_MAX_NAMES)}"
     if runs[0].differing:
         differing = dict.fromkeys(key for run in runs for key in run.differing)
-        source += f", with another {_list([*differing])}"
+        source += f", with another {list_names([*differing], limit=_MAX_NAMES)}"
     return "time", duration(sum(seconds.values())), f"{', '.join(parts)}; {source}"
 
 
 def _steps_to_come(plan: Plan, stages: Sequence[str]) -> int:
     """Training steps after the last checkpoint, if training would resume there."""
-    done = []
+    complete_steps: list[int] = []
     if stages[0] == "train" and would_resume(plan.stages["train"], if_changed="refuse"):
-        done = checkpoints.complete_steps(plan.workspace / "train" / "checkpoints")
-    return plan.pipeline.train.steps - (done[-1] if done else 0)
-
-
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
+        complete_steps = checkpoints.complete_steps(plan.workspace / "train" / "checkpoints")
+    return plan.pipeline.train.steps - (complete_steps[-1] if complete_steps else 0)

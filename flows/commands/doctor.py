@@ -177,12 +177,12 @@ def _gpus(pipeline: "Pipeline") -> Finding:
         count = 0
     is_local = backend.device == "cuda" and not os.environ.get("RAY_ADDRESS")
     num_needed = backend.workers if is_local else 0
-    found = f"{count} of {num_needed}" if num_needed else str(count)
+    num_found = f"{count} of {num_needed}" if num_needed else str(count)
     if count < num_needed:
         remedy = f"lower backend.workers, or name a cluster with {num_needed} in RAY_ADDRESS"
-        return Finding("GPUs", State.MISSING, found, GPU_PURPOSE, remedy)
+        return Finding("GPUs", State.MISSING, num_found, GPU_PURPOSE, remedy)
     state = State.OK if count else State.NOT_NEEDED
-    return Finding("GPUs", state, found, GPU_PURPOSE, is_needed=num_needed > 0)
+    return Finding("GPUs", state, num_found, GPU_PURPOSE, is_needed=num_needed > 0)
 
 
 def _vllm_on_cpu(pipeline: "Pipeline") -> Finding:

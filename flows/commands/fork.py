@@ -42,11 +42,11 @@ def fork(name: str, request: ForkRequest, *, console: Console) -> bool:
 
     if request.is_person:
         callbacks = Callbacks(on_opening=printer.opening, on_turn=printer.turn)
-        played = asyncio.run(run_person(plan, printer.read_line, callbacks))
-        if played is None:
+        person_fork = asyncio.run(run_person(plan, printer.read_line, callbacks))
+        if person_fork is None:
             printer.note("left before the end; nothing is recorded")
             return True
-        end(played)
+        end(person_fork)
     else:
         callbacks = Callbacks(on_turn=printer.turn if plan.samples == 1 else None, on_trajectory=end)
         run_fork(plan, callbacks)
@@ -70,9 +70,9 @@ class _Printer:
         plan, labels = self._plan, self._plan.labels
         samples = "" if plan.samples == 1 else f", {plan.samples} samples"
         temperature = f" at temperature {plan.temperature:g}" if "temperature" in labels else ""
-        repeated = format_count(plan.past.num_turns, "turn")
+        num_repeated = format_count(plan.past.num_turns, "turn")
         self.note(
-            f"{plan.parent.name}, {plan.parent.trajectory.item.item_id}: {repeated} repeated, then "
+            f"{plan.parent.name}, {plan.parent.trajectory.item.item_id}: {num_repeated} repeated, then "
             f"{labels['policy']}{temperature}{samples}"
         )
 

@@ -40,9 +40,9 @@ def fact_rows(run: FoundRun, registration: Registration | None) -> Iterator[tupl
     yield "run", f"{lineage.workspace}, pipeline {lineage.pipeline}{state}"
     if run.run_id is not None:
         yield "MLflow run", run.run_id
-    unchanged = is_unchanged(run)
-    if unchanged is not None:
-        yield run.reference, "as the run wrote it" if unchanged else "CHANGED since the run wrote it"
+    is_same = is_unchanged(run)
+    if is_same is not None:
+        yield run.reference, "as the run wrote it" if is_same else "CHANGED since the run wrote it"
     for version in registration.versions if registration else ():
         yield "model", _format_version(version)
         if version.test:

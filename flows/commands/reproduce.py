@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError, WingspanError, list_names
 from envs.redaction import REDACTION
 from envs.requirements.data_sets import ROOT_VARIABLE, data_root
 from flows.lineage.recorder import describe_environment
@@ -25,8 +25,6 @@ from tasks.tracking.provenance import describe_machine, installed_packages
 from tasks.tracking.references import FoundRun, find_run
 
 APPLICATION = "wingspan"
-MAX_NAMES = 8
-"""Files or packages that a message names."""
 _PROGRAM = "from flows.cli.app import main; main()"
 _RECORDS = ("MLFLOW_", "PREFECT_")
 """Begin the variables that name stores, registries, servers and databases of this process."""
@@ -91,14 +89,14 @@ def reproduce(request: Request, *, folder: Path, temporary: str) -> Reproduction
     if status != 0:
         raise WingspanError(f"the reproduction failed with status {status}; its messages are above")
     workspace = project / request.workspace
-    made = FoundRun(
+    reproduction = FoundRun(
         reference=str(workspace),
         lineage=LineageRecord.model_validate_json((workspace / LINEAGE).read_text()),
         folder=workspace,
         is_workspace=True,
         run_id=None,
     )
-    return compare_reproduction(_outcome(request.run), _outcome(made))
+    return compare_reproduction(_outcome(request.run), _outcome(reproduction))
 
 
 @contextmanager
@@ -158,7 +156,7 @@ def _check_patch(run: FoundRun, *, with_patch: bool) -> None:
                 f"--with-patch: {run.reference} was made from its commit alone; leave the option out"
             )
         return
-    names = _join(files)
+    names = list_names(files)
     if run.patch is None:
         raise ConfigError(
             f"{run.reference} was made from changes that were not committed ({names}), and there is no patch "
@@ -173,9 +171,9 @@ def _check_patch(run: FoundRun, *, with_patch: bool) -> None:
 
 def _check_data_sets(lineage: LineageRecord) -> None:
     for env, record in lineage.environments.items():
-        here = describe_environment(env).data_sets
+        local_data_sets = describe_environment(env).data_sets
         for name, md5 in record.data_sets.items():
-            if name in here and here[name] != md5:
+            if name in local_data_sets and local_data_sets[name] != md5:
                 raise ConfigError(
                     f"data set {name} of environment {env} has other files than the run used; get those, or "
                     f"name their folder in {ROOT_VARIABLE}"
@@ -192,7 +190,7 @@ def _warnings(lineage: LineageRecord) -> Iterator[str]:
         if packages.get(name) != version and name != APPLICATION
     ]
     if differing:
-        yield f"{len(differing)} packages have other versions than in the run: {_join(differing)}"
+        yield f"{len(differing)} packages have other versions than in the run: {list_names(differing)}"
     if (machine := describe_machine()) != lineage.machine:
         yield f"the run was made on {lineage.machine}, and this is {machine}: the last bits may differ"
     if lineage.parameters["backend"]["device"] != "cpu":
@@ -200,11 +198,6 @@ def _warnings(lineage: LineageRecord) -> Iterator[str]:
     for name, record in lineage.stages.items():
         for code in record.resumed:
             files = ("unknown files",) if code.uncommitted is None else code.uncommitted
-            changes = f" and changes to {_join(files)}" if files else ""
+            changes = f" and changes to {list_names(files)}" if files else ""
             commit = (code.commit or "none")[:10]
             yield f"stage {name} was resumed with other code: it began with commit {commit}{changes}"
-
-
-def _join(names: list[str] | tuple[str, ...]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more

@@ -57,12 +57,12 @@ class Recorder:
         check_written(stage, self._plan.stages.values())
         earlier = self._read()
         record = self._describe(earlier)
-        resumed: tuple[CodeVersion, ...] = ()
+        earlier_codes: tuple[CodeVersion, ...] = ()
         if is_resumed and (attempt := earlier.stages.get(stage.name) if earlier else None):
-            resumed = tuple(dict.fromkeys((*attempt.resumed, attempt.code)))
+            earlier_codes = tuple(dict.fromkeys((*attempt.resumed, attempt.code)))
         entry = StageRecord(
             code=record.code,
-            resumed=tuple(code for code in resumed if code != record.code),
+            resumed=tuple(code for code in earlier_codes if code != record.code),
             params=tuple(stage.params),
             reads=hash_deps(stage),
         )
@@ -85,9 +85,9 @@ class Recorder:
 
     def _write(self, record: LineageRecord, *, stage: str, entry: StageRecord) -> None:
         stages = {**record.stages, stage: entry}
-        ordered = {name: stages[name] for name in self._plan.stages if name in stages}
+        ordered_stages = {name: stages[name] for name in self._plan.stages if name in stages}
         items = _count_items(self._plan.workspace)
-        record.model_copy(update={"stages": ordered, "items": items}).write(self._plan.workspace)
+        record.model_copy(update={"stages": ordered_stages, "items": items}).write(self._plan.workspace)
 
     def _describe(self, earlier: LineageRecord | None) -> LineageRecord:
         """The record of now, with the stages that are up to date."""

@@ -91,15 +91,15 @@ def restore_from_dvc(pointers: Sequence[str], *, target: Path) -> None:
     from dvc.repo import Repo
 
     try:
-        with Repo(".") as here:  # whose settings have absolute paths, once they are read
-            settings = {key: dict(here.config[key]) for key in ("core", "cache", "remote")}
-            settings["cache"]["dir"] = here.cache.local_cache_dir
+        with Repo(".") as project_repo:  # whose settings have absolute paths, once they are read
+            settings = {key: dict(project_repo.config[key]) for key in ("core", "cache", "remote")}
+            settings["cache"]["dir"] = project_repo.cache.local_cache_dir
         paths = [str(target / pointer) for pointer in pointers]
-        with Repo(str(target), config=settings) as there:
+        with Repo(str(target), config=settings) as target_repo:
             try:
-                there.checkout(paths, force=True)
+                target_repo.checkout(paths, force=True)
             except DvcException:
-                there.pull(paths)
+                target_repo.pull(paths)
     except DvcException as error:
         raise WingspanError(
             f"DVC has the data of {', '.join(pointers)} neither in its cache nor in a remote; "

@@ -99,24 +99,24 @@ def make_worktree(run: FoundRun, *, commit: str, folder: Path, patch: Path | Non
                     f"{folder} is there, and is no reproduction of {run.reference}; give a new --folder"
                 )
             return folder / prefix
-        making = folder.with_name(folder.name + _MAKING)
-        remove_worktree(making)  # of an attempt that was killed
+        unfinished_folder = folder.with_name(folder.name + _MAKING)
+        remove_worktree(unfinished_folder)  # of an attempt that was killed
         if folder.exists():
             folder.rmdir()
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Without the user's hooks: that of `dvc install` would check out everything that DVC has.
             without_hooks = ("-c", f"core.hooksPath={os.devnull}")
-            _git(*without_hooks, "worktree", "add", "--quiet", "--detach", str(making), commit)
-            record = Path(_git("rev-parse", "--absolute-git-dir", cwd=making))
+            _git(*without_hooks, "worktree", "add", "--quiet", "--detach", str(unfinished_folder), commit)
+            record = Path(_git("rev-parse", "--absolute-git-dir", cwd=unfinished_folder))
             (record / _HOST).write_text(socket.gethostname())
             if patch is not None:
-                _git("apply", "--whitespace=nowarn", str(patch.absolute()), cwd=making)
-            _restore_data(run.lineage, commit=commit, project=making / prefix)
+                _git("apply", "--whitespace=nowarn", str(patch.absolute()), cwd=unfinished_folder)
+            _restore_data(run.lineage, commit=commit, project=unfinished_folder / prefix)
             (record / _IDENTITY).write_text(identity)
-            _git("worktree", "move", str(making), str(folder))
+            _git("worktree", "move", str(unfinished_folder), str(folder))
         except BaseException:
-            remove_worktree(making)
+            remove_worktree(unfinished_folder)
             raise
     return folder / prefix
 
@@ -140,7 +140,7 @@ def _forget_stale(folder: Path) -> None:
 
     Raises `ConfigError` if `folder` is one on another machine.
     """
-    here = socket.gethostname()
+    hostname = socket.gethostname()
     for record in list(Path(_git("rev-parse", "--git-common-dir"), "worktrees").glob("*")):
         link = record / "gitdir"
         if not link.exists():
@@ -148,11 +148,11 @@ def _forget_stale(folder: Path) -> None:
         path = Path(os.path.normpath(record.absolute() / link.read_text().strip())).parent
         file = record / _HOST
         # One without a host was killed when it had just begun: nobody makes one while we hold the lock.
-        host = file.read_text() if file.exists() else here
+        host = file.read_text() if file.exists() else hostname
         is_temporary = path.name == NAME or path.name.endswith(_MAKING)
         if path.exists() or not (is_temporary or (path == folder and file.exists())):
             continue
-        if host == here:
+        if host == hostname:
             _try_git("worktree", "remove", "--force", "--force", str(path))
         elif path == folder:
             raise ConfigError(

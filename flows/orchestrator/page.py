@@ -137,7 +137,7 @@ class PrefectPage:
     def _read_rounds(self) -> "dict[int, RoundResult]":
         from tasks.stages.train import read_rounds
 
-        return {done.index: done for done in read_rounds(self._workspace / "train")}
+        return {result.index: result for result in read_rounds(self._workspace / "train")}
 
 
 class ArtifactWriter:
@@ -215,10 +215,10 @@ class ArtifactWriter:
         data = redact(artifact.data) if isinstance(artifact.data, str) else artifact.data
         description = redact(artifact.description)
         key = artifact_key(self._workspace, artifact.name)
-        if artifact.name not in self._ids and (found := self._find(client, key)) is not None:
-            self._ids[artifact.name] = found
-        if (known := self._ids.get(artifact.name)) is not None:
-            client.update_artifact(known, ArtifactUpdate(data=data, description=description))
+        if artifact.name not in self._ids and (earlier_id := self._find(client, key)) is not None:
+            self._ids[artifact.name] = earlier_id
+        if (artifact_id := self._ids.get(artifact.name)) is not None:
+            client.update_artifact(artifact_id, ArtifactUpdate(data=data, description=description))
             return
         created = client.create_artifact(
             ArtifactCreate(

@@ -249,11 +249,11 @@ class _Table:
     def show(self, run: SweepRun, state: RunState) -> None:
         """Say that `run` is in `state` now."""
         self._states[run.name] = state
-        number = [each.name for each in self._plan.runs].index(run.name) + 1
+        number = [planned_run.name for planned_run in self._plan.runs].index(run.name) + 1
         detail = f", output in {run.workspace / LOG}"
         if state is RunState.FINISHED:
-            done = read_run(run.workspace)
-            detail = f": success {done.before:.3f} before training, {done.after:.3f} after"
+            summary = read_run(run.workspace)
+            detail = f": success {summary.before:.3f} before training, {summary.after:.3f} after"
         typer.echo(f"run {number} of {len(self._plan.runs)}, {run.name}, {state}{detail}")
         self._write()
 

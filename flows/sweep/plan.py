@@ -112,8 +112,8 @@ def plan_variants(
     if "seed" in settings:
         raise ConfigError("--set seed: a sweep has its seeds from --seeds, e.g. --seeds 0,1,2")
     for variant in variants.values():
-        if twice := settings.keys() & variant.keys():
-            raise ConfigError(f"--set {min(twice)}: the sweep varies it; leave it out")
+        if repeated_keys := settings.keys() & variant.keys():
+            raise ConfigError(f"--set {min(repeated_keys)}: the sweep varies it; leave it out")
     if seeds is not None and not seeds:
         raise ConfigError("--seeds is empty; e.g. --seeds 0,1,2")
     folder = folder or SWEEPS / name
@@ -143,8 +143,11 @@ def _variants(name: str, axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[st
     """Of all combinations, named by key and value; a key is shortened to its last part if that is enough."""
     if not axes:
         return {name: {}}
-    lasts = [key.rpartition(".")[2] for key in axes]
-    labels = [last if lasts.count(last) == 1 else key for key, last in zip(axes, lasts, strict=True)]
+    short_names = [key.rpartition(".")[2] for key in axes]
+    labels = [
+        short_name if short_names.count(short_name) == 1 else key
+        for key, short_name in zip(axes, short_names, strict=True)
+    ]
     variants: dict[str, dict[str, Any]] = {}
     for values in product(*axes.values()):
         parts = [f"{label}={_format_value(value)}" for label, value in zip(labels, values, strict=True)]
@@ -168,9 +171,13 @@ def _make_run(name: str, *, run_name: str, overrides: Mapping[str, Any], folder:
     pipeline = load_pipeline(name, overrides=dict(overrides))
     is_finished = is_recorded(workspace, pipeline=pipeline) and (workspace / "evaluation.json").exists()
     if not is_finished and read_record(workspace).get("finished"):
-        theirs = read_parameters(workspace)
-        ours = dict(flat(pipeline.model_dump(mode="json"), sep="."))
-        keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+        recorded_parameters = read_parameters(workspace)
+        parameters = dict(flat(pipeline.model_dump(mode="json"), sep="."))
+        keys = [
+            key
+            for key in {**parameters, **recorded_parameters}
+            if parameters.get(key) != recorded_parameters.get(key)
+        ]
         raise ConfigError(
             f"{workspace} holds a finished run with another {', '.join(keys[:4]) or 'evaluation'}; "
             "give another --folder, or remove it"
@@ -181,12 +188,12 @@ def _make_run(name: str, *, run_name: str, overrides: Mapping[str, Any], folder:
 
 
 def _check_distinct(runs: Sequence[SweepRun]) -> None:
-    found: dict[str, SweepRun] = {}
+    first_runs: dict[str, SweepRun] = {}
     for run in runs:
-        first = found.setdefault(run.pipeline.model_dump_json(), run)
+        first = first_runs.setdefault(run.pipeline.model_dump_json(), run)
         if first is not run:
-            both = run.name if first.name == run.name else f"{first.name} and {run.name}"
-            raise ConfigError(f"the sweep has the same parameters twice: {both}; name each combination once")
+            names = run.name if first.name == run.name else f"{first.name} and {run.name}"
+            raise ConfigError(f"the sweep has the same parameters twice: {names}; name each combination once")
 
 
 def _check_comparable(runs: Sequence[SweepRun]) -> None:
@@ -241,10 +248,10 @@ def check_at_once(plan: SweepPlan) -> None:
             f"which keeps a core busy, and this machine has {cores} cores; at most {max(1, cores // workers)}"
         )
     memory = min(device_memories("cpu"))
-    sized = [(run.pipeline, read_model_size(run.pipeline.model)) for run in plan.runs]
+    sizes = [(run.pipeline, read_model_size(run.pipeline.model)) for run in plan.runs]
     needs = [
         need
-        for pipeline, size in sized
+        for pipeline, size in sizes
         if size is not None
         for need in memory_needs(pipeline, size, device_bytes=memory)
     ]
@@ -259,9 +266,9 @@ def check_at_once(plan: SweepPlan) -> None:
 def _check_disk(plan: SweepPlan) -> None:
     """Raise `ConfigError` if the disk is too full for all runs that are left."""
     needs = [find_disk_need(run.workspace, run.pipeline) for run in plan.unfinished]
-    needed = sum(need.needed_bytes for need in needs)
-    if needs and needed > needs[0].free_bytes:
+    needed_bytes = sum(need.needed_bytes for need in needs)
+    if needs and needed_bytes > needs[0].free_bytes:
         raise ConfigError(
             f"{needs[0].free_bytes / 1e9:.1f} GB are free at {needs[0].folder}, and the {len(needs)} runs "
-            f"that are left may need {needed / 1e9:.1f}; free some space, or give a --folder elsewhere"
+            f"that are left may need {needed_bytes / 1e9:.1f}; free some space, or give a --folder elsewhere"
         )

@@ -117,11 +117,11 @@ def _compare_runs(folders: Sequence[RunFolder], *, reference: str | None, comman
 
 
 def _compare_evaluations(folders: Sequence[RunFolder], *, reference: str | None, command: str) -> Comparison:
-    found = [evaluations.read_evaluation(folder) for folder in folders]
-    records = {folder.folder: record for folder, (record, _) in zip(folders, found, strict=True)}
+    results = [evaluations.read_evaluation(folder) for folder in folders]
+    records = {folder.folder: record for folder, (record, _) in zip(folders, results, strict=True)}
     evaluations.check_comparable(records)
-    sides = _order([side for _, side in found], reference)
-    items = evaluations.compared_items(found[0][0])
+    sides = _order([side for _, side in results], reference)
+    items = evaluations.compared_items(results[0][0])
     found_differences = compare_with(sides[0], sides[1:])
     return Comparison(
         names=[side.name for side in sides],
@@ -150,14 +150,14 @@ def _order(sides: Sequence[Side], reference: str | None) -> list[Side]:
 
 def _summaries(sides: Sequence[Side], found_differences: Sequence[Difference]) -> list[str]:
     """Raises `ConfigError` for a side that has no item in common with the first."""
-    main = {found.side: found for found in found_differences if found.measure == SUCCESS}
-    reference, *others = (side.name for side in sides)
-    for name in others:
+    main = {difference.side: difference for difference in found_differences if difference.measure == SUCCESS}
+    reference, *other_names = (side.name for side in sides)
+    for name in other_names:
         if name not in main:
             raise ConfigError(f"{reference} and {name} have no item with outcomes in both; evaluate again")
     return [
-        tables.summarise(found, reference=reference, num_others=len(others))
-        for found in [*main.values()][:MAX_SENTENCES]
+        tables.summarise(difference, reference=reference, num_others=len(other_names))
+        for difference in [*main.values()][:MAX_SENTENCES]
     ]
 
 
@@ -178,7 +178,7 @@ def _make_section(table: Table) -> Section:
 
 
 def _notes_on_failures(sides: Sequence[Side], items: Sequence[ComparedItem]) -> list[str]:
-    missing = {
+    missing_items = {
         side.name: sum(not samples.get(item.item) for item in items)
         for side in sides
         for samples in [next(iter(side.samples.values()))]
@@ -186,7 +186,7 @@ def _notes_on_failures(sides: Sequence[Side], items: Sequence[ComparedItem]) -> 
     return [
         f"{name} has no outcome for {count} of {len(items)} items: every episode of them failed. They are in "
         "no test."
-        for name, count in missing.items()
+        for name, count in missing_items.items()
         if count
     ]
 

@@ -45,23 +45,23 @@ def compared_items(record: EvaluationRecord) -> list[ComparedItem]:
 
 def check_comparable(records: Mapping[Path, EvaluationRecord]) -> None:
     """Raise `ConfigError` unless all evaluations have the same items, sampling parameters and horizons."""
-    (path, first), *others = records.items()
-    for other_path, other in others:
+    (path, first), *other_records = records.items()
+    for other_path, other_record in other_records:
         both_paths = f"{path} and {other_path}"
-        if first.items_md5 != other.items_md5:
+        if first.items_md5 != other_record.items_md5:
             items, other_items = (
                 {outcome.item: (record.items_md5, outcome.metadata) for outcome in record.outcomes}
-                for record in (first, other)
+                for record in (first, other_record)
             )
             check_same_items(items, other_items, names=(path, other_path))
-        values = dict(flat(other.sampling.model_dump(), sep="."))
+        values = dict(flat(other_record.sampling.model_dump(), sep="."))
         for key, value in flat(first.sampling.model_dump(), sep="."):
             if values.get(key) != value:
                 raise ConfigError(
                     f"{both_paths} were sampled otherwise: {key} is {value} and {values.get(key)}; evaluate "
                     "both with the same sampling parameters"
                 )
-        for a, b in zip(first.outcomes, other.outcomes, strict=True):
+        for a, b in zip(first.outcomes, other_record.outcomes, strict=True):
             if a.max_turns != b.max_turns:
                 raise ConfigError(
                     f"{both_paths} have other horizons: {a.item} had {a.max_turns} and {b.max_turns} turns; "

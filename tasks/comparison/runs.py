@@ -85,7 +85,7 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
     if gain is None:
         raise ConfigError(f"{folder}: no item has outcomes before and after training; evaluate it again")
     totals = _totals(results)
-    last = len(results.steps)
+    num_steps = len(results.steps)
     summary = results.evaluation["after"]["sampled"]
     return FinishedRun(
         name=name or folder.resolve().name,
@@ -112,11 +112,11 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
         test_points=[
             (0, before),
             *(
-                (done.last_step, done.evaluation["success"])
-                for done in results.rounds
-                if "success" in done.evaluation and done.last_step < last
+                (round_result.last_step, round_result.evaluation["success"])
+                for round_result in results.rounds
+                if "success" in round_result.evaluation and round_result.last_step < num_steps
             ),
-            (last, after),
+            (num_steps, after),
         ],
         training_points=[
             (index, step["success"]) for index, step in enumerate(results.steps, start=1) if "success" in step
@@ -135,8 +135,8 @@ def group_by_seed(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
     """
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        others = {k: v for k, v in run.parameters.items() if k not in ("seed", "description")}
-        key = json.dumps(others, sort_keys=True) if run.parameters else run.name
+        other_parameters = {k: v for k, v in run.parameters.items() if k not in ("seed", "description")}
+        key = json.dumps(other_parameters, sort_keys=True) if run.parameters else run.name
         groups.setdefault(key, []).append(run)
     settings: list[list[FinishedRun]] = []
     for group in groups.values():
@@ -200,18 +200,18 @@ def check_comparable(runs: Sequence[FinishedRun]) -> None:
 def notes_on(runs: Sequence[FinishedRun]) -> list[str]:
     """What a reader must know before the numbers are compared, in sentences."""
     notes = []
-    if unknown := [run.name for run in runs if not run.parameters]:
+    if unknown_runs := [run.name for run in runs if not run.parameters]:
         notes.append(
-            f"The parameters of {', '.join(unknown)} were not recorded, so that seeds cannot be told; run "
-            "the stage report again to have them."
+            f"The parameters of {', '.join(unknown_runs)} were not recorded, so their seeds are unknown; run "
+            "the stage report again to record them."
         )
     known_runs = [run for run in runs if run.parameters]
-    repeated = [
-        run.name for run in known_runs if sum(run.parameters == other.parameters for other in known_runs) > 1
+    repeated_runs = [
+        run.name for run in known_runs if [run.parameters for run in known_runs].count(run.parameters) > 1
     ]
-    if repeated:
+    if repeated_runs:
         notes.append(
-            f"{', '.join(repeated)}: the same parameters and the same seed, so that they are not grouped."
+            f"{', '.join(repeated_runs)} have the same parameters and the same seed, so they are not grouped."
         )
     notes += [
         f"{run.name} went back to an earlier checkpoint {run.num_rewinds} "
@@ -291,6 +291,6 @@ def _costs(results: Results, totals: Mapping[str, Sequence[float]]) -> dict[str,
 
 def _common_name(names: Sequence[str]) -> str:
     """`grpo` of `grpo-seed0` and `grpo-seed1`, and of `grpo-seed10` and `grpo-seed11`."""
-    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    shared = "".join(letters[0] for letters in same)
-    return re.sub(r"seed\d*$", "", shared).rstrip("-_. ") or names[0]
+    common_letters = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    prefix = "".join(letters[0] for letters in common_letters)
+    return re.sub(r"seed\d*$", "", prefix).rstrip("-_. ") or names[0]

@@ -58,37 +58,39 @@ def score(samples: Samples, *, is_rate: bool, items: Sequence[str] | None = None
     return Score(mean=fmean(values), low=low, high=high, items=len(values))
 
 
-def compare_with(reference: Side, others: Sequence[Side]) -> list[Difference]:
-    """Every measure of each of `others` against `reference`; a pair without common items is left out."""
+def compare_with(reference: Side, other_sides: Sequence[Side]) -> list[Difference]:
+    """Every measure of each of `other_sides` against `reference`; a pair without common items is left out."""
     differences = []
     for measure, first in reference.samples.items():
-        tests = {other.name: compare_samples(first, other.samples[measure]) for other in others}
+        tests = {
+            other_side.name: compare_samples(first, other_side.samples[measure]) for other_side in other_sides
+        }
         found_tests = {name: test for name, test in tests.items() if test is not None}
-        adjusted = holm([test.p_value for test in found_tests.values()])
-        for (name, test), adjusted_p in zip(found_tests.items(), adjusted, strict=True):
-            other = next(side for side in others if side.name == name)
-            before, after = item_means(first), item_means(other.samples[measure])
-            items = [item for item in before if item in after]
+        adjusted_ps = holm([test.p_value for test in found_tests.values()])
+        for (name, test), adjusted_p in zip(found_tests.items(), adjusted_ps, strict=True):
+            other_side = next(side for side in other_sides if side.name == name)
+            reference_means, means = item_means(first), item_means(other_side.samples[measure])
+            items = [item for item in reference_means if item in means]
             differences.append(
                 Difference(
                     side=name,
                     measure=measure,
-                    reference_mean=fmean(before[item] for item in items),
-                    mean=fmean(after[item] for item in items),
+                    reference_mean=fmean(reference_means[item] for item in items),
+                    mean=fmean(means[item] for item in items),
                     test=test,
                     adjusted_p=adjusted_p,
-                    seeds=compare_seeds(reference, other) if measure == SUCCESS else None,
+                    seeds=compare_seeds(reference, other_side) if measure == SUCCESS else None,
                 )
             )
     return differences
 
 
-def compare_seeds(reference: Side, other: Side) -> SeedTest | None:
+def compare_seeds(reference: Side, other_side: Side) -> SeedTest | None:
     """The paired test over the seeds that both have; None for fewer than two."""
-    seeds = [seed for seed in reference.by_seed if seed in other.by_seed]
+    seeds = [seed for seed in reference.by_seed if seed in other_side.by_seed]
     if len(seeds) < 2:
         return None
-    first, second = ([side.by_seed[seed] for seed in seeds] for side in (reference, other))
+    first, second = ([side.by_seed[seed] for seed in seeds] for side in (reference, other_side))
     differences = [b - a for a, b in zip(first, second, strict=True)]
     low, high = t_interval(differences)
     p_value = paired_test(first, second).p_value

@@ -70,13 +70,13 @@ def find_folders(paths: Sequence[Path]) -> list[RunFolder]:
     for path in paths:
         if not path.is_dir():
             raise ConfigError(f"there is no folder {path}; give folders of finished runs, or of evaluations")
-        found = find_runs([path])
-        if not found:
+        path_runs = find_runs([path])
+        if not path_runs:
             raise ConfigError(
                 f"{path} is no run and no evaluation: it has neither train/metrics.jsonl nor {RECORD}; give "
                 "folders of finished runs, or of evaluations"
             )
-        folders += found
+        folders += path_runs
     if not folders:
         raise ConfigError("nothing to compare; name at least one run, e.g. runs/textcraft-cpu")
     resolved_folders = [run.folder.resolve() for run in folders]
@@ -96,11 +96,11 @@ def check_same_items(
     """Raise `ConfigError` unless both (item → its contents) are the same items; `names`: whose they are."""
     if first == second:
         return
-    missing = next((item for item in first if item not in second), None)
+    missing_item = next((item for item in first if item not in second), None)
     extra = next((item for item in second if item not in first), None)
     reason = (
-        f"{missing} is only in the first"
-        if missing is not None
+        f"{missing_item} is only in the first"
+        if missing_item is not None
         else f"{extra} is only in the second"
         if extra is not None
         else "items of one name have other contents, or another order"

@@ -84,21 +84,21 @@ def score_table(sides: Sequence[Side]) -> Table:
     return Table(title="Final scores", about=about, header=header, rows=rows, words=words)
 
 
-def summarise(found: Difference, *, reference: str, num_others: int) -> str:
+def summarise(difference: Difference, *, reference: str, num_others: int) -> str:
     """The main result, as a sentence. `num_others`: the sides that are tested against the reference."""
-    test = found.test
+    test = difference.test
     facts = [f"95% interval {_span(test.low, test.high, SUCCESS)}"] if test.has_interval else []
     facts.append(_p("p", test.p_value))
     if num_others > 1:
-        facts.append(f"{_p('p', found.adjusted_p)} by Holm's method for {num_others} sides")
+        facts.append(f"{_p('p', difference.adjusted_p)} by Holm's method for {num_others} sides")
     text = (
-        f"{found.side} solves {percent(found.mean)} and {reference} {percent(found.reference_mean)} of "
-        f"{format_count(test.items, 'item')}: {points(test.mean)} points "
-        f"({', '.join(facts)})"
+        f"{difference.side} solves {percent(difference.mean)} and {reference} "
+        f"{percent(difference.reference_mean)} of {format_count(test.items, 'item')}: "
+        f"{points(test.mean)} points ({', '.join(facts)})"
     )
-    if found.seeds is None:
+    if difference.seeds is None:
         return f"{text}."
-    seeds = found.seeds
+    seeds = difference.seeds
     return f"{text}; over {seeds.seeds} seeds {_span(seeds.low, seeds.high, SUCCESS)}."
 
 
@@ -108,20 +108,20 @@ def paired_table(found_differences: Sequence[Difference], *, reference: str) -> 
     header = ["", "", "items", reference, "this", "difference", "95% interval", "p"]
     header += [*(["p, Holm"] if has_others else []), "over seeds", "95% interval", "p"]
     rows: list[list[Cell]] = []
-    for found in found_differences:
-        test, seeds, measure = found.test, found.seeds, found.measure
-        row: list[Cell] = [found.side, measure, str(test.items)]
-        row += [_number(found.reference_mean, measure), _number(found.mean, measure)]
+    for result in found_differences:
+        test, seeds, measure = result.test, result.seeds, result.measure
+        row: list[Cell] = [result.side, measure, str(test.items)]
+        row += [_number(result.reference_mean, measure), _number(result.mean, measure)]
         span = _span(test.low, test.high, measure) if test.has_interval else DASH
         row += [_change(test.mean, measure), span, format_p(test.p_value)]
-        row += [format_p(found.adjusted_p)] if has_others else []
+        row += [format_p(result.adjusted_p)] if has_others else []
         if seeds is None:
             row += [DASH, DASH, DASH]
         else:
             change = f"{_change(seeds.mean, measure)} ({seeds.seeds} seeds)"
             row += [change, _span(seeds.low, seeds.high, measure), format_p(seeds.p_value)]
         rows.append(row)
-    if all(found.seeds is None for found in found_differences):
+    if all(result.seeds is None for result in found_differences):
         header, rows = header[:-3], [row[:-3] for row in rows]
     about = (
         "Item by item: the interval is a bootstrap of the items' differences, p is two-sided, of a "
@@ -140,7 +140,7 @@ def paired_table(found_differences: Sequence[Difference], *, reference: str) -> 
 
 def group_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterator[Table]:
     """Success by each metadata key that groups the items, and the differences to the first side."""
-    reference, *others = sides
+    reference, *other_sides = sides
     for key, values in grouping_keys([item.metadata for item in items]).items():
         groups = {value: [item.item for item in items if item.metadata.get(key) == value] for value in values}
         header = ["", *(f"{value} ({len(names)})" for value, names in groups.items())]
@@ -148,7 +148,7 @@ def group_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterat
             [side.name, *(_group_score(side.samples[SUCCESS], names) for names in groups.values())]
             for side in sides
         ]
-        for other in others:
+        for other in other_sides:
             row: list[Cell] = [f"{other.name} {MINUS} {reference.name}"]
             for names in groups.values():
                 first, second = (_select(side.samples[SUCCESS], names) for side in (reference, other))
@@ -157,7 +157,7 @@ def group_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterat
                 row.append(DASH if test is None else f"{points(test.mean)}{span}")
             rows.append(row)
         about = "Success, with 95% intervals over the items of each value, whose number is in brackets."
-        if others:
+        if other_sides:
             about += f" Differences in points are paired. {_WITHOUT_INTERVAL}"
         yield Table(title=f"By {key}", about=about, header=header, rows=rows)
 
@@ -165,9 +165,9 @@ def group_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterat
 def only_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterator[Table]:
     """The items that the first side solves and another does not, and the reverse, with their episodes."""
     metadata = {item.item: item.metadata for item in items}
-    reference, *others = sides
-    for other in others:
-        for first, second in ((reference, other), (other, reference)):
+    reference, *other_sides = sides
+    for other_side in other_sides:
+        for first, second in ((reference, other_side), (other_side, reference)):
             names = only_first_solves(first.samples[SUCCESS], second.samples[SUCCESS])
             if not names:
                 continue
@@ -179,11 +179,11 @@ def only_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterato
                 ]
                 for name in names[:LISTED]
             ]
-            more = f" {len(names) - LISTED} more are not listed." if len(names) > LISTED else ""
+            rest = f" {len(names) - LISTED} more are not listed." if len(names) > LISTED else ""
             yield Table(
                 title=f"Solved by {first.name}, not by {second.name}",
                 about=f"{format_count(len(names), 'item')} that some episode of {first.name} solves, and "
-                f"none of {second.name}. The links lead to the first episode of each run.{more}",
+                f"none of {second.name}. The links lead to the first episode of each run.{rest}",
                 header=["item", "kind", first.name, second.name],
                 rows=rows,
                 words=frozenset({1}),

@@ -57,10 +57,10 @@ def changed_parameters(pipeline: Pipeline, *, default: Pipeline) -> dict[str, tu
     }
 
 
-def write_changes(workspace: Path, *, name: str, changed: Mapping[str, tuple[Any, Any]]) -> None:
+def write_changes(workspace: Path, *, name: str, changes: Mapping[str, tuple[Any, Any]]) -> None:
     """Write `parameters.json` of a run of pipeline `name`."""
     write_atomically(
-        workspace / PARAMETERS, json.dumps({"pipeline": name, "changed": changed}, indent=2) + "\n"
+        workspace / PARAMETERS, json.dumps({"pipeline": name, "changed": changes}, indent=2) + "\n"
     )
 
 
@@ -73,5 +73,5 @@ def read_pipeline_name(workspace: Path) -> str | None:
 def read_changes(workspace: Path) -> dict[str, tuple[Any, Any]]:
     """The `changed_parameters` of the run in `workspace`; empty if they were not recorded."""
     file = workspace / PARAMETERS
-    changed = json.loads(file.read_text())["changed"] if file.exists() else {}
-    return {key: (before, after) for key, (before, after) in changed.items()}
+    changes = json.loads(file.read_text())["changed"] if file.exists() else {}
+    return {key: (before, after) for key, (before, after) in changes.items()}

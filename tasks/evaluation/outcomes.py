@@ -36,8 +36,8 @@ def item_means(samples: Samples) -> dict[str, float]:
 def compare_samples(first: Samples, second: Samples) -> PairedTest | None:
     """The paired test of the second against the first, of the means of the items that have samples in both;
     None if there are none. It decides wherever two evaluations of the same items are compared."""
-    before, after = item_means(first), item_means(second)
-    items = [item for item in before if item in after]
+    first_means, second_means = item_means(first), item_means(second)
+    items = [item for item in first_means if item in second_means]
     if not items:
         return None
-    return paired_test([before[item] for item in items], [after[item] for item in items])
+    return paired_test([first_means[item] for item in items], [second_means[item] for item in items])

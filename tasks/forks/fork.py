@@ -103,7 +103,7 @@ def person_text(config: EpisodeConfig, line: str) -> str:
 
 @contextmanager
 def _open_policy(plan: ForkPlan) -> Iterator[_Actor]:
-    pipeline, policy, where = plan.pipeline, plan.policy, plan.parent.name
+    pipeline, policy, parent_name = plan.pipeline, plan.policy, plan.parent.name
     assert policy is not None, "run_person lets a person go on"
     sampling = pipeline.rollout.sampling(temperature=plan.temperature)
     if isinstance(policy, Endpoint):
@@ -112,7 +112,9 @@ def _open_policy(plan: ForkPlan) -> Iterator[_Actor]:
 
         def chat(replay: Replay, episode_id: str, limits: EpisodeLimits) -> Conversation:
             model = ReplayedChat(client, replay)
-            return ChatConversation(episode_id, where=where, limits=limits, client=model, sampling=sampling)
+            return ChatConversation(
+                episode_id, where=parent_name, limits=limits, client=model, sampling=sampling
+            )
 
         yield _Actor(chat)
         return
@@ -122,7 +124,7 @@ def _open_policy(plan: ForkPlan) -> Iterator[_Actor]:
         def sample(replay: Replay, episode_id: str, limits: EpisodeLimits) -> Conversation:
             return TokenConversation(
                 episode_id,
-                where=where,
+                where=parent_name,
                 limits=limits,
                 sampler=ReplayedSampler(model.sampler, replay, renderer=renderer),
                 renderer=renderer,

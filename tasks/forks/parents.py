@@ -7,14 +7,13 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote
 
 from agents.types import Trajectory
-from envs.errors import ConfigError, describe, suggest
+from envs.errors import ConfigError, describe, list_names, suggest
 from tasks.data.trajectories import trajectory_from_dict
 from tasks.runs.folders import RunFolder, find_runs
 from tasks.runs.lines import digest_of
 
 RUNS = Path("runs")
 EXAMPLE = "textcraft-cpu/step_0003:5@4"
-MAX_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ def read_parent(run: RunFolder, address: str) -> Parent:
     files = {file.key: file for file in run.files()}
     if key not in files:
         raise ConfigError(
-            f"run {run.name} has no file {key!r}; {suggest(key, files)}it has: {_list(list(files))}"
+            f"run {run.name} has no file {key!r}; {suggest(key, files)}it has: {list_names(list(files))}"
         )
     line = _read_line(files[key].path, int(number) if number.isdecimal() else 0)
     if line is None:
@@ -92,18 +91,13 @@ def _find_run(name: str, paths: Sequence[Path]) -> RunFolder:
             return runs[0]
         raise ConfigError(f"{name} holds {len(runs)} runs, not one; name one of them")
     runs = find_runs([path for path in paths if path.exists()])
-    found = {run.name: run for run in runs}
-    if name not in found:
+    runs_by_name = {run.name: run for run in runs}
+    if name not in runs_by_name:
         raise ConfigError(
-            f"there is no run {name!r}; {suggest(name, found)}give its folder, or one of: "
-            f"{_list(list(found))}"
+            f"there is no run {name!r}; {suggest(name, runs_by_name)}give its folder, or one of: "
+            f"{list_names(list(runs_by_name))}"
         )
-    return found[name]
-
-
-def _list(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + rest or "none"
+    return runs_by_name[name]
 
 
 def _read_line(path: Path, number: int) -> bytes | None:

@@ -203,7 +203,7 @@ def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
         (policy, mode): item_means(results.outcomes.get(policy, {}).get(mode, {}))
         for policy, mode in summaries
     }
-    sampled = [results.outcomes.get(policy, {}).get("sampled", {}) for policy in POLICIES]
+    sampled_outcomes = [results.outcomes.get(policy, {}).get("sampled", {}) for policy in POLICIES]
     groups = []
     for value in values:
         items = [item.item_id for item in results.items() if item.metadata.get(key) == value]
@@ -217,7 +217,7 @@ def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
                     for pair, rates in means.items()
                 },
                 gain=compare_samples(
-                    *({item: samples.get(item, ()) for item in items} for samples in sampled)
+                    *({item: samples.get(item, ()) for item in items} for samples in sampled_outcomes)
                 ),
             )
         )

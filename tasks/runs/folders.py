@@ -69,12 +69,12 @@ class RunFolder:
             if match := _STEP_FILE.fullmatch(path.name):
                 step = int(match[1])
                 steps.append(TrajectoryFile(key=path.stem, path=path, phase="train", step=step))
-        others = [
+        other_folders = [
             TrajectoryFile(key="evaluation", path=path, phase="evaluation")
             for name in (_EVALUATION, TRAJECTORIES)
             if (path := self.folder / name).is_file()
         ][:1]
-        return [*sorted(steps, key=lambda file: file.step or 0), *others, *forks]
+        return [*sorted(steps, key=lambda file: file.step or 0), *other_folders, *forks]
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
@@ -82,11 +82,11 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
 
     Raises `ConfigError` for a path that does not exist, and for a file that is not JSONL.
     """
-    found: dict[Path, RunFolder] = {}
+    run_folders: dict[Path, RunFolder] = {}
     for path in paths:
         for run in _find(path):
-            found.setdefault(run.identity.resolve(), run)
-    return sorted(_with_distinct_names(list(found.values())), key=lambda run: run.name)
+            run_folders.setdefault(run.identity.resolve(), run)
+    return sorted(_with_distinct_names(list(run_folders.values())), key=lambda run: run.name)
 
 
 def _find(path: Path) -> Iterator[RunFolder]:

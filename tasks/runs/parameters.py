@@ -10,8 +10,8 @@ from tasks.verl.policies import find_tokenizer
 
 def recorded_parameters(folder: Path) -> dict[str, Any]:
     """All parameters, as far as they are recorded: while training runs, its own; in the end, all."""
-    running = read_json(folder / "train" / "inputs.json").get("params", {})
-    return {**running, **read_json(folder / "report" / "parameters.json")}
+    interrupted_params = read_json(folder / "train" / "inputs.json").get("params", {})
+    return {**interrupted_params, **read_json(folder / "report" / "parameters.json")}
 
 
 def find_run_tokenizer(run: RunFolder) -> Path | None:

@@ -119,7 +119,7 @@ def read_registration(run: FoundRun) -> Registration | None:
         return None
     found_versions = client.search_model_versions(f"run_id = '{run.run_id}'")
     # A search does not return aliases.
-    versions = [client.get_model_version(found.name, found.version) for found in found_versions]
+    versions = [client.get_model_version(match.name, match.version) for match in found_versions]
     return Registration(state=state, versions=tuple(map(_version, versions)))
 
 

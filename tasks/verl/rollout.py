@@ -177,9 +177,9 @@ class RolloutManager:
         sample = self._take_sample(step)
         if self._pipeline.train.async_ is None and self._server is not None:
             self._run(self._server.pause())  # the trainer goes on with the sampler asleep
-        played = [t for group in sample.groups for t in group]
-        if not any(map(is_usable, played)):
-            raise NoEpisodes(f"step {step}: {why_none(played)}")
+        trajectories = [t for group in sample.groups for t in group]
+        if not any(map(is_usable, trajectories)):
+            raise NoEpisodes(f"step {step}: {why_none(trajectories)}")
         check_log_probs(sample.batch, step=step, lr=self._pipeline.train.lr)
         train, context_length = self._pipeline.train, self._pipeline.rollout.context_length
         oldest_version = step - 1 - (train.async_.staleness if train.async_ else 0)

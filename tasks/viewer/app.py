@@ -77,16 +77,16 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         return {"runs": [summarise_run(run) for run in viewer.runs()]}
 
     def run(request: Request) -> Any:
-        served = _open(request)
-        with served.index.connect() as connection:
+        run = _open(request)
+        with run.index.connect() as connection:
             unreadable, examples = browse.unreadable_lines(connection)
             return {
-                "summary": summarise_run(served.run),
-                **read_overview(served.run),
+                "summary": summarise_run(run.run),
+                **read_overview(run.run),
                 "kept": browse.count_by_step(connection),
                 "total": browse.count_trajectories(connection),
                 "unreadable": {"total": unreadable, "examples": examples},
-                **_state(served, connection),
+                **_state(run, connection),
             }
 
     def state(request: Request) -> Any:
@@ -180,10 +180,10 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         with served.index.connect() as connection:
             _, location = find_row(connection, request.query_params.get("address", ""))
         turn, number = integer(request, "turn", default=-1), integer(request, "number", default=0)
-        found = find_image(load_trajectory(location), turn=turn, number=number)
-        if found is None:
+        image = find_image(load_trajectory(location), turn=turn, number=number)
+        if image is None:
             raise NotFound("there is no such image")
-        return Response(found[0], media_type=found[1])
+        return Response(image[0], media_type=image[1])
 
     def index(request: Request) -> Response:
         if token is not None and "token" in request.query_params:  # out of the address, into a cookie
@@ -249,8 +249,8 @@ def _endpoint(read: Callable[[Request], Any]) -> Callable[[Request], Response]:
     return answer
 
 
-def _state(served: OpenRun, connection: sqlite3.Connection) -> dict[str, Any]:
-    return {"generation": browse.generation(connection), "indexing": served.index.progress}
+def _state(run: OpenRun, connection: sqlite3.Connection) -> dict[str, Any]:
+    return {"generation": browse.generation(connection), "indexing": run.index.progress}
 
 
 def _further_keys(connection: sqlite3.Connection) -> dict[str, str]:
@@ -313,7 +313,7 @@ class _TokenCheck:
             bearer_token(request.headers.get("authorization", "")),
             request.query_params.get("token", "") if request.url.path == "/" else "",
         ]
-        if any(compare_digest(given.encode(), self._token.encode()) for given in given_tokens):
+        if any(compare_digest(token.encode(), self._token.encode()) for token in given_tokens):
             await self._app(scope, receive, send)
         else:
             error = "this viewer requires its token; open its address with /?token=TOKEN at the end"
@@ -329,10 +329,10 @@ class _Headers:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                names = {name for name, _ in own}
-                others = [pair for pair in message["headers"] if pair[0].lower() not in names]
-                message = {**message, "headers": [*others, *own]}
+                own_headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                names = {name for name, _ in own_headers}
+                other_headers = [pair for pair in message["headers"] if pair[0].lower() not in names]
+                message = {**message, "headers": [*other_headers, *own_headers]}
             await send(message)
 
         await self._app(scope, receive, send_with_headers)

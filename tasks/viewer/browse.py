@@ -140,10 +140,10 @@ def neighbours(connection: sqlite3.Connection, query: str, *, sort: str, address
     is none."""
     where = compile_query(query, connection)
     numbers = [row[0] for row in connection.execute(_select_ids(where, sort), where.values)]
-    found = _find(connection, address)
-    if found is None or found not in numbers:
+    trajectory_id = _find(connection, address)
+    if trajectory_id is None or trajectory_id not in numbers:
         return {"position": None, "total": len(numbers), "before": None, "after": None}
-    position = numbers.index(found)
+    position = numbers.index(trajectory_id)
     addresses = {
         name: _rows(connection, [numbers[place]])[0].address if 0 <= place < len(numbers) else None
         for name, place in (("before", position - 1), ("after", position + 1))
@@ -156,18 +156,18 @@ def list_groups(
 ) -> tuple[int, list[GroupRow]]:
     """How many groups the trajectories of a query belong to, and some of them. Raises `InvalidQuery`."""
     where = compile_query(query, connection)
-    grouped = (
+    group_filter = (
         "SELECT t.file, t.item, t.labels, min(t.line) AS line, t.step AS step, count(*) AS samples, "
         "sum(t.success) AS successes, avg(t.reward) AS reward, max(t.reward) - min(t.reward) AS spread, "
         f"avg(t.turns) AS turns FROM {_tables(where.sql)} WHERE {where.sql} GROUP BY t.file, t.item, t.labels"
     )
     select = (
         "SELECT f.key || ':' || g.line, g.step, f.phase, i.item, i.metadata, l.json, g.samples, g.successes, "
-        f"g.reward, g.spread, g.turns FROM ({grouped}) g JOIN files f ON f.id = g.file "
+        f"g.reward, g.spread, g.turns FROM ({group_filter}) g JOIN files f ON f.id = g.file "
         "JOIN items i ON i.id = g.item JOIN facts l ON l.id = g.labels "
         f"ORDER BY {_order(sort, GROUP_SORTS)}g.step IS NULL, g.step, g.file, g.line LIMIT ? OFFSET ?"
     )
-    total = connection.execute(f"SELECT count(*) FROM ({grouped})", where.values).fetchone()[0]
+    total = connection.execute(f"SELECT count(*) FROM ({group_filter})", where.values).fetchone()[0]
     names = list(GroupRow.__dataclass_fields__)
     groups = []
     for row in connection.execute(select, (*where.values, limit, offset)):
@@ -324,8 +324,8 @@ def _select_ids(where: Where, sort: str) -> str:
 def _tables(*parts: str) -> str:
     """What parts of a statement read from: files and items only if they name them, for a join costs time."""
     joins = {"f": " JOIN files f ON f.id = t.file", "i": " JOIN items i ON i.id = t.item"}
-    needed = [join for name, join in joins.items() if re.search(rf"\b{name}\.", " ".join(parts))]
-    return "trajectories t" + "".join(needed)
+    needed_joins = [join for name, join in joins.items() if re.search(rf"\b{name}\.", " ".join(parts))]
+    return "trajectories t" + "".join(needed_joins)
 
 
 def _read_facts(text: str) -> dict[str, Any]:

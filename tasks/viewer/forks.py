@@ -107,8 +107,8 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
         return json_answer({"environments": list(ENVIRONMENTS)})
 
     def live(request: Request) -> Response:
-        found = _find_live(runs, request.query_params.get("id", ""))
-        return json_answer(found.snapshot(after=integer(request, "after", default=-1), wait_s=MAX_WAIT_S))
+        live_run = _find_live(runs, request.query_params.get("id", ""))
+        return json_answer(live_run.snapshot(after=integer(request, "after", default=-1), wait_s=MAX_WAIT_S))
 
     def live_image(request: Request) -> Response:
         found = _find_live(runs, request.query_params.get("id", ""))
@@ -188,13 +188,13 @@ def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:
     from tasks.forks.records import append_fork
     from tasks.forks.request import ForkRequest, plan_fork
 
-    served = viewer.open(body.run)
+    run = viewer.open(body.run)
     is_person = body.policy == PERSON
-    choices = {} if is_person else _policies(viewer, served)
+    choices = {} if is_person else _policies(viewer, run)
     if not is_person and body.policy not in choices:
         raise ConfigError(f"policy {body.policy!r} is not offered for this trajectory; load the page anew")
-    check_writable(served.run.folder, remedy="make it writable: forks are recorded beside the run")
-    parent = read_parent(served.run, body.address)
+    check_writable(run.run.folder, remedy="make it writable: forks are recorded beside the run")
+    parent = read_parent(run.run, body.address)
     if parent.digest != body.digest:
         raise LineChanged(f"{body.address} was rewritten")
     options: dict[str, Any] = {"max_turns": body.max_turns, "observation": body.observation}
@@ -208,18 +208,18 @@ def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:
     async def play(live: Live) -> Sequence[Trajectory]:
         if plan.policy is None:
             trajectory = await run_person(plan, live.read_line, live.callbacks)
-            ended = [] if trajectory is None else [trajectory]
-            for trajectory in ended:
-                append_fork(served.run, trajectory)
+            trajectories = [] if trajectory is None else [trajectory]
+            for trajectory in trajectories:
+                append_fork(run.run, trajectory)
         else:
 
             def end(trajectory: Trajectory) -> None:
-                append_fork(served.run, trajectory)
+                append_fork(run.run, trajectory)
                 live.end(trajectory)
 
-            ended = await sample_fork(plan, Callbacks(on_trajectory=end))
-        served.refresh(is_forced=True)
-        return ended
+            trajectories = await sample_fork(plan, Callbacks(on_trajectory=end))
+        run.refresh(is_forced=True)
+        return trajectories
 
     return runs.start(Live(play, total=plan.samples, is_person=is_person))
 
@@ -241,8 +241,8 @@ def _start_console(runs: LiveRuns, body: ConsoleBody) -> Live:
     return runs.start(Live(play, total=1, is_person=True))
 
 
-def _offer(viewer: Viewer, served: OpenRun) -> list[dict[str, str]]:
-    return [{"value": value, "text": value} for value in _policies(viewer, served)]
+def _offer(viewer: Viewer, run: OpenRun) -> list[dict[str, str]]:
+    return [{"value": value, "text": value} for value in _policies(viewer, run)]
 
 
 def _policies(viewer: Viewer, served: OpenRun) -> Mapping[str, Mapping[str, Any]]:
@@ -264,9 +264,9 @@ def _policies(viewer: Viewer, served: OpenRun) -> Mapping[str, Mapping[str, Any]
             choices["the run's policy"] = {}
         steps = complete_steps(run.folder / "train" / "checkpoints")
         choices |= {f"step {step}": {"step": step} for step in reversed(steps)}
-    for other in viewer.runs():
-        if other.identity != run.identity and (other.folder / "policy" / "config.json").exists():
-            choices[f"run {other.name}"] = {"policy": str(other.folder)}
+    for other_run in viewer.runs():
+        if other_run.identity != run.identity and (other_run.folder / "policy" / "config.json").exists():
+            choices[f"run {other_run.name}"] = {"policy": str(other_run.folder)}
     return choices
 
 

@@ -173,16 +173,16 @@ class _Update:
     def run(self) -> bool:
         files = {file.key: (file, _stat(file.path)) for file in self._index.run.files()}
         self._begin()
-        known = {
+        known_files = {
             row[0]: row[1:] for row in self._execute("SELECT key, path, inode, size, mtime_ns FROM files")
         }
-        for key in known.keys() - files.keys():
+        for key in known_files.keys() - files.keys():
             self._forget(key)
         changed_files = [
             (file, status)
             for key, (file, status) in files.items()
             if status
-            and known.get(key) != (_text(file.path), status.st_ino, status.st_size, status.st_mtime_ns)
+            and known_files.get(key) != (_text(file.path), status.st_ino, status.st_size, status.st_mtime_ns)
         ]
         self._total = sum(status.st_size for _, status in changed_files)
         for file, status in changed_files:
@@ -205,19 +205,19 @@ class _Update:
         except OSError:
             return  # gone since it was listed
         with stream:
-            file_id, consumed, number = self._resume(file, status, stream)
+            file_id, consumed_bytes, number = self._resume(file, status, stream)
             before = self._done
             for line in stream:
                 if not line.endswith(b"\n") and not _is_whole(line):
                     break  # it is still being written
                 number += 1
                 if line.strip():
-                    self._add(file_id, file, number=number, start=consumed, line=line.rstrip(b"\r\n"))
-                consumed += len(line)
-                self._done = before + consumed
-                self._commit_if_due(file_id, consumed=consumed, number=number)
+                    self._add(file_id, file, number=number, start=consumed_bytes, line=line.rstrip(b"\r\n"))
+                consumed_bytes += len(line)
+                self._done = before + consumed_bytes
+                self._commit_if_due(file_id, consumed=consumed_bytes, number=number)
         # Its state before it was read: if something was written meanwhile, the next update finds a change.
-        state = (status.st_ino, status.st_size, status.st_mtime_ns, consumed, number, file_id)
+        state = (status.st_ino, status.st_size, status.st_mtime_ns, consumed_bytes, number, file_id)
         self._execute(
             "UPDATE files SET inode = ?, size = ?, mtime_ns = ?, consumed = ?, lines = ? WHERE id = ?", state
         )
@@ -231,7 +231,7 @@ class _Update:
         if known is not None:
             file_id, path, inode, consumed, lines = known
             if (path, inode) == (_text(file.path), status.st_ino) and self._is_prefix(
-                file_id, consumed=consumed, stream=stream
+                file_id, consumed_bytes=consumed, stream=stream
             ):
                 # A whole line may have lacked its end; only that may follow.
                 has_end = _read_at(stream, max(0, consumed - 1), 1) in (b"", b"\n")
@@ -250,13 +250,13 @@ class _Update:
         stream.seek(0)
         return file_id, 0, 0
 
-    def _is_prefix(self, file_id: int, *, consumed: int, stream: BinaryIO) -> bool:
+    def _is_prefix(self, file_id: int, *, consumed_bytes: int, stream: BinaryIO) -> bool:
         """Whether the file still begins with what was indexed, as `CHECKED_LINES` of its lines tell."""
-        if os.fstat(stream.fileno()).st_size < consumed:
+        if os.fstat(stream.fileno()).st_size < consumed_bytes:
             return False
         count = self._execute("SELECT count(*) FROM trajectories WHERE file = ?", (file_id,)).fetchone()[0]
         if count == 0:
-            return bool(consumed == 0)
+            return bool(consumed_bytes == 0)
         select = (
             "SELECT start, length, digest FROM trajectories WHERE file = ? ORDER BY line LIMIT 1 OFFSET ?"
         )
@@ -329,11 +329,11 @@ class _Update:
 
     def _prompt(self, ids: Sequence[int]) -> int:
         text = repr(ids).encode()
-        hashed = hashlib.blake2b(text, digest_size=_HASH_BYTES).digest()
-        known = self._execute("SELECT id FROM prompts WHERE hash = ?", (hashed,)).fetchone()
+        digest = hashlib.blake2b(text, digest_size=_HASH_BYTES).digest()
+        known = self._execute("SELECT id FROM prompts WHERE hash = ?", (digest,)).fetchone()
         if known is not None:
             return int(known[0])
-        number = self._execute("INSERT INTO prompts(hash) VALUES (?)", (hashed,)).lastrowid or 0
+        number = self._execute("INSERT INTO prompts(hash) VALUES (?)", (digest,)).lastrowid or 0
         values = (number, self._decode(ids) or "")
         self._execute("INSERT INTO prompt_texts(rowid, prompt) VALUES (?, ?)", values)
         return number
@@ -345,12 +345,12 @@ class _Update:
             if len(self._rows) >= _MAX_ROWS:
                 self._rows.clear()
             where = " AND ".join(f"{column} = ?" for column in values)
-            found = self._execute(f"SELECT id FROM {table} WHERE {where}", tuple(values.values())).fetchone()
-            if found is None:
+            row = self._execute(f"SELECT id FROM {table} WHERE {where}", tuple(values.values())).fetchone()
+            if row is None:
                 marks = ", ".join("?" * len(values))
                 insert = f"INSERT INTO {table}({', '.join(values)}) VALUES ({marks}) RETURNING id"
-                found = self._execute(insert, tuple(values.values())).fetchone()
-            self._rows[key] = found[0]
+                row = self._execute(insert, tuple(values.values())).fetchone()
+            self._rows[key] = row[0]
         return self._rows[key]
 
     def _forget(self, key: str) -> None:

@@ -149,10 +149,10 @@ class Live:
         if self._is_stopped:  # before there was a task to cancel
             raise asyncio.CancelledError
         self._set(_state="running")
-        ended = await self._play(self)
+        trajectory = await self._play(self)
         if self._is_person:
-            self._set(_ended=list(ended))
-        self._set(_state="ended" if ended else "left")
+            self._set(_ended=list(trajectory))
+        self._set(_state="ended" if trajectory else "left")
 
     def _call(self, function: Callable[[], object]) -> None:
         """Call it in the thread, unless that has ended meanwhile."""
@@ -184,13 +184,13 @@ class LiveRuns:
     def start(self, live: Live) -> Live:
         """Raises `TooMany`: policies take turns, because each would take the others' cores."""
         with self._lock:
-            running = [other for other in self._runs.values() if other.is_running]
-            if len(running) >= MAX_LIVE:
-                raise TooMany(f"{len(running)} episodes are under way; leave one of them first")
-            if not live.is_person and any(not other.is_person for other in running):
+            running_episodes = [run for run in self._runs.values() if run.is_running]
+            if len(running_episodes) >= MAX_LIVE:
+                raise TooMany(f"{len(running_episodes)} episodes are under way; leave one of them first")
+            if not live.is_person and any(not run.is_person for run in running_episodes):
                 raise TooMany("another fork is being sampled; wait for its end, or stop it")
             self._runs[live.id] = live
-            ended = [name for name, other in self._runs.items() if not other.is_running]
+            ended = [name for name, run in self._runs.items() if not run.is_running]
             for name in ended[: max(0, len(ended) - MAX_KEPT)]:
                 del self._runs[name]
             live.start()

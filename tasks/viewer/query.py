@@ -174,7 +174,7 @@ def _number(column: str, condition: Condition, value: str) -> Where:
     if ".." not in value:
         return Where(f"{column} = ?", (low,))
     bounds = [("<= ?", high), (">= ?", low)]
-    sql = " AND ".join(f"{column} {bound}" for bound, limit in bounds if limit is not None)
+    sql = " AND ".join(f"{column} {comparison}" for comparison, limit in bounds if limit is not None)
     return Where(f"({sql or f'{column} IS NOT NULL'})", tuple(x for _, x in bounds if x is not None))
 
 
@@ -313,12 +313,12 @@ def _text(value: str, *, scope: str) -> Where:
         return Where(in_texts, (f"{scope} : {phrase}",))
     in_note = f"{_ANNOTATED} WHERE instr(lower(note), lower(?)))"
     in_item = "t.item IN (SELECT id FROM items WHERE instr(lower(item), lower(?)))"
-    plain = value.rstrip("*")
-    return Where(f"({in_texts} OR {in_prompt} OR {in_note} OR {in_item})", (phrase, phrase, plain, plain))
+    prefix = value.rstrip("*")
+    return Where(f"({in_texts} OR {in_prompt} OR {in_note} OR {in_item})", (phrase, phrase, prefix, prefix))
 
 
 def _unknown_key(key: str, names: Mapping[str, Sequence[str]]) -> InvalidQuery:
-    known = [*KEYS, *names["metadata"], *names["label"], *names["metric"]]
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"keys are {', '.join(known[:40])}"
+    known_keys = [*KEYS, *names["metadata"], *names["label"], *names["metric"]]
+    close = difflib.get_close_matches(key, known_keys, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"keys are {', '.join(known_keys[:40])}"
     return InvalidQuery(f'unknown key {key!r}; {hint} A text with a colon is quoted: "…"')

@@ -83,11 +83,11 @@ def read_tokens(
         return _token_columns([_unsampled(values.get("prompt_ids"), owner="prompt")], split=split)
     turn = values["turns"][number]
     completion = turn["completion"]
-    sampled, logprobs = completion.get("token_ids") or [], completion.get("logprobs") or []
-    missing = [None] * (len(sampled) - len(logprobs))
+    sampled_ids, logprobs = completion.get("token_ids") or [], completion.get("logprobs") or []
+    missing = [None] * (len(sampled_ids) - len(logprobs))
     parts = [
         _unsampled(turn.get("prompt_ids"), owner="prompt"),
-        (sampled, "policy", [*logprobs[: len(sampled)], *missing]),
+        (sampled_ids, "policy", [*logprobs[: len(sampled_ids)], *missing]),
     ]
     observation, start = turn.get("observation_ids") or [], 0
     spans = turn.get("observation_spans")

@@ -56,9 +56,9 @@ class Viewer:
         with self._lock:
             if run.identity not in self._open:
                 self._open[run.identity] = OpenRun(run, cache=self._cache)
-            served = self._open[run.identity]
-        served.refresh()
-        return served
+            open_run = self._open[run.identity]
+        open_run.refresh()
+        return open_run
 
 
 class OpenRun:

@@ -35,7 +35,7 @@ def finish(workspace: str, *, stages: Mapping[str, float], name: str = NAME, **o
     (folder / "report").mkdir()
     (folder / "report" / "parameters.json").write_text(json.dumps(pipeline.model_dump(mode="json")))
     (folder / "timing.json").write_text(json.dumps({"stages": stages}))
-    write_changes(folder, name=name, changed={})
+    write_changes(folder, name=name, changes={})
     return folder
 
 

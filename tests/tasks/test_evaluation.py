@@ -199,7 +199,7 @@ def test_a_tiny_model_is_evaluated_with_the_defaults(tmp_path: Path) -> None:
 def test_a_policy_of_a_run_is_evaluated_with_the_settings_of_the_run(tmp_path: Path) -> None:
     workspace = tmp_path / "run"
     shutil.copytree(MODEL, workspace / "policy")
-    write_changes(workspace, name="textcraft-cpu", changed={"rollout.top_k": (0, 5), "train.lr": (3e-4, 1.0)})
+    write_changes(workspace, name="textcraft-cpu", changes={"rollout.top_k": (0, 5), "train.lr": (3e-4, 1.0)})
     plan = make_evaluation(
         EvaluationRequest(envs=("textcraft",)), find_policy(NamedPolicy(policy=str(workspace)))
     )

@@ -182,7 +182,7 @@ def run_folder(tmp_path: Path, record: Callable[[str, int], Parent]) -> Path:
     folder = tmp_path / "run"
     parent = record("textcraft", 12)
     write_trajectories(folder / "train" / "trajectories" / "step_0001.jsonl", [parent.trajectory])
-    write_changes(folder, name="textcraft-cpu", changed={"evaluate.max_turns": (12, 5)})
+    write_changes(folder, name="textcraft-cpu", changes={"evaluate.max_turns": (12, 5)})
     shutil.copytree(BASE, folder / "policy")
     return folder
 

@@ -330,7 +330,7 @@ def test_parameters_are_listed_by_block_and_none_is_json(page: Page) -> None:
 def test_parameters_that_a_run_changed_are_listed_first(tmp_path: Path) -> None:
     write_workspace(tmp_path)
     default, pipeline = toy_pipeline(), toy_pipeline(train__lr=0.25, warmup=None)
-    write_changes(tmp_path, name="toy", changed=changed_parameters(pipeline, default=default))
+    write_changes(tmp_path, name="toy", changes=changed_parameters(pipeline, default=default))
     page = Page(report(pipeline, tmp_path))
     assert default.warmup is not None
     assert page.rows("train.lr") == [["train.lr", str(default.train.lr), "0.25"]]

@@ -339,7 +339,7 @@ def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeli
     default = load_pipeline("textcraft-cpu", file=PIPELINES)
     changes = changed_parameters(pipeline, default=default)
     assert changes["warmup.lr"] == (default.warmup and default.warmup.lr, 0.25)
-    write_changes(workspace, name="eight", changed=changes)
+    write_changes(workspace, name="eight", changes=changes)
     with Tracker("eight", pipeline=pipeline, workspace=workspace) as tracker:
         code = {"git.commit": "abc", "git.url": "https://git.example.org/me/wingspan/tree/abc"}
         tracker.tag(code | {"git.dirty": "true", "md5.data/test.jsonl": "12ab"})

@@ -51,7 +51,7 @@ def run_folder(tmp_path: Path) -> Path:
     """A run of the CPU pipeline with one trajectory, in which a useless turn comes first."""
     folder = tmp_path / "runs" / "toy"
     write_trajectories(folder / "train" / "trajectories" / "step_0001.jsonl", [play(["look", *SOLUTION])])
-    write_changes(folder, name="textcraft-cpu", changed={"agent.format": ("x", "action")})
+    write_changes(folder, name="textcraft-cpu", changes={"agent.format": ("x", "action")})
     shutil.copytree(ROOT / "models" / "textcraft-base", folder / "policy")
     return folder
 

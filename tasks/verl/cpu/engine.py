@@ -59,10 +59,10 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         if matrix_lr is None:
             optimizer: torch.optim.Optimizer = super()._build_optimizer(module)
             return optimizer
-        matrices, others = hidden_matrices(module)
+        matrices, other_parameters = hidden_matrices(module)
         return MuonWithAdamW(
             matrices=matrices,
-            others=others,
+            others=other_parameters,
             lr=config.lr,
             matrix_lr=matrix_lr,
             betas=tuple(config.betas),
