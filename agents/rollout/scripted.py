@@ -7,21 +7,24 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from agents.agent import Agent, Opening
+from agents.agent import Agent, FormatAgent, Opening
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.prompting.renderer import Renderer, images_of
 from agents.rollout.context import ContextPolicy
 from agents.rollout.conversation import Continuation, Conversation, ModelTurn, TokenConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
+from agents.rollout.group import Callbacks
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.episode import ACT
 from agents.tools.toolbox import Toolbox
-from agents.types import Completion, FinishReason, SamplingParams, Trajectory, Turn
+from agents.types import UNLIMITED, Completion, FinishReason, SamplingParams, Trajectory, Turn
 from envs.base import Environment
 from envs.errors import SamplerFailed
 from envs.registry import ExpertStep
 from envs.types import Image, Item, Message
 
+ReadLine = Callable[[], Awaitable[str | None]]
+"""Returns the next line that a person types; None leaves the episode."""
 ScriptLine = Callable[[str], str]
 """Maps an observation to the text of the turn. Raises `LookupError` if it finds nothing to act on."""
 
@@ -84,6 +87,33 @@ async def run_script(
     )
 
 
+async def run_console(
+    env: Environment, item: Item, read_line: ReadLine, callbacks: Callbacks
+) -> Trajectory | None:
+    """Run `item` with the actions that a person types; None if they leave before the end of the episode.
+
+    Raises as `run_episode`.
+    """
+    has_left = False
+
+    async def answer(turn: int) -> str | None:
+        nonlocal has_left
+        line = await read_line()
+        has_left = line is None
+        return line
+
+    trajectory = await run_episode(
+        env,
+        item,
+        sample_index=0,
+        conversation=TextConversation(answer),
+        config=EpisodeConfig(agent=FormatAgent("raw"), limits=UNLIMITED),
+        on_opening=callbacks.on_opening and partial(callbacks.on_opening, item, 0),
+        on_turn=callbacks.on_turn and partial(callbacks.on_turn, item, 0),
+    )
+    return None if has_left else trajectory
+
+
 def expert_script(steps: Iterable[ExpertStep], *, config: EpisodeConfig) -> Iterator[ScriptLine]:
     """The expert's turns in the agent's format."""
 
@@ -111,14 +141,11 @@ class TextConversation:
 
     answer: Callable[[int], Awaitable[str | None]]
     """Maps a turn's number, from 0, to its text; None ends the episode."""
-    on_opening: Callable[[Message], object] = field(default=lambda message: None)
-    """Called with the message that shows the first observation."""
     prompt_ids: tuple[int, ...] = field(default=(), init=False)
     prompt_images: tuple[Image, ...] = field(default=(), init=False)
     _turn: int = field(default=0, init=False)
 
     def open(self, opening: Opening) -> bool:
-        self.on_opening(opening.messages[-1])
         return True
 
     async def generate(self) -> ModelTurn | None:

@@ -5,7 +5,19 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.options import EnvironmentName, PipelineName, Settings, parse_settings, parse_where
+from flows.cli.options import (
+    EndpointKey,
+    EndpointModel,
+    EnvironmentName,
+    ItemSplit,
+    MaxTurns,
+    PipelineName,
+    SamplingSeed,
+    Settings,
+    Temperature,
+    parse_settings,
+    parse_where,
+)
 
 
 def play(
@@ -27,42 +39,34 @@ def play(
 
 def rollout(
     pipeline: PipelineName,
-    split: Annotated[str, typer.Option(help="Split that the items are taken from: test or train.")] = "test",
+    split: ItemSplit = "test",
     items: Annotated[
-        int | None, typer.Option(min=1, help="How many items of the split to play.", show_default="all")
+        int | None, typer.Option(min=1, help="How many items of the split to run.", show_default="all")
     ] = None,
-    num_samples: Annotated[int, typer.Option(min=1, help="How many episodes to play of each item.")] = 1,
-    max_turns: Annotated[
-        int | None,
-        typer.Option(min=1, help="Turns that an episode may have.", show_default="evaluate.max_turns"),
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.", show_default="evaluate.temperature"),
-    ] = None,
+    num_samples: Annotated[int, typer.Option(min=1, help="How many episodes to run of each item.")] = 1,
+    max_turns: MaxTurns = None,
+    temperature: Temperature = None,
     out: Annotated[Path | None, typer.Option(help="JSONL file to write the trajectories to.")] = None,
     endpoint: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="OpenAI-compatible endpoint whose model plays, e.g. http://127.0.0.1:8000/v1.",
+            help="OpenAI-compatible endpoint of the model, e.g. http://127.0.0.1:8000/v1.",
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the endpoint's model.")] = None,
-    api_key_from: Annotated[
-        str | None, typer.Option(metavar="ENVVAR", help="Environment variable that holds the endpoint's key.")
-    ] = None,
+    model: EndpointModel = None,
+    api_key_from: EndpointKey = None,
     policy: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of a local model that plays, on the CPU.", show_default="the pipeline's model"
+            help="Folder of a local model, which runs on the CPU.", show_default="the pipeline's model"
         ),
     ] = None,
     settings: Settings = None,
 ) -> None:
-    """Let a model play a pipeline's items, without training, and show the task and every turn.
+    """Run a model on a pipeline's items, without training, and show the task and every turn.
 
-    Exits with status 1 if no episode could be played to its end, 130 after Ctrl-C.
+    Exits with status 1 if no episode could be run to its end, 130 after Ctrl-C.
     """
     from rich.console import Console
 
@@ -113,7 +117,7 @@ def evaluate(
             metavar="KEY=VALUES", help="Select items by metadata, e.g. --where depth=1,2; can be repeated."
         ),
     ] = None,
-    split: Annotated[str, typer.Option(help="Split that the items are taken from: test or train.")] = "test",
+    split: ItemSplit = "test",
     items: Annotated[
         int | None,
         typer.Option(min=1, help="How many items to take, evenly over the split.", show_default="all"),
@@ -123,17 +127,9 @@ def evaluate(
         list[int] | None,
         typer.Option(help="Report pass@k and pass^k for this k; can be repeated.", show_default="1, 2, 4, …"),
     ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.", show_default="evaluate.temperature"),
-    ] = None,
-    max_turns: Annotated[
-        int | None,
-        typer.Option(min=1, help="Turns that an episode may have.", show_default="evaluate.max_turns"),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of sampling on this machine.", show_default="the pipeline's")
-    ] = None,
+    temperature: Temperature = None,
+    max_turns: MaxTurns = None,
+    seed: SamplingSeed = None,
     format: Annotated[
         str | None,
         typer.Option(help="Format that the model writes in, e.g. react.", show_default="agent.format"),
@@ -146,10 +142,8 @@ def evaluate(
             show_default="that of the run, else defaults",
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the endpoint's model.")] = None,
-    api_key_from: Annotated[
-        str | None, typer.Option(metavar="ENVVAR", help="Environment variable that holds the endpoint's key.")
-    ] = None,
+    model: EndpointModel = None,
+    api_key_from: EndpointKey = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to.", show_default="runs/evaluations/…")
     ] = None,
@@ -217,14 +211,9 @@ def fork(
     step: Annotated[
         int | None, typer.Option(help="Step of the checkpoint.", show_default="the trained policy")
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the endpoint's model.")] = None,
-    api_key_from: Annotated[
-        str | None, typer.Option(metavar="ENVVAR", help="Environment variable that holds the endpoint's key.")
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.", show_default="evaluate.temperature"),
-    ] = None,
+    model: EndpointModel = None,
+    api_key_from: EndpointKey = None,
+    temperature: Temperature = None,
     observation: Annotated[
         str | None,
         typer.Option(
@@ -237,9 +226,7 @@ def fork(
         int | None,
         typer.Option(min=1, help="Turns that the whole episode may have.", show_default="evaluate.max_turns"),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of sampling on this machine.", show_default="the pipeline's")
-    ] = None,
+    seed: SamplingSeed = None,
     pipeline: Annotated[
         str | None,
         typer.Option(

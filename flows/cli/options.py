@@ -33,6 +33,22 @@ Settings = Annotated[
 Workspace = Annotated[
     Path | None, typer.Option(help="Folder that the run writes to.", show_default="runs/PIPELINE")
 ]
+ItemSplit = Annotated[str, typer.Option(help="Split that the items are taken from: test or train.")]
+MaxTurns = Annotated[
+    int | None,
+    typer.Option(min=1, help="Turns that an episode may have.", show_default="evaluate.max_turns"),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.", show_default="evaluate.temperature"),
+]
+SamplingSeed = Annotated[
+    int | None, typer.Option(help="Seed of sampling on this machine.", show_default="the pipeline's")
+]
+EndpointModel = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the endpoint's model.")]
+EndpointKey = Annotated[
+    str | None, typer.Option(metavar="ENVVAR", help="Environment variable that holds the endpoint's key.")
+]
 Host = Annotated[
     str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all addresses of this machine.")
 ]

@@ -9,10 +9,9 @@ from functools import cached_property
 
 from rich.console import Console
 
-from agents.agent import FormatAgent
-from agents.rollout.episode import EpisodeConfig, run_episode
-from agents.rollout.scripted import TextConversation
-from agents.types import UNLIMITED, StopReason, Turn
+from agents.rollout.group import Callbacks
+from agents.rollout.scripted import run_console
+from agents.types import StopReason, Turn
 from envs.base import Environment
 from envs.registry import EnvSpec, ExpertStep, find_item, get_env
 from envs.types import Item, Message
@@ -85,21 +84,18 @@ class _Person:
 
     async def play(self, env: Environment) -> None:
         self._print(f"{self._item.item_id}, seed {self._item.seed}. {HELP}\n", style="dim")
-        trajectory = await run_episode(
-            env,
-            self._item,
-            sample_index=0,
-            conversation=TextConversation(self._answer, on_opening=self._show),
-            config=EpisodeConfig(agent=FormatAgent("raw"), limits=UNLIMITED),
-            on_turn=self._show_turn,
+        callbacks = Callbacks(
+            on_opening=lambda item, index, messages: self._show(messages[-1]),
+            on_turn=lambda item, index, turns: self._show_turn(turns),
         )
-        if trajectory.stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED):
+        trajectory = await run_console(env, self._item, self._read_action, callbacks)
+        if trajectory is not None:
             is_truncated = trajectory.stop_reason is StopReason.TRUNCATED
             result = "solved" if trajectory.success else "out of steps" if is_truncated else "not solved"
             turns = f"{len(self._turns)} turn{'s' if len(self._turns) != 1 else ''}"
             self._print(f"{result}: reward {trajectory.reward:g} in {turns}", style="bold")
 
-    async def _answer(self, turn: int) -> str | None:
+    async def _read_action(self) -> str | None:
         """The next action that is typed; None at the end of the input."""
         for line in self._lines:
             text = line.strip()

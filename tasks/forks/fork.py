@@ -1,13 +1,11 @@
 """Runs forks: episodes that repeat a recorded one up to a turn in a fresh environment, and then go on."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from agents.agent import FormatAgent
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.prompting.renderer import Renderer
 from agents.rollout.chat_conversation import ChatConversation
@@ -15,12 +13,11 @@ from agents.rollout.conversation import Conversation, TokenConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.group import Attempt, Callbacks, GroupSpec, gather_groups
 from agents.rollout.replay import Replay, ReplayedChat, ReplayedSampler
-from agents.rollout.scripted import TextConversation, write_action
+from agents.rollout.scripted import ReadLine, TextConversation, write_action
 from agents.types import UNLIMITED, EpisodeLimits, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, EpisodeFault
-from envs.registry import EnvSpec
 from envs.runtime.manager import EnvManager
-from envs.types import Item, Message
+from envs.types import Message
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
 from tasks.forks.request import ForkPlan
@@ -29,9 +26,6 @@ from tasks.rollout.policy import local_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-ReadLine = Callable[[], Awaitable[str | None]]
-"""What a person does next; None leaves the episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,32 +182,3 @@ def _make_config(plan: ForkPlan, tokenizer: "PreTrainedTokenizerBase | None") ->
     config = make_episode_config(spec, plan.pipeline, tokenizer=tokenizer)
     limits = UNLIMITED if plan.policy is None else config.limits
     return replace(config, limits=replace(limits, max_turns=plan.max_turns))
-
-
-async def play_item(
-    spec: EnvSpec, item: Item, read_line: ReadLine, callbacks: Callbacks = Callbacks()
-) -> Trajectory | None:
-    """An episode of `item` in which a person acts from the beginning; None if they left it before its end."""
-    has_left = False
-
-    async def answer(_: int) -> str | None:
-        nonlocal has_left
-        line = await read_line()
-        has_left = line is None
-        return line
-
-    envs = EnvManager([spec], capacity=1)
-    try:
-        async with envs.lease(spec.name) as env:
-            trajectory = await run_episode(
-                env,
-                item,
-                sample_index=0,
-                conversation=TextConversation(answer),
-                config=EpisodeConfig(agent=FormatAgent("raw"), limits=UNLIMITED),
-                on_opening=callbacks.on_opening and partial(callbacks.on_opening, item, 0),
-                on_turn=callbacks.on_turn and partial(callbacks.on_turn, item, 0),
-            )
-    finally:
-        await envs.close()
-    return None if has_left else trajectory

@@ -225,8 +225,9 @@ def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:
 
 
 def _start_console(runs: LiveRuns, body: ConsoleBody) -> Live:
+    from agents.rollout.scripted import run_console
     from envs.registry import ENVIRONMENTS, find_item
-    from tasks.forks.fork import play_item
+    from envs.runtime.manager import EnvManager
 
     if body.env not in ENVIRONMENTS:  # a name of a user's module would be imported
         raise ConfigError(f"there is no environment {body.env!r}; choose one of the list")
@@ -235,7 +236,12 @@ def _start_console(runs: LiveRuns, body: ConsoleBody) -> Live:
     item = find_item(spec, body.item)
 
     async def play(live: Live) -> Sequence[Trajectory]:
-        trajectory = await play_item(spec, item, live.read_line, live.callbacks)
+        envs = EnvManager([spec], capacity=1)
+        try:
+            async with envs.lease(spec.name) as env:
+                trajectory = await run_console(env, item, live.read_line, live.callbacks)
+        finally:
+            await envs.close()
         return [] if trajectory is None else [trajectory]
 
     return runs.start(Live(play, total=1, is_person=True))

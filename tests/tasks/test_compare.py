@@ -268,7 +268,9 @@ def test_runs_that_differ_by_seed_alone_are_one_setting(runs: list[Path]) -> Non
     }
     again = replace(found[0], name="again")
     assert list(group_by_seed([*found, again])) == [*SEEDS, "again", "fixed-9"]
-    assert notes_on([*found, again])[0].startswith("step-seed0, again have the same parameters and the same seed")
+    assert notes_on([*found, again])[0].startswith(
+        "step-seed0, again have the same parameters and the same seed"
+    )
     unknown = replace(found[1], parameters={}, seed=None)
     assert list(group_by_seed([found[0], unknown, found[2]])) == ["step", "step-seed1"]
     assert "parameters of step-seed1 were not recorded" in notes_on([found[0], unknown])[0]
