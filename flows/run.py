@@ -22,6 +22,8 @@ from prefect.tasks import MaterializingTask
 
 from envs.errors import WingspanError
 from envs.files import write_atomically
+from flows.display.display import Display
+from flows.display.state import StageState
 from flows.endings.stopping import on_stop
 from flows.lineage.recorder import Recorder
 from flows.lineage.stages import LOCK_FILE, Receipt, Stage, cache_key, holds, make_receipt, stage_key
@@ -30,13 +32,14 @@ from flows.orchestrator.assets import describe_assets, stage_assets
 from flows.orchestrator.page import PrefectPage
 from flows.orchestrator.runs import read_receipt
 from flows.plan import Plan
-from flows.progress import Display, StageState
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import load_pipeline
 from tasks.data.collapse import Alert
 from tasks.data.hashes import path_md5
+from tasks.data.items import planned_turns
 from tasks.progress import Progress
+from tasks.rollout.shown_episode import EPISODE_FILE
 from tasks.tracking.model import Promotion
 from tasks.tracking.provenance import provenance
 from tasks.tracking.tracker import Tracker, is_recorded
@@ -74,6 +77,8 @@ def open_run(
             stages=list(plan.stages) if stages is None else stages,
             steps=steps,
             steps_per_round=pipeline.train.steps_per_round,
+            horizon_at=planned_turns(pipeline),
+            episode_file=plan.workspace / "train" / EPISODE_FILE,
         ) as display,
         ExitStack() as closing,
     ):
@@ -209,7 +214,7 @@ class Run:
                 from tasks.stages.train import TrainSession
                 from tasks.verl.process import RayTrainingProcess
 
-                process = RayTrainingProcess(serve=plan.served_at)
+                process = RayTrainingProcess(serve=plan.served_at, shows_episode=self._display.is_live)
                 self._session = TrainSession(plan.pipeline, plan.workspace, progress, process=process)
             self._closing.enter_context(self._session)
         return self._session

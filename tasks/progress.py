@@ -1,6 +1,6 @@
 """How a stage of the pipeline reports its progress."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ def _ignore(*_: object, **__: object) -> None:
 class Progress:
     """Observers of one stage; a stage calls those that apply to it."""
 
+    on_history: Callable[[Sequence[Mapping[str, float]]], object] = _ignore
+    """Called with the metrics of the training steps that count so far, when training begins or resumes."""
     on_step: Callable[[Mapping[str, float]], object] = _ignore
     """Called after each training step with its metrics, `step` (from 1) among them."""
     on_episodes: Callable[[int, int], object] = _ignore

@@ -4,7 +4,8 @@ from rich.console import Console
 
 from envs.errors import WingspanError, describe
 from flows.cli.tables import print_table
-from flows.progress import Display, StageState
+from flows.display.display import Display
+from flows.display.state import StageState
 from tasks.evaluation.evaluate import default_folder, evaluate_policy
 from tasks.evaluation.models import find_policy
 from tasks.evaluation.record import EvaluationRecord, Rate

@@ -1,6 +1,6 @@
 """Records a run of the flow in DVC, as if `dvc repro` had run the stages, and restores data that DVC has.
 
-DVC prints nothing: the terminal belongs to the display (`flows/progress.py`).
+DVC prints nothing: the terminal belongs to the display (`flows/display/`).
 """
 
 import atexit

@@ -8,7 +8,7 @@ later stage reads, has one `Item` a line, as JSON.
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -118,6 +118,14 @@ def training_turns(
         name: horizon.max_turns_at(step, evidence.get(name, ()))
         for name, horizon in horizons(pipeline).items()
     }
+
+
+def planned_turns(pipeline: Pipeline) -> Callable[[int], int] | None:
+    """The longest horizon of each training step (from 1); None if it depends on the episodes (`adaptive`)."""
+    schedules = horizons(pipeline).values()
+    if any(horizon.type == "adaptive" for horizon in schedules):
+        return None
+    return lambda step: max(horizon.max_turns_at(step) for horizon in schedules)
 
 
 def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:

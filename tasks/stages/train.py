@@ -320,6 +320,7 @@ class TrainSession:
             if int(file.stem.removeprefix("step_")) > checkpoint.step:
                 file.unlink()
         self._steps = read_json_lines(self._folder / "metrics.jsonl")
+        self._progress.on_history(self._steps)
         best = find_best(self._folder)
         if best is not None and best.last_step > checkpoint.step:
             shutil.rmtree(self._folder / BEST, ignore_errors=True)

@@ -133,14 +133,16 @@ class Trainer:
         checkpoints: str,
         placement: Placement,
         serve: "ServedAt | None" = None,
+        episode_file: Path | None = None,
     ) -> None:
         """`model`: the policy to start from where there is no checkpoint; `serve`: where the policy is served
-        to others while it is trained."""
+        to others while it is trained; `episode_file`: as `RolloutManager` takes it."""
         self._pipeline = pipeline
         self._placement = placement
         self._model = model
         self._checkpoints = Path(checkpoints)
         self._serve = serve
+        self._episode_file = episode_file
         self._config: Any = None
         self._record: StepRecord | None = None
 
@@ -206,6 +208,7 @@ class Trainer:
             tokenizer=tokenizer,
             processor=verl_processor(self._model),
             history=self._read_history(),
+            episode_file=self._episode_file,
         )
         self._trainer.attach(self._manager, teacher)
         if step := int(self._trainer.global_steps):
@@ -316,7 +319,14 @@ def _environments(pools: Mapping[str, PoolMetrics]) -> dict[str, float]:
     }
 
 
-def launch(pipeline: Pipeline, *, model: str, checkpoints: Path, serve: "ServedAt | None" = None) -> Any:
+def launch(
+    pipeline: Pipeline,
+    *,
+    model: str,
+    checkpoints: Path,
+    serve: "ServedAt | None" = None,
+    episode_file: Path | None = None,
+) -> Any:
     """A `Trainer` as an actor of the Ray session that this process is connected to; arguments as its own.
 
     Raises `ConfigError` if the session has no place for `backend.workers`, or too little memory there.
@@ -335,6 +345,7 @@ def launch(pipeline: Pipeline, *, model: str, checkpoints: Path, serve: "ServedA
             checkpoints=str(checkpoints),
             placement=placement,
             serve=serve,
+            episode_file=episode_file,
         )
     )
 

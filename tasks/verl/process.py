@@ -13,6 +13,7 @@ from tasks.cluster.session import check_ray, connect_ray, result_of
 from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied, SamplerDied, names_dead_engine
 from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.shown_episode import EPISODE_FILE
 from tasks.verl.actor import StepRecord, launch
 
 if TYPE_CHECKING:
@@ -59,10 +60,12 @@ class TrainingProcess(Protocol):
 class RayTrainingProcess:
     """Uses the Ray cluster that this process is connected to, else that of `RAY_ADDRESS`, else a new one."""
 
-    def __init__(self, *, serve: "ServedAt | None" = None) -> None:
-        """`serve`: where the policy is served while the training process is up."""
+    def __init__(self, *, serve: "ServedAt | None" = None, shows_episode: bool = False) -> None:
+        """`serve`: where the policy is served while the training process is up; `shows_episode`: an episode
+        that is being played is written to `EPISODE_FILE`, beside the checkpoints."""
         self.step = 0
         self._serve = serve
+        self._shows_episode = shows_episode
         self._actor: Any = None
         self._owns_ray = False
 
@@ -72,7 +75,13 @@ class RayTrainingProcess:
 
     def launch(self, pipeline: Pipeline, *, model: str, checkpoints: Path) -> None:
         self._owns_ray |= connect_ray(pipeline)
-        self._actor = launch(pipeline, model=model, checkpoints=checkpoints, serve=self._serve)
+        self._actor = launch(
+            pipeline,
+            model=model,
+            checkpoints=checkpoints,
+            serve=self._serve,
+            episode_file=checkpoints.parent / EPISODE_FILE if self._shows_episode else None,
+        )
         self._actor.prepare.remote()  # not awaited: if it fails, `start` repeats it and raises
 
     def start(self, items: Sequence[Item]) -> None:

@@ -31,6 +31,7 @@ from tasks.rollout.factory import make_runner
 from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
+from tasks.rollout.shown_episode import EpisodeWriter
 from tasks.rollout.step import Group, StepSample, StepSampler
 from tasks.verl.rows import fields_of, observation_tokens, parent_key, rows_of, tag_of, trainable
 
@@ -140,9 +141,11 @@ class RolloutManager:
         tokenizer: Any,
         processor: Any = None,
         history: History,
+        episode_file: Path | None = None,
     ) -> None:
         """`items`, `history`: as `StepSampler` takes them; `client`: of verl's generation servers;
-        `processor`: of a vision-language model, as `verl_processor` loads it. Raises `ConfigError` for a
+        `processor`: of a vision-language model, as `verl_processor` loads it; `episode_file`: where an
+        `EpisodeWriter` writes, for a terminal. Raises `ConfigError` for a
         tokenizer by which an observation loss cannot be computed."""
         if pipeline.train.observation_loss > 0 and getattr(tokenizer, "backend_tokenizer", None) is None:
             raise ConfigError(
@@ -155,7 +158,8 @@ class RolloutManager:
         self._tokenizer = tokenizer
         self._processor = processor
         self._runner = make_runner(pipeline, sampler=self._sampler, tokenizer=tokenizer, processor=processor)
-        self._step_sampler = StepSampler(pipeline, items, self._runner.run, history=history)
+        self._writer = None if episode_file is None else EpisodeWriter(episode_file, pipeline)
+        self._step_sampler = StepSampler(pipeline, items, self._play, history=history)
         self._server: ServedPolicy | None = None
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True).start()
@@ -256,7 +260,12 @@ class RolloutManager:
 
     def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[Group]:
         """`RolloutRunner.run`, for callers that wait."""
-        return self._run(self._runner.run(items, spec))
+        return self._run(self._play(items, spec))
+
+    async def _play(self, items: Sequence[Item], spec: RolloutSpec) -> list[Group]:
+        if self._writer is None:
+            return await self._runner.run(items, spec)
+        return await self._runner.run(items, spec, self._writer.callbacks(spec))
 
     def serve(self, address: ServedAt) -> None:
         """Serve the policy to others, too, but for the time from a step's last episode to `on_new_weights`.

@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from flows.progress import Display, StageState
+from flows.display.display import Display
+from flows.display.state import StageState
 from tasks.data.collapse import Alert
 
 STEP = {
