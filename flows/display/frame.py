@@ -206,7 +206,7 @@ def _curve(view: RunView, stage: StageView, *, width: int, bars: int) -> list[Te
 def _metric_lines(name: str, stage: StageView, *, width: int) -> list[Text]:
     """Metrics with their courses, as many beside each other as there is room for."""
     across = max(1, width // _CELL)
-    room = max(4, width // across - _NAME - _VALUE - 3)
+    room = max(4, width // across - _NAME - _VALUE - 4)
     cells: list[Text] = []
     for key, (label, text) in FORMATS.get(name, {}).items():
         values = [step[key] for step in stage.steps if key in step]

@@ -27,19 +27,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-<<<<<<< HEAD
+from flows.display.display import Display
 from flows.lineage.stages import Receipt, Stage
 from flows.orchestrator.events import emit_collapse
 from flows.orchestrator.page import PrefectPage
 from flows.plan import Plan
-from flows.progress import Display
-=======
-from flows.display.display import Display
-from flows.lineage import Receipt, Stage
-from flows.plan import Plan
-from flows.prefect_events import emit_collapse
-from flows.prefect_page import PrefectPage
->>>>>>> 30a6e86 (run: the terminal shows the curve of success, metrics, the episode that is being played and the time left)
 from flows.run import Run
 from tasks.config.pipelines import load_pipeline
 from tasks.data.collapse import Alert

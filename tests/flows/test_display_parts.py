@@ -1,0 +1,143 @@
+"""What the display of a run is made of: plots, the forecast of the time left, the episode that is played."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from envs.types import Item, Message
+from flows.display.episode_lines import draw_episode, make_harmless
+from flows.display.forecast import forecast_steps
+from flows.display.plots import draw_rate, draw_sparkline
+from tasks.config.pipelines import load_pipeline
+from tasks.data.items import planned_turns
+from tasks.rollout import shown_episode
+from tasks.rollout.runner import make_training_spec
+from tasks.rollout.shown_episode import EpisodeReader, EpisodeWriter, ShownEpisode
+
+
+def test_a_sparkline_goes_from_the_least_value_to_the_largest() -> None:
+    assert draw_sparkline([0, 7, 3], width=10) == "▁█▄"
+    assert draw_sparkline([1, 3, 5, 7, 9, 11], width=3) == "▁▅█"  # the means 2, 6, 10
+    assert draw_sparkline([2, 2], width=4) == "▄▄"
+    assert draw_sparkline([], width=4) == ""
+
+
+def test_a_rate_is_drawn_by_step_to_an_axis_that_says_where_the_horizon_changes() -> None:
+    rates = {1: 0.0, 2: 0.25, 3: 0.5}
+    lines = draw_rate(rates, horizons=lambda step: 6 if step < 3 else 9, steps=4, width=5 + 24, height=2)
+    assert [line.plain for line in lines] == [
+        " 50% " + " " * 12 + "█" * 6 + " " * 6,
+        "  0% " + "▁" * 6 + "█" * 12 + " " * 6,
+        "     " + "└6 turns────└9──────────",
+    ]
+
+
+def test_many_steps_share_a_column_and_stages_that_are_too_narrow_have_no_label() -> None:
+    rates = {step: float(step > 50) for step in range(1, 101)}
+    *bars, axis = draw_rate(rates, horizons=lambda step: step, steps=100, width=25, height=1)
+    assert [bar.plain for bar in bars] == ["  0% " + "▁" * 10 + "█" * 10]
+    assert axis.plain.split("└")[1].startswith("1 turns")
+    assert len(axis.plain) == 25
+
+
+def test_longer_horizons_take_longer_by_the_episodes_that_the_horizon_ended() -> None:
+    # 5 turns an episode; half of the episodes are ended by the horizon of 10 turns. Under 20 turns, these end
+    # 5 turns later on average, which adds 2.5 turns to 5.
+    step = {"horizon": 10, "seconds": 4.0, "turns": 5.0, "episodes": 8, "stop_max_turns": 4}
+    steps = [{**step, "step": number, "seconds": 100.0 if number == 1 else 4.0} for number in range(1, 12)]
+    horizon = {12: 10, 13: 10, 14: 20}.__getitem__
+    assert forecast_steps(steps, total=14, horizon_at=horizon) == pytest.approx(4 + 4 + 4 * 1.5)
+    assert forecast_steps(steps, total=14) == pytest.approx(4 * 3)
+    assert forecast_steps(steps, total=11) == 0
+
+
+def test_planned_turns_are_those_of_the_schedule() -> None:
+    pipeline = load_pipeline("textcraft-cpu")
+    turns = planned_turns(pipeline)
+    assert turns is not None
+    horizon = pipeline.horizon
+    assert [turns(1), turns(pipeline.train.steps)] == [horizon.max_turns[0], horizon.max_turns[-1]]
+    adaptive = horizon.model_validate({"type": "adaptive", "max_turns": [4, 8]})
+    assert planned_turns(pipeline.model_copy(update={"horizon": adaptive})) is None
+
+
+@pytest.mark.parametrize("code", list("\x1b\x9b\x07\r\x7f\u202e\u2066\u200d\ud800"))
+def test_no_character_that_a_terminal_obeys_is_shown(code: str) -> None:
+    assert make_harmless(f"a{code}b\tc\n\nd") == "a b c d"
+
+
+def test_an_episode_is_as_wide_as_the_terminal_and_markup_is_text() -> None:
+    episode = ShownEpisode(
+        item="toy_1",
+        sample=0,
+        turn=1,
+        max_turns=4,
+        task="t" * 100,
+        action="[red]go[/red]",
+        failed=False,
+        observation="漢" * 100,
+    )
+    lines = draw_episode(episode, width=30)
+    assert [line.cell_len <= 30 for line in lines] == [True] * 4
+    assert lines[2].plain == "   > [red]go[/red]"
+
+
+def make_turn(action: str, *, failed: bool = False) -> Turn:
+    completion = Completion(token_ids=[1], logprobs=[0.0], finish_reason=FinishReason.STOP, policy_version=0)
+    return Turn(
+        completion=completion,
+        text=f"Action: {action}",
+        action="" if failed else action,
+        observation=f"after {action}",
+        reward=0.0,
+        failed=failed,
+    )
+
+
+def test_one_episode_is_followed_to_its_end_and_then_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown_episode, "EVERY_S", 0.0)
+    pipeline = load_pipeline("textcraft-cpu")
+    spec = make_training_spec(pipeline, step=1, evidence={})
+    path = tmp_path / "episode.json"
+    callbacks, reader = EpisodeWriter(path, pipeline).callbacks(spec), EpisodeReader(path)
+    assert callbacks.on_opening
+    assert callbacks.on_turn
+    assert callbacks.on_trajectory
+    first, second = (Item(f"textcraft_{index}", "textcraft", metadata={"depth": 1}) for index in (1, 2))
+    assert reader.read() is None
+    for item in (first, second):
+        callbacks.on_opening(item, 0, [Message("user", f"Commands:\n…\n\nGoal: {item.item_id}\n")])
+    callbacks.on_turn(first, 0, [make_turn("get 1 log")])
+    callbacks.on_turn(second, 0, [make_turn("get 2 log")])
+    shown = reader.read()
+    assert shown == ShownEpisode(
+        item="textcraft_1",
+        sample=0,
+        turn=1,
+        max_turns=pipeline.horizon.max_turns[0],
+        task="Goal: textcraft_1",
+        action="get 1 log",
+        failed=False,
+        observation="after get 1 log",
+    )
+    ended = Trajectory(
+        item=first,
+        sample_index=0,
+        prompt_ids=(),
+        turns=(),
+        stop_reason=StopReason.TERMINATED,
+        reward=0.0,
+        success=False,
+        seconds=0.0,
+    )
+    callbacks.on_trajectory(ended)
+    callbacks.on_turn(second, 0, [make_turn("get 2 log"), make_turn("huh", failed=True)])
+    shown = reader.read()
+    assert shown is not None
+    assert (shown.item, shown.turn, shown.action, shown.failed) == ("textcraft_2", 2, "Action: huh", True)
+    path.write_text(json.dumps({"item": "of another version"}))
+    assert reader.read() is None
