@@ -189,7 +189,9 @@ class _Resizing(Live):
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         size, before = self.console.size, self._size
         self._size = size
-        clear = [Control.clear(), Control.home()] if before not in (None, size) else []
+        clear: list[ConsoleRenderable] = (
+            [Control.clear(), Control.home()] if before not in (None, size) else []
+        )
         drawn = super().process_renderables(renderables)
         return [_mode_2026("h"), *clear, *drawn, _mode_2026("l")]
 

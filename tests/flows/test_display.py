@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -204,12 +205,16 @@ def test_a_run_in_a_terminal_through_changes_of_size_to_its_end(tmp_path: Path) 
         for columns, lines in ((40, 20), (100, 30), (80, 24)):
             run.terminal.resize(columns=columns, lines=lines)
             run.tell("step 11 0.5")
-            wait_until(lambda columns=columns: is_whole(run.terminal.screen(), columns=columns))
+            wait_until(partial(shows_one_frame, run.terminal, columns=columns))
         run.tell("end")
         screen = run.terminal.wait_for("the report is here", "status 0")
         assert is_whole(screen, columns=80)
         assert "✓ train" in "\n".join(screen)
         assert run.terminal.ask("cursor_flag") == "1"
+
+
+def shows_one_frame(terminal: Terminal, *, columns: int) -> bool:
+    return is_whole(terminal.screen(), columns=columns)
 
 
 def is_whole(screen: Sequence[str], *, columns: int) -> bool:
