@@ -9,6 +9,7 @@ Without `--out`, training is played `--speed` times as fast as it was, in the te
 
 import argparse
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -118,7 +119,9 @@ def main() -> None:
         replay.play(last_step=arguments.step, wait=lambda _: None)
         console.print(replay.display.draw())
         title = f"wingspan run {read_pipeline_name(arguments.run)}"
-        arguments.out.write_text(console.export_svg(title=title))
+        picture = console.export_svg(title=title)
+        # Without the fonts of a web site.
+        arguments.out.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def draw_rate(
     lines = []
     for row in reversed(range(height)):
         label = {height - 1: f"{top:.0%}", 0: "0%"}.get(row, "")
-        line = Text(f"{label:>{_LABEL - 1}} ", style="dim")
+        line = Text.assemble((f"{label:>{_LABEL - 1}} ", "dim"))
         for stage, group in groupby(zip(heights, stages, strict=True), key=itemgetter(1)):
             bar = "".join(_character(value, row=row, height=height) for value, _ in group)
             line.append(bar, style=_STAGE_STYLES[stage % len(_STAGE_STYLES)])
