@@ -8,6 +8,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from agents.settings import Settings
+from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from tasks.evaluation.evaluate import default_folder
 from tasks.evaluation.evaluate import evaluate_policy as evaluate
@@ -42,10 +43,11 @@ def evaluate_policy(**values: Any) -> dict[str, Any]:
     anything that a user can fix.
     """
     guard()
-    evaluation = PolicyEvaluation(**values)
-    policy = find_policy(evaluation)
-    folder = evaluation.out or default_folder(policy, evaluation)
-    record = evaluate(evaluation, policy, out=folder)
-    if evaluation.track:
-        record_evaluation(record, folder)
+    with end_when_cancelled("nothing of it is recorded, and this begins anew"):
+        evaluation = PolicyEvaluation(**values)
+        policy = find_policy(evaluation)
+        folder = evaluation.out or default_folder(policy, evaluation)
+        record = evaluate(evaluation, policy, out=folder)
+        if evaluation.track:
+            record_evaluation(record, folder)
     return record.overall.model_dump() | {"record": str(folder)}

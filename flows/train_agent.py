@@ -15,6 +15,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from envs.errors import ConfigError, WingspanError, describe, suggest
+from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
 from flows.lineage.stages import IfChanged, Receipt, claim_checkpoints, mark_finished
@@ -43,16 +44,17 @@ def train_agent(
     where this one stopped.
     """
     guard()
-    plan = check_run(
-        pipeline,
-        overrides=overrides or {},
-        workspace=Path(workspace) if workspace else None,
-        serve_policy=serve_policy,
-        if_changed=if_changed,
-        is_candidate=promote,
-    )
-    with lock(plan.workspace):
-        return run_plan(plan)
+    with end_when_cancelled("finished stages and checkpoints are kept, and this resumes"):
+        plan = check_run(
+            pipeline,
+            overrides=overrides or {},
+            workspace=Path(workspace) if workspace else None,
+            serve_policy=serve_policy,
+            if_changed=if_changed,
+            is_candidate=promote,
+        )
+        with lock(plan.workspace):
+            return run_plan(plan)
 
 
 def run_with_prefect(plan: Plan, *, overrides: dict[str, Any]) -> tuple[dict[str, Any], Exception | None]:

@@ -1,12 +1,13 @@
 """Prefect deployments: one for each pipeline, all of the same flow, one for evaluations, one for sweeps."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline
 
 ENTRYPOINT = "flows/train_agent.py:train_agent"
-"""Path relative to the project's folder, in which the worker runs it."""
+"""Path relative to the project's folder."""
 EVALUATION, EVALUATION_ENTRYPOINT = "any-policy", "flows/evaluate_policy.py:evaluate_policy"
 """Name and flow of the deployment that evaluates: its parameters are those of `wingspan evaluate`."""
 
@@ -17,12 +18,13 @@ SWEEP, SWEEP_ENTRYPOINT = "any-pipeline", "flows/sweep/flow.py:sweep"
 def deploy(pipelines: Mapping[str, Pipeline], *, pool: str) -> Iterator[str]:
     """Deploy `pipelines`, by name, evaluations and sweeps to the work pool `pool`; yields their full names.
 
-    An earlier deployment of the same name is replaced. Raises `ConfigError` for a work pool that the server
-    does not know.
+    Flow runs work in the folder in which this is called. An earlier deployment of the same name is replaced.
+    Raises `ConfigError` for a work pool that the server does not know.
     """
     from prefect.client.orchestration import get_client
     from prefect.deployments.runner import RunnerDeployment
     from prefect.exceptions import ObjectNotFound
+    from prefect.runner.storage import LocalStorage
 
     with get_client(sync_client=True) as client:
         try:
@@ -31,8 +33,11 @@ def deploy(pipelines: Mapping[str, Pipeline], *, pool: str) -> Iterator[str]:
             raise ConfigError(
                 f"--pool {pool}: there is no such work pool; prefect work-pool create {pool} --type process"
             ) from None
+    # Without it a worker copies the folder, and the workspace is deleted with the copy.
+    project = LocalStorage(str(Path.cwd()))
     for name, pipeline in pipelines.items():
-        deployment = RunnerDeployment.from_entrypoint(
+        deployment = RunnerDeployment.from_storage(
+            project,
             ENTRYPOINT,
             name=name,
             description=pipeline.description,
@@ -45,8 +50,8 @@ def deploy(pipelines: Mapping[str, Pipeline], *, pool: str) -> Iterator[str]:
         (EVALUATION_ENTRYPOINT, EVALUATION, "Evaluate any policy on any environment."),
         (SWEEP_ENTRYPOINT, SWEEP, "Run any pipeline with several seeds and parameters, and compare."),
     ):
-        deployment = RunnerDeployment.from_entrypoint(
-            entrypoint, name=name, description=description, work_pool_name=pool
+        deployment = RunnerDeployment.from_storage(
+            project, entrypoint, name=name, description=description, work_pool_name=pool
         )
         deployment.apply()
         yield f"{deployment.flow_name}/{name}"

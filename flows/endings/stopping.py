@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
@@ -23,7 +23,7 @@ UNWIND_S = 3.0
 """Time for the main thread to close what it holds after a signal; the guardian ends the rest."""
 RECORD_S = 6.0
 """Time for marking the records; the next run marks the others (`tasks/tracking/recorded_runs.py`)."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OUT = b"\0"
 """Written to the watcher: the main thread has left its blocks, or there is nothing left to watch."""
 _STDERR = 2
@@ -59,10 +59,12 @@ def claim_signals() -> Iterator[None]:
 class Stoppable:
     """Context that SIGINT and SIGTERM can stop. For the main thread; contexts do not nest."""
 
-    def __init__(self, line: str | None) -> None:
-        """`line`: printed after a stop; None prints nothing."""
+    def __init__(self, line: str | None, *, handled: Sequence[int] = SIGNALS) -> None:
+        """`line`: printed after a stop; None prints nothing. `handled`: signals whose handlers we replace;
+        that of the other must raise an exception by itself."""
         self.records: list[Callable[[], object]] = []
         self._line = line
+        self._handled = handled
         self._number: int | None = None
         self._is_out = False
 
@@ -101,7 +103,7 @@ class Stoppable:
     def install(self) -> dict[int, Any]:
         """Install our handlers; returns the previous ones."""
         # Ignored signals stay ignored: a shell ignores SIGINT for background processes.
-        ours = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        ours = [number for number in self._handled if signal.getsignal(number) is not signal.SIG_IGN]
         return {number: signal.signal(number, self._handle) for number in ours}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -129,7 +131,7 @@ class Stoppable:
             if byte == _OUT:
                 self._is_out = True
                 return None
-            if byte[0] in _SIGNALS:
+            if byte[0] in SIGNALS:
                 return byte[0]
 
     def _mark_records(self) -> None:

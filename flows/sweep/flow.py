@@ -25,6 +25,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from envs.errors import WingspanError
+from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
 from flows.orchestrator.artifacts import artifact_key
@@ -82,15 +83,16 @@ def sweep(
     """
     temporary = tempfile.gettempdir()
     guard()
-    plan = plan_sweep(
-        pipeline,
-        seeds=seeds,
-        axes=vary or {},
-        settings=overrides or {},
-        at_once=at_once,
-        folder=Path(folder) if folder else None,
-    )
-    return summarise(run_sweep(plan, temporary=temporary))
+    with end_when_cancelled("finished runs and checkpoints are kept, and this resumes"):
+        plan = plan_sweep(
+            pipeline,
+            seeds=seeds,
+            axes=vary or {},
+            settings=overrides or {},
+            at_once=at_once,
+            folder=Path(folder) if folder else None,
+        )
+        return summarise(run_sweep(plan, temporary=temporary))
 
 
 def sweep_with_prefect(plan: SweepPlan, *, parameters: Mapping[str, Any], temporary: str) -> SweepResult:

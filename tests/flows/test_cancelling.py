@@ -1,0 +1,127 @@
+"""A deployed run on a process worker is cancelled in training; the command that its log names goes on."""
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import yaml
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.states import Cancelling
+
+from flows.endings.guardian import MARK
+from tests.support.prefect_server import prefect_client, prefect_server, process_worker
+from tests.support.project import NAME, RUN_TIMEOUT_S, Project
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+POOL = "local"
+STEPS = 200
+"""A tenth of a second each: none of the two runs gets so far."""
+END_S = 10.0
+"""Within which nothing is left of a cancelled run."""
+
+
+class Served:
+    """A project whose deployments a worker runs."""
+
+    def __init__(self, project: Project, client: SyncPrefectClient, environment: dict[str, str]) -> None:
+        self.project, self.client, self._environment = project, client, environment
+        self._idle = set(project.processes())
+
+    def run(self, *arguments: str) -> str:
+        """What a command prints."""
+        return subprocess.run(
+            arguments,
+            cwd=self.project.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+
+    def run_processes(self) -> dict[int, str]:
+        """Those that the worker and what it runs have started."""
+        return {pid: line for pid, line in self.project.processes().items() if pid not in self._idle}
+
+    def state(self, flow_run_id: UUID) -> str:
+        state = self.client.read_flow_run(flow_run_id).state
+        return "" if state is None else state.type.value
+
+    def state_names(self, flow_run_id: UUID) -> list[str]:
+        """All that it has had."""
+        return [state.name or "" for state in self.client.read_flow_run_states(flow_run_id)]
+
+    def logs(self, flow_run_id: UUID) -> list[str]:
+        found = self.client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run_id])))
+        return [log.message for log in found]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    project = Project.make(tmp_path_factory.mktemp("project"))
+    document = yaml.safe_load((project.folder / "pipelines.yaml").read_text())
+    document["pipelines"][NAME]["train"] |= {"steps": STEPS, "steps_per_round": STEPS}
+    (project.folder / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    with ExitStack() as stack:
+        url = stack.enter_context(prefect_server(project.folder, environment=project.environment))
+        client = stack.enter_context(prefect_client(url))
+        environment = {**project.environment, "PREFECT_API_URL": url}
+        stack.enter_context(process_worker(project.folder, pool=POOL, environment=environment, client=client))
+        served = Served(project, client, environment)
+        assert f"train-agent/{NAME}" in served.run("wingspan", "deploy", NAME, "--pool", POOL)
+        yield served
+
+
+def test_a_run_that_is_cancelled_in_training_leaves_nothing_and_goes_on(served: Served) -> None:
+    deployment = served.client.read_deployment_by_name(f"train-agent/{NAME}")
+    run = served.client.create_flow_run_from_deployment(deployment.id)
+    command = cancel_in_training(served, run.id)
+    kept_steps = served.project.finished_steps()
+    (second_run_id,) = re.findall(r"UUID: (\S+)", served.run(sys.executable, "-m", *command))
+    cancel_in_training(served, UUID(second_run_id))
+    steps = served.project.finished_steps()
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(kept_steps) < len(steps) < STEPS
+
+
+def folders_of(pid: int) -> list[Path]:
+    """The temporary folder of the run that a process belongs to, if any; Ray's session is in it."""
+    with suppress(OSError):  # it may have ended
+        variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        marks = [value.partition("=")[2] for value in variables if value.startswith(f"{MARK}=")]
+        return [Path(mark) for mark in marks]
+    return []
+
+
+def cancel_in_training(served: Served, flow_run_id: UUID) -> list[str]:
+    """Returns the command that goes on, as the run's log has it."""
+    project, earlier = served.project, len(served.project.finished_steps())
+
+    def has_trained() -> bool:
+        assert served.state(flow_run_id) in ("SCHEDULED", "PENDING", "RUNNING"), served.logs(flow_run_id)
+        return len(project.finished_steps()) > earlier
+
+    wait_until(has_trained, timeout_s=RUN_TIMEOUT_S, poll_s=0.1)
+    assert any("gcs_server" in line for line in served.run_processes().values())
+    folders = {folder for pid in served.run_processes() for folder in folders_of(pid)}
+    assert any((folder / "ray").is_dir() for folder in folders)
+    start = time.monotonic()
+    served.client.set_flow_run_state(flow_run_id, Cancelling())
+    wait_until(lambda: not served.run_processes(), timeout_s=END_S, poll_s=0.1)
+    print(f"ended within {time.monotonic() - start:.1f} s")
+    assert not any(folder.exists() for folder in folders)
+    wait_until(lambda: served.state(flow_run_id) == "CANCELLED")
+    # Not for a moment crashed, which hooks and automations would notice.
+    assert "Crashed" not in served.state_names(flow_run_id)
+    parent, _ = project.mlflow_runs()
+    assert parent.info.status == "KILLED"
+    (line,) = [line for line in served.logs(flow_run_id) if line.startswith("stopped; ")]
+    return shlex.split(line[line.index("prefect deployment run") :])
