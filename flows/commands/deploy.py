@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline
@@ -33,25 +34,17 @@ def deploy(pipelines: Mapping[str, Pipeline], *, pool: str) -> Iterator[str]:
             raise ConfigError(
                 f"--pool {pool}: there is no such work pool; prefect work-pool create {pool} --type process"
             ) from None
-    # Without it a worker copies the folder, and the workspace is deleted with the copy.
-    project = LocalStorage(str(Path.cwd()))
+
+    def make(entrypoint: str, name: str, description: str, **parameters: Any) -> str:
+        deployment = RunnerDeployment.from_entrypoint(
+            entrypoint, name=name, description=description, parameters=parameters, work_pool_name=pool
+        )
+        # Else a worker copies the folder, and deletes the copy with what the run has written.
+        deployment.storage = LocalStorage(str(Path.cwd()))
+        deployment.apply()
+        return f"{deployment.flow_name}/{name}"
+
     for name, pipeline in pipelines.items():
-        deployment = RunnerDeployment.from_storage(
-            project,
-            ENTRYPOINT,
-            name=name,
-            description=pipeline.description,
-            parameters={"pipeline": name},
-            work_pool_name=pool,
-        )
-        deployment.apply()
-        yield f"{deployment.flow_name}/{name}"
-    for entrypoint, name, description in (
-        (EVALUATION_ENTRYPOINT, EVALUATION, "Evaluate any policy on any environment."),
-        (SWEEP_ENTRYPOINT, SWEEP, "Run any pipeline with several seeds and parameters, and compare."),
-    ):
-        deployment = RunnerDeployment.from_storage(
-            project, entrypoint, name=name, description=description, work_pool_name=pool
-        )
-        deployment.apply()
-        yield f"{deployment.flow_name}/{name}"
+        yield make(ENTRYPOINT, name, pipeline.description, pipeline=name)
+    yield make(EVALUATION_ENTRYPOINT, EVALUATION, "Evaluate any policy on any environment.")
+    yield make(SWEEP_ENTRYPOINT, SWEEP, "Run any pipeline with several seeds and parameters, and compare.")

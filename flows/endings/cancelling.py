@@ -19,7 +19,7 @@ from typing import Any
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogHandler
-from prefect.runtime import deployment
+from prefect.runtime import deployment, flow_run
 
 from envs.redaction import redact
 from flows.endings.stopping import Stoppable, on_stop
@@ -38,7 +38,7 @@ def end_when_cancelled(advice: str) -> Iterator[None]:
     if run is None or run.deployment_id is None or not is_main:
         yield
         return
-    name = f"{context.flow.name}/{deployment.name}"
+    name = f"{flow_run.flow_name}/{deployment.name}"
     command = ["prefect", "deployment", "run", name, "--params", json.dumps(run.parameters)]
     line = redact(f"stopped; {advice}: {shlex.join(command)}")
     with Stoppable(None, handled=[signal.SIGINT]):
