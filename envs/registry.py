@@ -90,6 +90,8 @@ class EnvSpec:
     """Episodes after which an instance that leaks is replaced; None: never."""
     preload: tuple[str, ...] = ()
     """Modules imported once for all instances if each has its own process."""
+    is_shared: bool = False
+    """Whether instances act on servers outside of the run, which bear a limited number (docs/prefect.md)."""
     has_items: bool = True
     """False if the items are a user's data (docs/data.md), in `Item.fields`."""
     has_rewards: bool = True

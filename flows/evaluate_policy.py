@@ -10,10 +10,11 @@ from prefect.runtime import flow_run
 from agents.settings import Settings
 from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
+from flows.orchestrator.limits import hold_slots, needed_slots
 from tasks.evaluation.evaluate import default_folder
 from tasks.evaluation.evaluate import evaluate_policy as evaluate
 from tasks.evaluation.models import find_policy
-from tasks.evaluation.request import PolicyEvaluation
+from tasks.evaluation.request import PolicyEvaluation, make_pipeline
 from tasks.tracking.evaluations import record_evaluation
 
 
@@ -47,7 +48,9 @@ def evaluate_policy(**values: Any) -> dict[str, Any]:
         evaluation = PolicyEvaluation(**values)
         policy = find_policy(evaluation)
         folder = evaluation.out or default_folder(policy, evaluation)
-        record = evaluate(evaluation, policy, out=folder)
+        _, pipeline = make_pipeline(evaluation, policy)
+        with hold_slots(needed_slots(pipeline, has_trainer=False)):
+            record = evaluate(evaluation, policy, out=folder)
         if evaluation.track:
             record_evaluation(record, folder)
     return record.overall.model_dump() | {"record": str(folder)}

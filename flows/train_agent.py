@@ -20,6 +20,7 @@ from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
 from flows.lineage.stages import IfChanged, Receipt, claim_checkpoints, mark_finished
 from flows.lineage.versioning import write_no_warmup
+from flows.orchestrator.limits import hold_slots, needed_slots
 from flows.orchestrator.runs import cancel, take_over
 from flows.plan import Plan, check_run, lock, make_plan
 from flows.run import STAGES, Run, open_run
@@ -95,7 +96,10 @@ def run_plan(plan: Plan) -> dict[str, Any]:
     with claim_signals():
         take_over(plan.workspace, flow_run_id=flow_run.id)
         on_stop(partial(cancel, UUID(str(flow_run.id))))
-        with open_run(plan, flow_run_id=str(flow_run.id)) as run:
+        with (
+            hold_slots(needed_slots(plan.pipeline)),
+            open_run(plan, flow_run_id=str(flow_run.id)) as run,
+        ):
             items = run.stage("prepare")
             environments = run.stage("provision", items)
             start = environments

@@ -159,9 +159,13 @@ def deploy(
     check_server()
     configure_prefect(needs_lasting_server=True)
     from flows.commands.deploy import deploy as deploy_pipelines
+    from flows.orchestrator.limits import missing_limits, needed_slots
 
     for name in deploy_pipelines(chosen_pipelines, pool=pool):
         typer.echo(name)
+    needed_limits = {limit for pipeline in chosen_pipelines.values() for limit in needed_slots(pipeline)}
+    for line in missing_limits(sorted(needed_limits)):
+        typer.echo(line, err=True)
 
 
 def _resume_line() -> str:

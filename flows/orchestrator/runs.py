@@ -49,6 +49,8 @@ _TEMPORARY = {
     "PREFECT__SERVER_FINAL": "1",
 }
 """The settings of Prefect's own temporary server."""
+_TEMPORARY_URL = "WINGSPAN_TEMPORARY_PREFECT"
+"""The environment variable that has the temporary server's URL, also in runs of a sweep."""
 _SERVE = """
 import gc, socket, sys, uvicorn
 gc.set_threshold(100_000, 50, 100)  # a quarter of its start is garbage collection that finds none
@@ -77,8 +79,16 @@ def configure_prefect(*, needs_lasting_server: bool = False) -> None:
             )
         # A server on loopback that refuses a connection is dead: do not retry for long.
         os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")
-        os.environ["PREFECT_API_URL"] = _start_server()
+        os.environ["PREFECT_API_URL"] = os.environ[_TEMPORARY_URL] = _start_server()
         refresh_global_settings_context()
+
+
+def has_lasting_server() -> bool:
+    """Whether flow runs are on a configured server, which other runs may use as well."""
+    from prefect.settings import get_current_settings
+
+    url = get_current_settings().api.url
+    return url is not None and url != os.environ.get(_TEMPORARY_URL)
 
 
 def _start_server() -> str:

@@ -108,9 +108,15 @@ def result_of(answer: Any) -> Any:
     """`ray.get`; also raises `RayDied` when the local cluster's control service is gone."""
     import ray
 
-    while not ray.wait([answer], timeout=POLL_S)[0]:
-        check_ray()
-    return ray.get(answer)
+    try:
+        while not ray.wait([answer], timeout=POLL_S)[0]:
+            check_ray()
+        return ray.get(answer)
+    except SystemError as error:
+        # How Cython reports that a signal handler has raised in a call of Ray that succeeded.
+        if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
+            raise error.__cause__ from None
+        raise
 
 
 def check_ray() -> None:

@@ -1,5 +1,6 @@
 """A deployed run on a process worker is cancelled in training; the command that its log names goes on."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -93,11 +94,11 @@ def test_a_run_that_is_cancelled_in_training_leaves_nothing_and_goes_on(served: 
 
 
 def folders_of(pid: int) -> list[Path]:
-    """The temporary folder of the run that a process belongs to, if any; Ray's session is in it."""
+    """The temporary folder of the run that a process belongs to, if it has one; Ray's session is in it."""
     with suppress(OSError):  # it may have ended
         variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         marks = [value.partition("=")[2] for value in variables if value.startswith(f"{MARK}=")]
-        return [Path(mark) for mark in marks]
+        return [Path(mark) for mark in marks if mark != os.environ[MARK]]
     return []
 
 

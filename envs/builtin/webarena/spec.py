@@ -92,4 +92,5 @@ SPEC = EnvSpec(
     requirements=(TASK_FILE, CHROMIUM, SITES_ANSWER, LOGGED_IN, JUDGE_NAMED),
     source="WebArena's 812 tasks (libwebarena 0.0.4, of browsergym-webarena 0.14.3), on sites given by URL",
     isolation="own",
+    is_shared=True,
 )

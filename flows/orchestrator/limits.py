@@ -1,0 +1,105 @@
+"""What runs on one Prefect server share: GPUs, and environments whose number is limited outside of the runs.
+
+Prefect's global concurrency limits say how many there are; a flow run holds its slots from before its first
+stage until its end. They are leases, renewed by a thread: those of a run that was killed are free again after
+`LEASE_S`. A limit that the server does not have limits nothing. Runs on a temporary server hold none.
+"""
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from prefect.client.orchestration import get_client
+from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectNotFound
+from prefect.logging import get_run_logger
+
+from envs.errors import ConfigError
+from envs.registry import get_env
+from flows.orchestrator.runs import has_lasting_server
+from tasks.config.pipelines import Pipeline
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
+
+GPUS = "wingspan-gpus"
+"""A slot is a GPU."""
+INSTANCES = "wingspan-envs-{}"
+"""Of an environment; a slot is a live instance."""
+LEASE_S = 120.0
+"""Prefect's server asks for 60 s at least, and looks for expired leases every few seconds."""
+
+
+def needed_slots(pipeline: Pipeline, *, has_trainer: bool = True) -> dict[str, int]:
+    """The slots that a run of `pipeline` needs, by limit. `has_trainer`: whether it trains."""
+    slots = {}
+    if has_trainer and pipeline.backend.device == "cuda":
+        slots[GPUS] = pipeline.backend.workers
+    for name in pipeline.data.envs:
+        if name in pipeline.servers or get_env(name).is_shared:
+            slots[INSTANCES.format(name)] = pipeline.rollout.max_live_envs
+    return slots
+
+
+def missing_limits(names: Iterable[str]) -> list[str]:
+    """A line for each limit of `names` that the server does not have, with the command that creates it."""
+    return [_describe_missing(name) for name in names if _find(name) is None]
+
+
+@contextmanager
+def hold_slots(slots: Mapping[str, int]) -> Iterator[None]:
+    """Within a flow run: wait until `slots` are free, by limit, and hold them.
+
+    Raises `ConfigError` for more slots than a limit has.
+    """
+    with ExitStack() as held:
+        # In one order in all runs, so that no two wait for each other.
+        for name in sorted(slots) if has_lasting_server() else ():
+            limit = _find(name)
+            if limit is None:
+                _say(_describe_missing(name), logging.WARNING)
+            elif limit.active:
+                held.enter_context(_hold(limit, slots[name]))
+        yield
+
+
+def _find(name: str) -> "GlobalConcurrencyLimitResponse | None":
+    try:
+        with get_client(sync_client=True) as client:
+            return client.read_global_concurrency_limit_by_name(name)
+    except ObjectNotFound:
+        return None
+
+
+def _describe_missing(name: str) -> str:
+    return f"there is no limit {name}: runs do not wait for each other; prefect gcl create {name} --limit N"
+
+
+@contextmanager
+def _hold(limit: "GlobalConcurrencyLimitResponse", count: int) -> Iterator[None]:
+    name = limit.name
+    if limit.limit < count:
+        raise ConfigError(
+            f"the run needs {count} slots of {name}, which has {limit.limit}; lower what the pipeline asks "
+            f"for, or prefect gcl update {name} --limit {count}"
+        )
+    _say(f"waiting for {count} of {limit.limit} slots of {name}")
+    slots = concurrency(name, count, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False)
+    slots.__enter__()
+    _say(f"holding {count} slots of {name}")
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # if the server has died, the run goes on, and the lease expires
+            slots.__exit__(None, None, None)
+
+
+def _say(text: str, level: int = logging.INFO) -> None:
+    """In the run's log; on the console if its log is switched off, as in `wingspan run`."""
+    logger = get_run_logger()
+    if logger.isEnabledFor(level):
+        logger.log(level, text)
+    else:
+        print(text, file=sys.stderr)
