@@ -74,7 +74,8 @@ def _find(name: str) -> "GlobalConcurrencyLimitResponse | None":
 
 
 def _describe_missing(name: str) -> str:
-    return f"there is no limit {name}: runs do not wait for each other; prefect gcl create {name} --limit N"
+    create = f"prefect global-concurrency-limit create {name} --limit N"
+    return f"there is no limit {name}: runs do not wait for each other; {create}"
 
 
 @contextmanager
@@ -83,7 +84,7 @@ def _hold(limit: "GlobalConcurrencyLimitResponse", count: int) -> Iterator[None]
     if limit.limit < count:
         raise ConfigError(
             f"the run needs {count} slots of {name}, which has {limit.limit}; lower what the pipeline asks "
-            f"for, or prefect gcl update {name} --limit {count}"
+            f"for, or prefect global-concurrency-limit update {name} --limit {count}"
         )
     _say(f"waiting for {count} of {limit.limit} slots of {name}")
     slots = concurrency(name, count, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False)

@@ -111,7 +111,10 @@ def test_more_slots_than_there_are_is_refused(client: SyncPrefectClient) -> None
         with hold_slots({name: 3}):
             pass
 
-    with pytest.raises(ConfigError, match=r"needs 3 slots of few, which has 2; .* prefect gcl update few"):
+    with pytest.raises(
+        ConfigError,
+        match=r"needs 3 slots of few, which has 2; .* prefect global-concurrency-limit update few",
+    ):
         in_flow(ask)
 
 
@@ -119,7 +122,8 @@ def test_more_slots_than_there_are_is_refused(client: SyncPrefectClient) -> None
 def test_a_limit_that_does_not_exist_is_named_with_its_command(
     client: SyncPrefectClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line = "there is no limit none: runs do not wait for each other; prefect gcl create none --limit N"
+    command = "prefect global-concurrency-limit create none --limit N"
+    line = f"there is no limit none: runs do not wait for each other; {command}"
     name = create(client, "some", 1)
     assert missing_limits([name, "none"]) == [line]
 
