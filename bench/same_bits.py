@@ -75,7 +75,7 @@ def kill_after(line: Sequence[str], seconds: float, *, workspace: Path, log: Pat
 
 @contextmanager
 def busy_machine(processes: int) -> Iterator[None]:
-    """So many processes compute meanwhile."""
+    """Keep `processes` processes computing meanwhile."""
     busy_processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield

@@ -1,4 +1,4 @@
-"""The speedrun: how long it takes to bring a policy to the goal's success on TextCraft, from a drawn seed.
+"""The speedrun: how long a policy takes to reach the goal's success rate on TextCraft, with a random seed.
 
     make speedrun
     python -m bench.speedrun --seed 7

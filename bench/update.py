@@ -3,9 +3,9 @@
     python -m bench.update --items 4
     python -m bench.update --items 4 --busy 6 --threads 1
 
-verl's own worker with the configuration and the environment variables of `textcraft-cpu`, in a process of
-its own, over random trajectories as long as those of that pipeline. With `--busy`, as many other processes
-compute all the time; updates with and without them take turns.
+verl's own worker with the configuration and the environment variables of `textcraft-cpu`, in a process of its
+own, over random trajectories as long as those of that pipeline. With `--busy N`, updates alternate between an
+idle machine and one on which N other processes compute.
 
 Prints one JSON object:
 

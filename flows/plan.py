@@ -62,7 +62,7 @@ class Plan:
     is_tracked: bool
     """Whether the workspace is the one that DVC tracks, with the parameters of `pipelines.yaml`."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters by dotted key that are set besides `pipelines.yaml`."""
+    """Overridden parameters, by dotted key."""
     if_changed: IfChanged = "refuse"
     served_at: "ServedAt | None" = None
     """Where the policy is served during training."""
@@ -270,10 +270,10 @@ def _check_items(workspace: Path, pipeline: Pipeline) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskNeed:
-    """The disk space that a run takes at most, besides what its workspace holds already."""
+    """The most disk space that a run may take, in addition to what its workspace already holds."""
 
     folder: Path
-    """Whose disk it is."""
+    """On the disk in question."""
     needed_bytes: int
     free_bytes: int
     checkpoints: str

@@ -51,8 +51,8 @@ async def run_episode(
     edit_result: Callable[[ActionResult], ActionResult] | None = None,
 ) -> Trajectory:
     """Run `item` on `env` to its end. `on_opening` is called once with the messages before the first turn,
-    `on_turn` with all turns so far after each one. `edit_result` is given what each turn brought about, and
-    returns what the model is shown of it.
+    `on_turn` with all turns so far after each one. `edit_result` maps the result of each turn to the one that
+    the model sees.
 
     The metrics are `parse_failures` (turns that are not in the agent's format), `segments` and those of
     `ActionExecutor`. A prompt that leaves no room for a completion ends the episode at once: `MAX_CONTEXT`,

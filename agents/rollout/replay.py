@@ -1,7 +1,7 @@
 """Repeats the first turns of a recorded episode, then lets a model go on.
 
 `Replay` stands between an episode and its model. In the repeated turns the model's part comes from the
-record; the environment acts anew, and what it answers is compared with the record. The episode is run by
+record; the environment runs again, and its answers are compared with the record. The episode is run by
 `agents/rollout/episode.py`, like any other.
 """
 
@@ -26,7 +26,7 @@ EXCERPT = 200
 
 
 class ReplayDiffers(WingspanError):
-    """Something is not as recorded; the text names the turn and has both versions."""
+    """Something differs from the record; the message names the turn and shows both versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Past:
 
     trajectory: Trajectory
     num_turns: int
-    """How many of its turns are repeated, summaries included; 0 begins anew."""
+    """Number of its turns that are repeated, summaries included; 0 starts from the beginning."""
     where: str
     """Names the trajectory in errors."""
     observation: str | None = None
@@ -53,8 +53,8 @@ class Past:
         return self.trajectory.turns[: self.num_turns]
 
     def check(self) -> None:
-        """Raise `ConfigError` for turns that there are not, that the episode ended with, or whose observation
-        cannot be replaced."""
+        """Raise `ConfigError` if a turn does not exist, ended the episode, or has an observation that cannot
+        be replaced."""
         total, stop_reason = len(self.trajectory.turns), self.trajectory.stop_reason
         if not 0 <= self.num_turns <= total:
             raise ConfigError(f"{self.where}: there is no turn {self.num_turns}; it has {total}")
@@ -126,7 +126,7 @@ class Replay:
         self._num_checked = min(len(turns), past.num_turns)
 
     def edit(self, result: ActionResult) -> ActionResult:
-        """What the policy is shown of a turn: `run_episode`'s `edit_result`."""
+        """What the policy sees of a turn: `run_episode`'s `edit_result`."""
         past = self.past
         is_last = self._num_generated == past.num_turns > self._num_checked
         if past.observation is None or not is_last:
@@ -137,7 +137,7 @@ class Replay:
         return replace(result, observations=(past.observation,), step=step, images=())
 
     def check_context(self, ids: Sequence[int], recorded: Sequence[int], *, renderer: Renderer) -> None:
-        """The tokens on which the policy is to go on. Raises `ReplayDiffers`."""
+        """Compare the tokens on which the policy goes on. Raises `ReplayDiffers`."""
         if list(ids) != list(recorded):
             texts = renderer.decode(list(recorded)), renderer.decode(list(ids))
             if texts[0] == texts[1]:  # they differ in control tokens, which are no text

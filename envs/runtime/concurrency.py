@@ -50,7 +50,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self._end: float | None = None
-        """When the tasks of this iteration have had their time; None before the first of them."""
+        """The time at which this iteration lets no further task pass; None before the first one."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -239,9 +239,9 @@ def fork(
 ) -> None:
     """Repeat a recorded trajectory up to a turn, then go on with a policy or as a person.
 
-    The environment is a fresh one, and all that it answers is compared with the record: a difference is an
+    The environment is a new instance, and all its answers are compared with the record: a difference is an
     error. Several samples give the value of the turn with a 95% interval. `wingspan view` shows the new
-    trajectories beside the old one. Exits with status 1 if no episode could be run to its end.
+    trajectories next to the old one. Exits with status 1 if no episode could be run to its end.
     """
     from rich.console import Console
 

@@ -64,7 +64,7 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="FOLDER…",
-            help="Folders of finished runs, or of evaluations; a folder that holds some stands for them.",
+            help="Folders of finished runs, or of evaluations; a folder of such folders stands for all.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the comparison to.")] = Path("runs/comparison"),
@@ -78,8 +78,8 @@ def compare(
     """Compare finished runs, or evaluations of the same items, with one of them.
 
     Shows scores with intervals and paired tests, success by metadata, the items that only one side solves,
-    how episodes ended, costs, and the parameters that differ; the page, one file that can be mailed, has the
-    curves as well. Runs that differ only by their seed are one setting.
+    how episodes ended, costs, and the parameters that differ; the page, one self-contained file, also has the
+    curves. Runs that differ only by their seed are one setting.
     """
     from rich.console import Console
 

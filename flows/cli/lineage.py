@@ -13,7 +13,9 @@ def lineage(
         str,
         typer.Argument(metavar="MODEL", help=f"A folder of a policy or checkpoint, or {REFERENCES}."),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole record as one JSON object.")
+    ] = False,
 ) -> None:
     """Show what a model was made from: code, data, environments, parameters, and what each stage read."""
     import json

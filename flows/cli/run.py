@@ -76,10 +76,11 @@ def run(
 
 
 def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Workspace = None) -> None:
-    """Check a run without starting it: its stages, which would run and why, their options, and what it costs.
+    """Check a run without starting it, and show its stages, which of them would run and why, their options,
+    and the cost.
 
-    The time is that of earlier runs of the pipeline, which are named. Makes every check that `wingspan run`
-    makes before it starts. Exits with status 2 if the run would be refused.
+    The time is estimated from earlier runs of the pipeline, which are named. Makes every check that `wingspan
+    run` makes before it starts. Exits with status 2 if the run would be refused.
     """
     from flows.cli.tables import print_table
     from flows.commands.costs import COST_COLUMNS, list_costs

@@ -23,7 +23,7 @@ def sweep(
         ),
     ] = None,
     settings: Settings = None,
-    at_once: Annotated[int, typer.Option(min=1, help="How many runs are at work side by side.")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, help="How many runs work at the same time.")] = 1,
     folder: Annotated[
         Path | None,
         typer.Option(help="Folder of the runs' workspaces.", show_default="runs/sweeps/PIPELINE"),
@@ -35,7 +35,8 @@ def sweep(
     """Run a pipeline for each seed and combination of parameters, compare the runs, and promote the best.
 
     Each is a `wingspan run` in a workspace of its own; finished ones are skipped, so that the same command
-    resumes. The best policy becomes the champion if a paired test, corrected for their number, says so.
+    resumes. The best policy becomes the champion if a paired test, corrected for the number of runs, shows
+    that it is better.
     """
     import tempfile
 

@@ -1,8 +1,6 @@
-"""What a run would cost in time and disk, for `wingspan plan`; memory is in `preview.py`.
-
-The time is that of finished runs of the same pipeline, on whatever machine made them: those whose parameters
-differ least, apart from the seed and the number of steps. Training is scaled by its steps.
-"""
+"""The cost of a run in time and disk space, for `wingspan plan`; memory is in `preview.py`. The time is that
+of finished runs of the same pipeline, on any machine: those whose parameters differ least, apart from the
+seed and the number of steps. Training is scaled by its steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from tasks.verl import checkpoints
 
 COST_COLUMNS = ("cost", "about", "of it")
 SCALED = ("seed", "description", "train.steps", "train.steps_per_round")
-"""Parameters that say nothing against an earlier run: training is scaled by its steps."""
+"""Parameters in which an earlier run may differ: training is scaled by its steps."""
 _MAX_NAMES = 4
 """Runs and parameters that a line names."""
 
@@ -40,7 +38,7 @@ class EarlierRun:
     """Parameters that differ from the planned run's, but for `SCALED`."""
 
     def stage_seconds(self, stage: str, *, steps: int) -> float:
-        """What the stage would take; training, `steps` steps."""
+        """Seconds that the stage would take; training, for `steps` steps."""
         seconds = self.seconds.get(stage, 0.0)
         if stage != "train":
             return seconds

@@ -1,4 +1,4 @@
-"""Prefect deployments: one for each pipeline, all of the same flow, one for evaluations, one for sweeps."""
+"""Prefect deployments: one for each pipeline, all of the same flow; one for evaluations; one for sweeps."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -57,7 +57,7 @@ def fork(name: str, request: ForkRequest, *, console: Console) -> bool:
 
 
 class _Printer:
-    """Prints forks as they run: the repeated turns once, then what is new."""
+    """Prints forks as they run: the repeated turns once, then the new ones."""
 
     def __init__(self, plan: ForkPlan, console: Console) -> None:
         self._plan = plan

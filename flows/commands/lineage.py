@@ -18,7 +18,7 @@ _CHANGES = {"false": "", "true": " + changes", "unknown": " + unknown changes"}
 
 
 def describe(run: FoundRun, registration: Registration | None) -> dict[str, Any]:
-    """Everything that is known, for programs."""
+    """The whole lineage, for programs."""
     return {
         "reference": run.reference,
         "folder": str(run.folder) if run.is_workspace else None,
@@ -34,7 +34,7 @@ def describe(run: FoundRun, registration: Registration | None) -> dict[str, Any]
 
 
 def fact_rows(run: FoundRun, registration: Registration | None) -> Iterator[tuple[str, str]]:
-    """Name and value, for a reader."""
+    """Names and values, for people."""
     lineage = run.lineage
     state = "" if registration is None else f", {registration.state.lower()}"
     yield "run", f"{lineage.workspace}, pipeline {lineage.pipeline}{state}"
@@ -87,7 +87,7 @@ def stage_rows(run: FoundRun) -> Iterator[tuple[str, ...]]:
 
 
 def is_unchanged(run: FoundRun) -> bool | None:
-    """Whether the folder that was named is what a stage wrote; None if no stage wrote this very folder."""
+    """Whether the folder still holds what a stage wrote there; None if no stage wrote this folder."""
     path = Path(run.reference)
     if not run.is_workspace or not path.exists():
         return None
@@ -101,7 +101,7 @@ def format_code(code: CodeVersion) -> str:
     if code.commit is None:
         return "outside of a Git repository, or before its first commit"
     if code.uncommitted is None:
-        return f"commit {code.commit}; Git did not say whether all of it was committed"
+        return f"commit {code.commit}; whether all code was committed is unknown"
     changes = f", and {len(code.uncommitted)} files that were not committed" if code.uncommitted else ""
     return f"commit {code.commit}{changes}"
 

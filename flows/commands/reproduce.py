@@ -1,7 +1,7 @@
 """`wingspan reproduce`: runs a pipeline again on the code and data of an earlier run, and compares.
 
-The reproduction is a `wingspan run` of the commit's own code, in a worktree, with an MLflow store and a
-Prefect database that are in the worktree, too: the run and its records are only read.
+The reproduction is a `wingspan run` of the commit's own code, in a worktree, whose MLflow store and Prefect
+database are in the worktree, too: the run and its records are only read.
 """
 
 import json
@@ -27,7 +27,7 @@ from tasks.tracking.references import FoundRun, find_run
 APPLICATION = "wingspan"
 _PROGRAM = "from flows.cli.app import main; main()"
 _RECORDS = ("MLFLOW_", "PREFECT_")
-"""Begin the variables that name stores, registries, servers and databases of this process."""
+"""Prefixes of the variables that name this process's stores, registries, servers and databases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def reproduce(request: Request, *, folder: Path, temporary: str) -> Reproduction
 
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """The place of a worktree that is removed in the end; `parent` is the command's temporary folder."""
+    """A path for a worktree that is removed at the end; `parent` is the command's temporary folder."""
     folder = parent / NAME
     try:
         yield folder
@@ -131,7 +131,8 @@ def _run(arguments: list[str], *, project: Path, temporary: str) -> int:
 
 
 def _environment(project: Path, *, temporary: str) -> Mapping[str, str]:
-    """That of this process, with the code of `project`, and nothing recorded outside of it."""
+    """The environment of this process, with the code of `project`, and without anything that records outside
+    of it."""
     return {
         **{key: value for key, value in os.environ.items() if not key.startswith(_RECORDS)},
         "PYTHONPATH": os.pathsep.join([str(project), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -147,8 +148,8 @@ def _check_patch(run: FoundRun, *, with_patch: bool) -> None:
     files = run.lineage.code.uncommitted
     if files is None:
         raise ConfigError(
-            f"{run.reference}: Git did not say whether all code was committed when the run was made; run it "
-            "again where git status works"
+            f"{run.reference}: whether all code was committed when it ran is unknown, because Git failed; "
+            "run it again where git status works"
         )
     if not files:
         if with_patch:
@@ -175,8 +176,8 @@ def _check_data_sets(lineage: LineageRecord) -> None:
         for name, md5 in record.data_sets.items():
             if name in local_data_sets and local_data_sets[name] != md5:
                 raise ConfigError(
-                    f"data set {name} of environment {env} has other files than the run used; get those, or "
-                    f"name their folder in {ROOT_VARIABLE}"
+                    f"data set {name} of environment {env} has other files than the run used; restore them, "
+                    f"or name their folder in {ROOT_VARIABLE}"
                 )
 
 

@@ -1,6 +1,6 @@
 """Records the lineage of a run while its stages work: `lineage.json` in the workspace, and `code.patch`.
 
-Leaves out MLflow, which gets the first from the workspace (`tasks/tracking/tracker.py`). A run whose stages
+Leaves out MLflow: `tasks/tracking/tracker.py` sends it `lineage.json`. A run whose stages
 are all up to date records nothing: the lineage is that of the run that made the outputs.
 """
 
@@ -80,7 +80,7 @@ class Recorder:
         file = self._plan.workspace / LINEAGE
         try:
             return read_lineage(file) if file.exists() else None
-        except ConfigError:  # of another version; what follows replaces it
+        except ConfigError:  # of another version; it is replaced
             return None
 
     def _write(self, record: LineageRecord, *, stage: str, entry: StageRecord) -> None:
@@ -90,7 +90,7 @@ class Recorder:
         record.model_copy(update={"stages": ordered_stages, "items": items}).write(self._plan.workspace)
 
     def _describe(self, earlier: LineageRecord | None) -> LineageRecord:
-        """The record of now, with the stages that are up to date."""
+        """The present record, with the earlier entries of its stages."""
         plan, pipeline = self._plan, self._plan.pipeline
         data = data_hashes(pipeline, plan.stages)
         patch_md5 = earlier.patch_md5 if earlier else None
@@ -128,10 +128,8 @@ class Recorder:
 
 
 def data_hashes(pipeline: Pipeline, stages: Mapping[str, Stage]) -> dict[str, str]:
-    """What the stages read that is neither code nor written by a stage: file or folder → hash.
-
-    Of the folder of the user's data, the files that `pipeline` names.
-    """
+    """The inputs of the stages that are neither code nor written by a stage: file or folder → hash. Of the
+    user's data, only the files that `pipeline` names."""
     outs = {out for stage in stages.values() for out in stage.outs}
     prompts = set(prompt_files(pipeline))
     sources = [

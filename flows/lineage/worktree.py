@@ -1,6 +1,6 @@
 """A Git worktree that holds what an earlier run was made from: its commit, its patch and its data.
 
-Made completely or not at all: it gets its name when it is complete. The index, the branches and the files of
+It is made completely or not at all: it gets its name last. The index, the branches and the files of
 this checkout are not touched.
 """
 
@@ -24,9 +24,9 @@ from tasks.tracking.references import FoundRun
 NAME = "wingspan-reproduction"
 """Of a temporary worktree."""
 REMOVAL_S = 8.0
-"""For how long files are removed that ending processes still write."""
+"""How long removal is retried, because processes that are ending still write files."""
 _MAKING = ".wingspan-making"
-"""Ends the name of a worktree that is not complete."""
+"""Suffix of the name of an incomplete worktree."""
 _IDENTITY = "wingspan-reproduction"
 """File in Git's folder of the worktree: of which run it is a reproduction."""
 _HOST = "wingspan-host"
@@ -122,7 +122,7 @@ def make_worktree(run: FoundRun, *, commit: str, folder: Path, patch: Path | Non
 
 
 def remove_worktree(folder: Path) -> None:
-    """Remove the worktree `folder`, whatever of it there is; does nothing if there is none."""
+    """Remove the worktree `folder`, complete or not; do nothing if it does not exist."""
     folder = folder.resolve()
     if not folder.exists() and str(folder) not in _worktrees():
         return
@@ -136,7 +136,7 @@ def remove_worktree(folder: Path) -> None:
 
 
 def _forget_stale(folder: Path) -> None:
-    """Let Git forget worktrees of ours whose folders are gone, as after `kill -9`.
+    """Make Git forget our worktrees whose folders are gone, as after `kill -9`.
 
     Raises `ConfigError` if `folder` is one on another machine.
     """
@@ -167,7 +167,7 @@ def _worktrees() -> list[str]:
 
 
 def _identity(run: FoundRun, *, patch: Path | None) -> str:
-    """Two reproductions with the same one can share a worktree."""
+    """Reproductions with the same identity can share a worktree."""
     text = f"{run.lineage.model_dump_json()} {patch is not None}"
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 

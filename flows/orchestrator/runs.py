@@ -53,7 +53,7 @@ _TEMPORARY_URL = "WINGSPAN_TEMPORARY_PREFECT"
 """The environment variable that has the temporary server's URL, also in runs of a sweep."""
 _SERVE = """
 import gc, socket, sys, uvicorn
-gc.set_threshold(100_000, 50, 100)  # a quarter of its start is garbage collection that finds none
+gc.set_threshold(100_000, 50, 100)  # a quarter of its start-up is garbage collection that finds nothing
 from prefect.server.api.server import create_app
 config = uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on")
 uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])

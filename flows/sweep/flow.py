@@ -1,7 +1,7 @@
 """The flow `sweep`: runs of a pipeline with several seeds and parameters; compares them, promotes the best.
 
 Each run is a `wingspan run` in a process of its own, which prints to a file and records itself as any run
-does; it may be resumed by hand. What a run may be is in `flows/sweep/plan.py`.
+does; it may be resumed by hand. `flows/sweep/plan.py` plans the runs.
 """
 
 import os
@@ -38,7 +38,7 @@ from tasks.tracking.model import Promotion
 from tasks.tracking.tracker import promote_best_of
 
 LOG = "output.log"
-"""In a run's workspace: what `wingspan run` prints there, of all attempts."""
+"""In a run's workspace: the output of all attempts of `wingspan run`."""
 COMPARISON = "comparison"
 """In the sweep's folder."""
 _PROGRAM = "from flows.cli.app import main; main()"
@@ -63,7 +63,7 @@ class SweepResult:
     """The run with the highest success on the test split; the first of several."""
     success: float
     promotion: Promotion | None
-    """None if the best one is not better than the champion, or is it already."""
+    """None if the best run is not better than the champion, or is the champion already."""
 
 
 @flow(name="sweep", flow_run_name="{pipeline}")
@@ -122,7 +122,7 @@ def summarise(result: SweepResult) -> dict[str, Any]:
 
 
 def run_sweep(plan: SweepPlan, *, temporary: str) -> SweepResult:
-    """Run what is left of `plan`, within a flow; then compare all runs, and promote the best.
+    """Run the unfinished runs of `plan`, within a flow; then compare all runs, and promote the best.
 
     `temporary`: folder of the runs' temporary files. Raises `WingspanError` if a run fails, when the others
     have ended.
@@ -160,8 +160,8 @@ def run_all(
 ) -> None:
     """Run the unfinished runs of `plan`, `plan.at_once` at a time; `on_change` is called in this thread.
 
-    `command`: what is given the arguments of `wingspan`. Raises `WingspanError` if some have failed, when the
-    others have ended.
+    `command`: the program that gets the arguments of `wingspan`. If some fail, raises `WingspanError` when
+    the others have ended.
     """
     runs = plan.unfinished
     changes: SimpleQueue[tuple[SweepRun, RunState]] = SimpleQueue()
@@ -231,7 +231,7 @@ class _Processes:
         return status
 
     def stop(self) -> None:
-        """End them by SIGTERM, upon which they mark their records; our guardian ends what is left."""
+        """End them with SIGTERM, so that they mark their records; our guardian ends the rest."""
         with self._lock:
             self._is_stopping = True
             for process in self._processes:

@@ -1,4 +1,4 @@
-"""The plan of a sweep: its runs by name, which of them are finished, and what refuses it before any starts.
+"""Plans a sweep: its runs by name, which of them are finished, and the checks before any starts.
 
 A sweep trains one pipeline once for each variant and each seed. A variant is a name with parameters by dotted
 key. Every run is a `wingspan run` in a workspace of its own, which is named after them.
@@ -29,7 +29,7 @@ from tasks.tracking.tracker import is_recorded, read_record
 
 SWEEPS = RUNS / "sweeps"
 MAX_VALUE = 32
-"""Characters of a value that stands in a name; a longer one is its hash."""
+"""Characters of a value in a name; the hash of a longer one is used instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class SweepPlan:
 
     @property
     def unfinished(self) -> list[SweepRun]:
-        """The runs that are left."""
+        """The runs that have not finished."""
         return [run for run in self.runs if not run.is_finished]
 
 
@@ -228,13 +228,11 @@ def _test_items(run: SweepRun) -> dict[str, Any]:
 
 
 def check_at_once(plan: SweepPlan) -> None:
-    """Raise `ConfigError` if this machine has not the cores, the memory or the GPUs for as many runs.
-
-    The largest needs count, so that it does not matter which runs are at work together.
-    """
+    """Raise `ConfigError` if this machine lacks the cores or the memory for that many runs, or if they use
+    GPUs. The largest needs count, so it does not matter which runs work at the same time."""
     count = min(plan.at_once, len(plan.runs))
     if plan.at_once < 1:
-        raise ConfigError(f"--at-once {plan.at_once}: at least one run is at work at a time")
+        raise ConfigError(f"--at-once {plan.at_once}: give 1 or more")
     if count == 1:
         return
     if any(run.pipeline.backend.device != "cpu" for run in plan.runs) or cluster_address():
@@ -264,7 +262,7 @@ def check_at_once(plan: SweepPlan) -> None:
 
 
 def _check_disk(plan: SweepPlan) -> None:
-    """Raise `ConfigError` if the disk is too full for all runs that are left."""
+    """Raise `ConfigError` if the disk has no room for all unfinished runs."""
     needs = [find_disk_need(run.workspace, run.pipeline) for run in plan.unfinished]
     needed_bytes = sum(need.needed_bytes for need in needs)
     if needs and needed_bytes > needs[0].free_bytes:

@@ -18,7 +18,7 @@ from tasks.runs.folders import RunFolder
 from tasks.viewer.links import view_command
 
 MAX_SENTENCES = 3
-"""Results that are also said in words."""
+"""Results that are also written as sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A comparison, as it is shown."""
+    """A comparison as it is displayed."""
 
     names: Sequence[str]
     """Of the sides; the others are compared with the first."""
@@ -43,7 +43,7 @@ class Comparison:
     """What a reader must know before the numbers are compared, in sentences."""
     sections: Sequence[Section]
     view_command: str
-    """Starts the viewer that the links are to."""
+    """The command that starts the viewer to which the page links."""
 
     @property
     def tables(self) -> list[Table]:

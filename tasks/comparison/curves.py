@@ -1,4 +1,4 @@
-"""The curves of settings: success against what training has spent, with intervals over seeds."""
+"""The curves of settings: success against the cost of training, with intervals over seeds."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

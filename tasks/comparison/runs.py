@@ -198,7 +198,7 @@ def check_comparable(runs: Sequence[FinishedRun]) -> None:
 
 
 def notes_on(runs: Sequence[FinishedRun]) -> list[str]:
-    """What a reader must know before the numbers are compared, in sentences."""
+    """Caveats that a reader needs before comparing the numbers, as sentences."""
     notes = []
     if unknown_runs := [run.name for run in runs if not run.parameters]:
         notes.append(
@@ -215,7 +215,7 @@ def notes_on(runs: Sequence[FinishedRun]) -> list[str]:
         )
     notes += [
         f"{run.name} went back to an earlier checkpoint {run.num_rewinds} "
-        f"{'time' if run.num_rewinds == 1 else 'times'}; what was undone is in no curve and no cost."
+        f"{'time' if run.num_rewinds == 1 else 'times'}; the undone steps are in no curve and no cost."
         for run in runs
         if run.num_rewinds
     ]

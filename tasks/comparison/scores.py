@@ -22,7 +22,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedTest:
-    """The differences of runs with the same seed, which say whether they would return with other seeds."""
+    """The differences of runs with the same seed, which say whether they would recur with other seeds."""
 
     seeds: int
     mean: float

@@ -63,7 +63,7 @@ class ComparedItem:
 def find_folders(paths: Sequence[Path]) -> list[RunFolder]:
     """The runs and evaluations in `paths`, in their order; a folder that holds some stands for all of them.
 
-    Their names are those that the viewer has for them if it is given the same `paths`. Raises `ConfigError`
+    They have the names that the viewer gives them for the same `paths`. Raises `ConfigError`
     for a path that holds none, or that is given twice.
     """
     folders: list[RunFolder] = []
@@ -93,7 +93,7 @@ def find_folders(paths: Sequence[Path]) -> list[RunFolder]:
 def check_same_items(
     first: Mapping[str, Any], second: Mapping[str, Any], *, names: tuple[object, object]
 ) -> None:
-    """Raise `ConfigError` unless both (item → its contents) are the same items; `names`: whose they are."""
+    """Raise `ConfigError` unless both (item → its contents) are the same items; `names`: of the sides."""
     if first == second:
         return
     missing_item = next((item for item in first if item not in second), None)

@@ -49,7 +49,7 @@ _WITHOUT_INTERVAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One table with its heading and what must be known to read it."""
+    """One table with its heading and an explanation."""
 
     title: str
     about: str

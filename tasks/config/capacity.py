@@ -157,10 +157,10 @@ def read_model_size(model: str | Path) -> ModelSize | None:
     None if it is unknown: there is no such model, no connection, or the weights are not safetensors.
     """
     folder = _local_folder(model)
-    config = _read_config(model, folder)
     parameters = _count_local(folder) if folder is not None else None
-    if config is not None and parameters is None and not Path(model).is_dir():
-        parameters = _ask_hub(str(model))
+    if parameters is None and not Path(model).is_dir():
+        parameters = _ask_hub(str(model))  # first: without a connection, a download retries for 20 s
+    config = _read_config(model, folder) if parameters is not None else None
     if config is None or parameters is None:
         return None
     text = config | config.get("text_config", {})

@@ -30,7 +30,7 @@ class PartSettings(Settings):
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of the training items, relative to the other parts' weights."""
     evaluate: bool = True
-    """Whether its test items are evaluated; false for a part that is there for training alone."""
+    """Whether its test items are evaluated; false for a part that is only trained on."""
     horizon: Horizon | None = None
     """Instead of the pipeline's."""
     max_turns: Positive | None = None

@@ -133,8 +133,7 @@ def make_pipeline(
     """The pipeline that runs episodes of `request`, and the name of the one whose settings were taken.
 
     These are `request.pipeline`, else that of the run that trained the policy, else defaults, with the
-    request's own settings on top. `policy` is None if a person acts. Raises `ConfigError` for anything that
-    contradicts.
+    request's own settings on top. `policy` is None if a person acts. Raises `ConfigError` for contradictions.
     """
     if isinstance(policy, Endpoint) and request.seed is not None:
         raise ConfigError(f"--seed {request.seed}: an endpoint samples with seeds of its own; leave it out")
@@ -167,7 +166,7 @@ def make_pipeline(
 
 def recorded_settings(workspace: Path) -> tuple[str | None, dict[str, Any]]:
     """The pipeline of the run in `workspace`, and what the run changed of the blocks that episodes depend on;
-    None and nothing if that is not recorded."""
+    None and no changes if that is not recorded."""
     changes = {
         key: value
         for key, (_, value) in read_changes(workspace).items()

@@ -1,4 +1,4 @@
-"""Runs forks: episodes that repeat a recorded one up to a turn in a fresh environment, and then go on."""
+"""Runs forks: episodes that repeat a recorded one up to a turn, in a fresh environment, and then go on."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -42,8 +42,8 @@ def run_fork(
 ) -> list[Trajectory]:
     """The samples of `plan` with its policy. Blocks, and loads a local policy.
 
-    `name`: of the episodes, from which and the pipeline's seed a local policy's random numbers are drawn; by
-    default the parent's, so that the same request gives the same samples. Raises `ReplayDiffers`,
+    `name`: of the episodes. A local policy's random numbers depend on it and on the pipeline's seed; by
+    default it is the parent's, so the same request gives the same samples. Raises `ReplayDiffers`,
     `ConfigError` and `MissingDependency`.
     """
     return asyncio.run(sample_fork(plan, callbacks, name=name))
@@ -88,7 +88,7 @@ async def run_person(
 
 
 def person_text(config: EpisodeConfig, line: str) -> str:
-    """The turn that a person's `line` stands for."""
+    """The turn that a person means by `line`."""
     try:
         return write_action(config.agent, config.tools, thought="", action=line)
     except ConfigError:  # the agent acts by tools alone

@@ -1,4 +1,4 @@
-"""Which recorded trajectory is forked, and at which turn: named as the viewer names them."""
+"""Finds the recorded trajectory and the turn to fork, by the names that the viewer has for them."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What forks leave: trajectories in a file of their own beside the run's, and the value of a turn."""
+"""Writes the trajectories of forks to their own file in the run's folder, and computes a turn's value."""
 
 import json
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from tasks.reporting.intervals import mean_interval
 from tasks.runs.folders import RunFolder
 
 PERSON = "person"
-"""Stands for a policy in a fork's labels."""
+"""In a fork's labels, in place of a policy."""
 MAX_OBSERVATION = 100_000
 """Characters of an observation that is put in place of a recorded one."""
 
 
 class TurnValue(Settings):
-    """What a turn is worth: the mean outcome of the episodes that went on from it."""
+    """The value of a turn: the mean outcome of the episodes that went on from it."""
 
     samples: int
     """Those that count."""

@@ -1,4 +1,4 @@
-"""What a fork is asked, and the settings with which its episodes go on: those of the trajectory's run."""
+"""Checks the request for a fork, and finds the settings of its episodes: those of the trajectory's run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class ForkRequest(Settings):
             value = getattr(self, name)
             if self.is_person and value != ForkRequest.model_fields[name].default:
                 raise ConfigError(
-                    f"--{name.replace('_', '-')} {value} is for policies, and a person goes on; leave it out"
+                    f"--{name.replace('_', '-')} {value} is for policies, but a person goes on; leave it out"
                 )
         if self.observation is not None and len(self.observation) > MAX_OBSERVATION:
             raise ConfigError(
@@ -79,7 +79,7 @@ class ForkPlan:
     temperature: float
     max_turns: int
     labels: Mapping[str, str | float | bool]
-    """Of the trajectories: whose fork they are, and who went on."""
+    """Of the trajectories: their parent, and the policy that went on."""
 
 
 def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:

@@ -33,7 +33,7 @@ class PairedTest:
 
     @property
     def has_interval(self) -> bool:
-        """Whether the interval says anything: of few items, or of equal differences, it is too narrow."""
+        """Whether the interval is meaningful: with few items, or equal differences, it is too narrow."""
         return self.items >= MIN_BOOTSTRAP and self.low < self.high
 
 

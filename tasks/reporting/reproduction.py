@@ -1,6 +1,6 @@
 """Compares a run with its reproduction, number by number: `wingspan reproduce`.
 
-What a clock or the machine's load decides is left out: seconds, rates per second, live environments
+Values that depend on time or on the machine's load are left out: seconds, rates per second, live environments
 (`tasks/tracking/names.py` puts these in the sections `time` and `system`). Everything else is compared for
 equality, not within a tolerance.
 """
@@ -25,7 +25,7 @@ _MISSING = "missing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a finished run has left."""
+    """The results of a finished run."""
 
     lineage: LineageRecord
     evaluation: Mapping[str, Any]
@@ -95,7 +95,8 @@ def _compare_parameters(first: LineageRecord, second: LineageRecord) -> Iterator
 
 
 def _compare_reads(first: LineageRecord, second: LineageRecord) -> Iterator[Line]:
-    """Code that is not the same although the commit is, as where Git ignores a file: a reason, no result."""
+    """Code that differs although the commit is the same, e.g. because Git ignores a file: a reason for
+    differences, not a result."""
     before, after = (
         {path: md5 for stage in lineage.stages.values() for path, md5 in stage.reads.items()}
         for lineage in (first, second)
@@ -106,7 +107,7 @@ def _compare_reads(first: LineageRecord, second: LineageRecord) -> Iterator[Line
 
 
 def _compare_outputs(first: LineageRecord, second: LineageRecord) -> Iterator[Line]:
-    """Items decide; a policy's bytes do not, beside all that is measured of it."""
+    """Items count as results; a policy's bytes do not, because its metrics do."""
     for stage, outs in {"prepare": None, "warmup": ["warmup"], "train": ["policy"]}.items():
         records = [lineage.stages.get(stage) for lineage in (first, second)]
         writes = [
@@ -159,7 +160,7 @@ def _compare_training(
         else f"{len(differing)} of {len(names)} metrics differ",
         is_equal=are_equal,
     )
-    # What differs first is nearest to the cause.
+    # The first difference is nearest to the cause.
     for name, step in islice(sorted(differing.items(), key=lambda entry: entry[1]), MAX_METRICS):
         yield _number_line(
             f"  {name}, step {step}", before.get(step, {}).get(name), after.get(step, {}).get(name)

@@ -1,4 +1,4 @@
-"""What a run's small files say of it, while they are being written, too."""
+"""Reads the small files of a run, even while the run writes them."""
 
 from pathlib import Path
 from typing import Any

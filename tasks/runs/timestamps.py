@@ -1,4 +1,4 @@
-"""The time as it is written into a run's files."""
+"""The format of times in a run's files."""
 
 from datetime import UTC, datetime
 

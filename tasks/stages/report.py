@@ -180,7 +180,7 @@ def mlflow_run(workspace: Path) -> dict[str, str]:
 
 
 def reproduce_command(workspace: Path) -> str | None:
-    """What runs the run again and compares every number; None if its lineage was not recorded."""
+    """The command that reproduces the run; None if its lineage was not recorded."""
     return shlex.join(["wingspan", "reproduce", str(workspace)]) if (workspace / LINEAGE).exists() else None
 
 

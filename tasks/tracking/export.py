@@ -85,7 +85,7 @@ def make_card(workspace: Path, *, which: Which, is_adapter: bool) -> str:
 
 
 def _origins(workspace: Path) -> dict[str, str]:
-    """Commit and versions of the run, which may differ from what is here now; empty if it recorded none."""
+    """Commit and versions of the run, which may differ from the present ones; empty if it recorded none."""
     if not (workspace / LINEAGE).exists():
         return {}
     lineage = read_lineage(workspace / LINEAGE)

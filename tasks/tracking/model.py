@@ -81,7 +81,7 @@ def promote_best(
 ) -> Promotion | None:
     """Promote the version of run `run_id`, the one with the highest success of so many, if it is better.
 
-    The highest of many is high by luck as well: p is multiplied by their number (Bonferroni, which for the
+    The best of many is also the luckiest: p is multiplied by their number (Bonferroni, which for the
     best is the first step of Holm's method). Returns the promotion, if this call made one. Raises
     `WingspanError` for a run without a version.
     """

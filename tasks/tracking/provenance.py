@@ -17,9 +17,9 @@ WRITTEN_BY_RUNS = "dvc.lock"
 """Every run writes this file, so a change to it alone does not make the code dirty."""
 PACKAGES = ("torch", "verl", "ray", "transformers", "prefect", "mlflow", "dvc")
 MAX_PATCH_BYTES = 10_000_000
-"""Files that differ from the commit make no patch if they are larger together."""
+"""Bytes of all files that differ from the commit; no patch is made of more."""
 GIT_S = 30
-"""For how long Git may work on one question."""
+"""For each call of Git."""
 
 _REMOTE = re.compile(
     r"(?:https://(?:[^@/]*@)?|ssh://(?:[^@/]*@)?|[^@/:]+@)"
@@ -77,9 +77,9 @@ def uncommitted_files(*, leave_out: Sequence[Path] = ()) -> list[str] | None:
 
 
 def make_patch(files: Sequence[str]) -> bytes | None:
-    """What turns the commit into the working directory as far as `files` go, which differ from it, as
-    `git apply` reads it; None if they are too large or too many, if Git fails, and for a repository within
-    this one, whose files no patch can hold. The index is not touched."""
+    """A patch for `git apply` that turns the commit's version of `files` into that of the working directory;
+    None if they are too large or too many, if Git fails, and for a repository within this one, whose files no
+    patch can hold. The index is not touched."""
     if any(os.path.isdir(file) and not os.path.islink(file) for file in files):
         return None
     if sum(size for file in files if (size := _size(file))) > MAX_PATCH_BYTES:

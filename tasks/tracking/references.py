@@ -1,4 +1,4 @@
-"""Finds the run that a reference means, and what it left: in its workspace, or else in MLflow.
+"""Finds the run that a reference means, and its files: in its workspace, or else in MLflow.
 
 A reference is a folder (a workspace, or anything in one: a policy, a checkpoint), the id or the name of an
 MLflow run, or a model of MLflow's registry, `models:/NAME/VERSION` or `models:/NAME@ALIAS`.
@@ -56,7 +56,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRun:
-    """A run and what it left."""
+    """A run and its files."""
 
     reference: str
     lineage: LineageRecord

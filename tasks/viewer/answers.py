@@ -1,4 +1,4 @@
-"""What the viewer's routes share: JSON answers, numbers of requests, and trajectories by their address."""
+"""Helpers of the viewer's routes: JSON answers, integers of requests, and trajectories by address."""
 
 import sqlite3
 from typing import Any
@@ -13,7 +13,7 @@ from tasks.viewer import browse
 
 
 class NotFound(WingspanError):
-    """There is no such thing, or no longer."""
+    """The requested object does not exist, or no longer."""
 
 
 def json_answer(content: Any, *, status: int = 200) -> Response:

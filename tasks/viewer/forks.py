@@ -1,4 +1,5 @@
-"""Forks by a click: what may go on from a trajectory, what has, and the requests that run something.
+"""Forks in the viewer: the policies that can go on from a trajectory, its forks, and the requests that run
+them.
 
 These requests act, so they are taken from the viewer's own page alone: with JSON, which other web pages
 cannot send unasked; without a foreign Origin; and with the page's key, which only the viewer's own pages can
@@ -79,7 +80,7 @@ class StopBody(BaseModel, extra="forbid"):
 
 
 def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
-    """The routes of forks and consoles. Where not `is_loopback`, nothing is run."""
+    """The routes of forks and consoles. Unless `is_loopback`, they refuse to run anything."""
     key, runs = secrets.token_urlsafe(32), LiveRuns()
 
     def forks(request: Request) -> Response:
@@ -144,7 +145,7 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
         body = await read_page_body(request, kind, max_bytes=MAX_BODY_BYTES)
         if not compare_digest(request.headers.get(KEY_HEADER, "").encode(), key.encode()):
             raise RequestRejected(
-                403, f"the page's key (header {KEY_HEADER}) is missing or old; load it anew"
+                403, f"the page's key (header {KEY_HEADER}) is missing or old; reload the page"
             )
         return body
 
@@ -192,7 +193,7 @@ def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:
     is_person = body.policy == PERSON
     choices = {} if is_person else _policies(viewer, run)
     if not is_person and body.policy not in choices:
-        raise ConfigError(f"policy {body.policy!r} is not offered for this trajectory; load the page anew")
+        raise ConfigError(f"policy {body.policy!r} is not offered for this trajectory; reload the page")
     check_writable(run.run.folder, remedy="make it writable: forks are recorded beside the run")
     parent = read_parent(run.run, body.address)
     if parent.digest != body.digest:
@@ -252,8 +253,7 @@ def _offer(viewer: Viewer, run: OpenRun) -> list[dict[str, str]]:
 
 
 def _policies(viewer: Viewer, served: OpenRun) -> Mapping[str, Mapping[str, Any]]:
-    """The policies that may go on, the run's and other runs', by what the page calls them; with the options
-    of a `ForkRequest` that name them."""
+    """The policies that can go on: their names on the page → options of a `ForkRequest`."""
     from tasks.evaluation.record import is_record, read_record
     from tasks.verl.checkpoints import complete_steps
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 PORT = 8003
-"""Where `wingspan view` listens unless it is told otherwise."""
+"""Where `wingspan view` listens by default."""
 _PLAIN = ":,!'()*"
 """What is not escaped in an address besides letters, digits and `_.-~`."""
 

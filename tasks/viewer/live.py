@@ -1,8 +1,6 @@
-"""What runs behind the viewer's pages: forks that are sampled, and episodes in which a person acts.
-
-Each runs in a thread with an event loop of its own, so that no page waits for a model or an environment, and
-is asked for its state by its id.
-"""
+"""Runs what the viewer's pages start: forks of policies, and episodes in which a person acts. Each runs in a
+thread with its own event loop, so that no page waits for a model or an environment; pages ask for its state
+by its id."""
 
 import asyncio
 import secrets
@@ -23,14 +21,14 @@ MAX_LIVE = 8
 MAX_KEPT = 32
 """Of those that have ended; their trajectories are in files."""
 IDLE_S = 1800.0
-"""After this time a person is taken to have left."""
+"""Without an action for this long, a person counts as gone."""
 
 Play = Callable[["Live"], Awaitable[Sequence[Trajectory]]]
 """Runs in the thread; returns what ended, nothing if a person left."""
 
 
 class TooMany(WingspanError):
-    """As many as may run are running."""
+    """The limit of simultaneous runs is reached."""
 
 
 class Live:
@@ -85,7 +83,7 @@ class Live:
         return line
 
     def act(self, line: str) -> None:
-        """Let the person do this. Raises `ConfigError` if it is not their turn."""
+        """Pass on the person's `line`. Raises `ConfigError` if it is not their turn."""
         with self._changed:
             if self._state != "waiting":
                 raise ConfigError("the episode waits for no action: it has ended, or acts on the last one")
@@ -94,7 +92,7 @@ class Live:
         self._call(lambda: self._lines.put_nowait(line))
 
     def stop(self) -> None:
-        """End it; what has ended before is kept."""
+        """End it; samples that have ended are kept."""
         with self._changed:
             self._is_stopped = True
             is_running = self.is_running

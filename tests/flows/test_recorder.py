@@ -194,7 +194,7 @@ def test_what_git_does_not_say_is_recorded_as_unknown(project: Path) -> None:
     assert (lineage.code.commit, lineage.code.uncommitted) == (head_commit(), None)
     assert lineage.patch_md5 is None
     assert provenance(envs=[])["git.dirty"] == "unknown"
-    assert format_code(lineage.code).endswith("; Git did not say whether all of it was committed")
+    assert format_code(lineage.code).endswith("; whether all code was committed is unknown")
 
 
 def test_a_patch_with_a_secret_is_not_written(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

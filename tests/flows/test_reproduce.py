@@ -269,7 +269,7 @@ def test_a_run_whose_changes_are_unknown_is_refused(toy: LineageToy) -> None:
     lineage = json.loads(file.read_text())
     lineage["code"]["uncommitted"] = None
     file.write_text(json.dumps(lineage))
-    assert "Git did not say whether all code was committed" in refusal()
+    assert "whether all code was committed when it ran is unknown" in refusal()
 
 
 def test_a_run_without_an_evaluation_is_refused(toy: LineageToy) -> None:

@@ -275,7 +275,7 @@ def test_runs_that_differ_by_seed_alone_are_one_setting(runs: list[Path]) -> Non
     assert list(group_by_seed([found[0], unknown, found[2]])) == ["step", "step-seed1"]
     assert "parameters of step-seed1 were not recorded" in notes_on([found[0], unknown])[0]
     assert notes_on([found[0]]) == [
-        "step-seed0 went back to an earlier checkpoint 1 time; what was undone is in no curve and no cost."
+        "step-seed0 went back to an earlier checkpoint 1 time; the undone steps are in no curve and no cost."
     ]
 
 
