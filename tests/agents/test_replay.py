@@ -48,7 +48,7 @@ class Rest:
         return next(self._turns).completion
 
 
-def recorded(**changes: Any) -> Trajectory:
+def make_record(**changes: Any) -> Trajectory:
     """Four turns of the toy, the last of which solves it."""
     sampler = ScriptedSampler(ADDS, encode=encode, policy_version=7)
     return replace(play_policy(sampler, ContextPolicy(), limits=ROOMY), **changes)
@@ -122,16 +122,16 @@ def test_with_the_same_completions_the_whole_episode_comes_again(context: Contex
 
 
 def test_another_model_goes_on_where_the_record_is_left() -> None:
-    trajectory = recorded()
+    trajectory = make_record()
     sampler = ScriptedSampler(["Action: add 2"], encode=encode, policy_version=9)
-    forked = repeat(past_of(trajectory, 1), sampler)
-    assert forked.turns[0] == trajectory.turns[0]
-    assert [(turn.action, turn.observation) for turn in forked.turns] == [
+    fork = repeat(past_of(trajectory, 1), sampler)
+    assert fork.turns[0] == trajectory.turns[0]
+    assert [(turn.action, turn.observation) for turn in fork.turns] == [
         ("add 1", "The total is 1."),
         ("add 2", "The total is 3."),
     ]
-    assert [turn.completion.policy_version for turn in forked.turns] == [7, 9]
-    assert (forked.success, forked.reward, forked.prompt_ids) == (True, 1.0, trajectory.prompt_ids)
+    assert [turn.completion.policy_version for turn in fork.turns] == [7, 9]
+    assert (fork.success, fork.reward, fork.prompt_ids) == (True, 1.0, trajectory.prompt_ids)
 
 
 @pytest.mark.parametrize(
@@ -147,16 +147,16 @@ def test_another_model_goes_on_where_the_record_is_left() -> None:
     ],
 )
 def test_what_is_not_as_recorded_is_an_error_with_both_texts(change: dict[str, Any], text: str) -> None:
-    turns = list(recorded().turns)
+    turns = list(make_record().turns)
     turns[1] = replace(turns[1], **change)
-    past = past_of(recorded(turns=tuple(turns)), 3)
+    past = past_of(make_record(turns=tuple(turns)), 3)
     with pytest.raises(ReplayDiffers, match=f"^run/file:1: {text}"):
         repeat(past)
 
 
 @pytest.mark.parametrize("has_tokens", [True, None, False])
 def test_another_first_observation_is_noticed_with_and_without_tokens(has_tokens: bool | None) -> None:
-    trajectory = recorded(item=toy_item(target=4))  # it was recorded with 3
+    trajectory = make_record(item=toy_item(target=4))  # it was recorded with 3
     prompt = toy_tokenizer().decode(trajectory.prompt_ids)
     past = past_of(trajectory, 2, has_tokens=has_tokens, prompt=prompt)
     with pytest.raises(ReplayDiffers, match=r"recorded: .*reach 3.*now: .*reach 4"):
@@ -164,7 +164,7 @@ def test_another_first_observation_is_noticed_with_and_without_tokens(has_tokens
 
 
 def test_other_instructions_are_noticed_without_tokens() -> None:
-    trajectory = recorded()
+    trajectory = make_record()
     past = past_of(trajectory, 2, has_tokens=False, prompt=toy_tokenizer().decode(trajectory.prompt_ids))
     replay = Replay(past)
     last = Message("user", "reach 3")
@@ -175,7 +175,7 @@ def test_other_instructions_are_noticed_without_tokens() -> None:
 
 
 def test_other_images_of_the_opening_are_noticed() -> None:
-    past = past_of(recorded(prompt_images=(Image(b"a", "image/png"),)), 1)
+    past = past_of(make_record(prompt_images=(Image(b"a", "image/png"),)), 1)
     Replay(past).check_opening([Message("user", "reach 3", images=(Image(b"a", "image/png"),))])
     with pytest.raises(ReplayDiffers, match="the images, the opening, are not as recorded; recorded: 1"):
         Replay(past).check_opening([Message("user", "reach 3", images=(Image(b"b", "image/png"),))])
@@ -185,13 +185,13 @@ def test_other_images_of_the_opening_are_noticed() -> None:
 
 def test_an_episode_that_ends_among_the_repeated_turns_is_an_error() -> None:
     with pytest.raises(ReplayDiffers, match=r"ends with turn 2 \(truncated\), before turn 4"):
-        repeat(past_of(recorded(), 3), env=ToyEnv(max_steps=2))
+        repeat(past_of(make_record(), 3), env=ToyEnv(max_steps=2))
     with pytest.raises(ConfigError, match=r"turn 1 has .* tokens, and there is room for 3; raise rollout"):
-        repeat(past_of(recorded(), 3), limits=replace(ROOMY, max_tokens_per_turn=3))
+        repeat(past_of(make_record(), 3), limits=replace(ROOMY, max_tokens_per_turn=3))
 
 
 def test_a_model_with_other_tokens_gets_the_texts() -> None:
-    trajectory = recorded()
+    trajectory = make_record()
     renderer = Renderer(toy_tokenizer(PIPES))
     sampler = ScriptedSampler(["Action: add 2"], encode=renderer.encode)
     forked = repeat(past_of(trajectory, 1, has_tokens=None), sampler, template=PIPES)
@@ -203,13 +203,13 @@ def test_a_model_with_other_tokens_gets_the_texts() -> None:
 
 
 def test_another_observation_is_shown_and_the_environment_is_as_it_was() -> None:
-    trajectory = recorded()
+    trajectory = make_record()
     past = past_of(trajectory, 2, observation="The total is 1000.")
-    shown: list[str] = []
+    observations: list[str] = []
 
     class Reader(ScriptedSampler):
         async def sample(self, prompt_ids: Sequence[int], **options: Any) -> Completion:
-            shown.append(toy_tokenizer().decode(list(prompt_ids)))
+            observations.append(toy_tokenizer().decode(list(prompt_ids)))
             return await super().sample(prompt_ids, **options)
 
     forked = repeat(past, Reader(["Action: add 2"], encode=encode))
@@ -218,15 +218,15 @@ def test_another_observation_is_shown_and_the_environment_is_as_it_was() -> None
         "The total is 1000.",
         "The total is 3.",
     ]
-    assert [("1000" in text, text.count("The total is 1.")) for text in shown] == [(True, 1)]
+    assert [("1000" in text, text.count("The total is 1.")) for text in observations] == [(True, 1)]
     turns = (trajectory.turns[0], replace(trajectory.turns[1], observation="?"), *trajectory.turns[2:])
-    changed = replace(past, trajectory=replace(trajectory, turns=turns))
+    changed_past = replace(past, trajectory=replace(trajectory, turns=turns))
     with pytest.raises(ReplayDiffers, match="the observation, turn 2, is not as recorded"):
-        repeat(changed, Reader(ADDS, encode=encode))
+        repeat(changed_past, Reader(ADDS, encode=encode))
 
 
 def test_turns_from_which_nothing_goes_on_are_refused() -> None:
-    trajectory = recorded()
+    trajectory = make_record()
     for num_turns, options, text in (
         (4, {}, r"ended with turn 4 \(terminated\); name an earlier turn"),
         (5, {}, "no turn 5; it has 4"),
@@ -234,8 +234,8 @@ def test_turns_from_which_nothing_goes_on_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=text):
             past_of(trajectory, num_turns, **options).check()
-    stopped = replace(trajectory, stop_reason=StopReason.MAX_TURNS)
-    past_of(stopped, 4).check()  # with a longer horizon it goes on
+    unfinished_trajectory = replace(trajectory, stop_reason=StopReason.MAX_TURNS)
+    past_of(unfinished_trajectory, 4).check()  # with a longer horizon it goes on
 
 
 @tool
@@ -260,7 +260,7 @@ def ask_endpoint(
 
 
 def test_an_endpoint_gets_the_recorded_turns_as_its_own() -> None:
-    trajectory = recorded()
+    trajectory = make_record()
     past = past_of(trajectory, 1, has_tokens=False)
     (_, said, reply), forked = ask_endpoint(past, FormatAgent("action"), None, "Action: add 2")
     assert (said["role"], said["content"]) == ("assistant", ADDS[0])
@@ -269,7 +269,7 @@ def test_an_endpoint_gets_the_recorded_turns_as_its_own() -> None:
 
 
 def test_an_endpoint_gets_recorded_calls_as_calls() -> None:
-    trajectory = recorded()
+    trajectory = make_record()
     call = replace(
         trajectory.turns[0],
         text='Let me see.\ndouble({"number": 2})',
@@ -281,9 +281,9 @@ def test_an_endpoint_gets_recorded_calls_as_calls() -> None:
     past = replace(past, has_env_rewards=False)
     tools = Toolbox([double])
     messages, forked = ask_endpoint(past, FormatAgent("hermes", schemas=tools.schemas), tools, "four")
-    said, reply = messages[-2:]
-    (function,) = [call["function"] for call in said["tool_calls"]]
-    assert (said["content"], function["name"]) == ("Let me see.", "double")
+    answer, reply = messages[-2:]
+    (function,) = [call["function"] for call in answer["tool_calls"]]
+    assert (answer["content"], function["name"]) == ("Let me see.", "double")
     assert json.loads(function["arguments"]) == {"number": 2}
     assert (reply["role"], reply["content"]) == ("tool", "4")
     assert [turn.action for turn in forked.turns] == ['double({"number": 2})', "four"]

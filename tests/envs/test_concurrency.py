@@ -58,35 +58,37 @@ def test_work_that_takes_no_time_waits_for_nobody(monkeypatch: pytest.MonkeyPatc
 def test_who_is_cancelled_while_waiting_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[str]:
         clock = Clock(monkeypatch)
-        passed: list[str] = []
+        results: list[str] = []
 
         async def work(name: str) -> None:
             await take_turn()
-            passed.append(name)
+            results.append(name)
             clock.now += 2 * TURNS_S
 
         first = asyncio.create_task(work("first"))
-        others = [asyncio.create_task(work(f"cancelled {n}")) for n in range(2 * TURNS_PER_ITERATION)]
+        cancelled_tasks = [
+            asyncio.create_task(work(f"cancelled {n}")) for n in range(2 * TURNS_PER_ITERATION)
+        ]
         last = asyncio.create_task(work("last"))
         await first
         await asyncio.sleep(0)
-        for task in others:
+        for task in cancelled_tasks:
             task.cancel()
         await last
-        return passed
+        return results
 
-    passed = asyncio.run(main())
-    assert passed[0] == "first"
-    assert passed[-1] == "last"
-    assert len(passed) < TURNS_PER_ITERATION
+    results = asyncio.run(main())
+    assert results[0] == "first"
+    assert results[-1] == "last"
+    assert len(results) < TURNS_PER_ITERATION
 
 
 def test_many_coroutines_end_with_the_first_error() -> None:
-    started = 0
+    num_started = 0
 
     async def work(number: int) -> int:
-        nonlocal started
-        started += 1
+        nonlocal num_started
+        num_started += 1
         if number == 5:
             raise ValueError("five")
         await asyncio.sleep(3600)
@@ -94,4 +96,4 @@ def test_many_coroutines_end_with_the_first_error() -> None:
 
     with pytest.raises(ValueError, match="five"):
         asyncio.run(gather_or_cancel(work(n) for n in range(100 * TURNS_PER_ITERATION)))
-    assert started <= 3 * TURNS_PER_ITERATION  # the others were never made
+    assert num_started <= 3 * TURNS_PER_ITERATION  # the others were never made

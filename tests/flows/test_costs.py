@@ -71,8 +71,8 @@ def test_the_runs_whose_parameters_differ_least_are_taken() -> None:
     finish("second", stages=stages | {"evaluate": 9.0}, train__lr=0.25, seed=2)
     finish("third", stages=stages | {"evaluate": 100.0}, train__lr=0.5, rollout__group_size=2)
     finish("other", stages=stages, name="babyai-cpu")
-    unfinished = finish("unfinished", stages=stages)
-    (unfinished / "evaluation.json").unlink()
+    unfinished_run = finish("unfinished", stages=stages)
+    (unfinished_run / "evaluation.json").unlink()
     folders = [run.folder.name for run in find_earlier_runs(plan())]
     assert folders == ["first", "second"]
     time = list_costs(plan(train__steps=4), ["evaluate"])[0]

@@ -1,6 +1,5 @@
 """`wingspan fork` as a command: a person at a pipe, what is printed, and what is written."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -9,20 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.agent import FormatAgent
-from agents.rollout.episode import EpisodeConfig
-from agents.rollout.scripted import expert_script, run_script
-from agents.types import UNLIMITED, Trajectory
-from envs.registry import ExpertStep, get_env, get_item
 from tasks.data.trajectories import write_trajectories
 from tests.flows.test_view import PROGRAM, ROOT
-
-
-def play(actions: list[str]) -> Trajectory:
-    spec = get_env("textcraft")
-    config = EpisodeConfig(agent=FormatAgent("action"), limits=UNLIMITED)
-    script = expert_script([ExpertStep("", action) for action in actions], config=config)
-    return asyncio.run(run_script(spec.make(), get_item(spec, 0), script, config=config))
+from tests.support.textcraft_episode import SOLUTION, run_actions
 
 
 def run(folder: Path, *arguments: str, lines: str = "") -> subprocess.CompletedProcess[str]:
@@ -35,19 +23,17 @@ def run(folder: Path, *arguments: str, lines: str = "") -> subprocess.CompletedP
 
 @pytest.mark.heavy
 def test_a_person_goes_on_by_the_lines_of_a_pipe(tmp_path: Path) -> None:
-    spec = get_env("textcraft")
-    solution = [step.resolve("") for step in spec.solve(get_item(spec, 0))]
-    write_trajectories(tmp_path / "played.jsonl", [play(["look", *solution])])
+    write_trajectories(tmp_path / "played.jsonl", [run_actions(["look", *SOLUTION])])
     before = (tmp_path / "played.jsonl").read_bytes()
     settings = ["--human", "--set", "agent.format=action"]
-    done = run(tmp_path, "played.jsonl:1@2", *settings, lines="\n".join(["get 1 moon", *solution]))
+    done = run(tmp_path, "played.jsonl:1@2", *settings, lines="\n".join(["get 1 moon", *SOLUTION]))
     assert (done.returncode, done.stderr) == (0, "")
     assert "played/played:1, textcraft_0: 1 turn repeated, then person" in done.stdout
     assert "> get 1 moon" in done.stdout
     assert "terminated, success, reward 1" in done.stdout
     (line,) = (tmp_path / "played.forks.jsonl").read_text().splitlines()
     fork = json.loads(line)
-    assert [turn["action"] for turn in fork["turns"]] == ["look", "get 1 moon", *solution]
+    assert [turn["action"] for turn in fork["turns"]] == ["look", "get 1 moon", *SOLUTION]
     assert fork["labels"].items() >= {"parent": "played:1", "turn": 2, "policy": "person"}.items()
     assert (tmp_path / "played.jsonl").read_bytes() == before
     left = run(tmp_path, "played.jsonl:1@2", *settings)

@@ -79,9 +79,9 @@ def test_a_policy_that_is_not_what_the_run_wrote_is_marked(workspace: Path) -> N
 
 
 def test_json_holds_the_whole_record(workspace: Path) -> None:
-    printed = json.loads(show(str(workspace), "--json"))
-    assert printed["lineage"] == json.loads((workspace / "lineage.json").read_text())
-    assert (printed["folder"], printed["mlflow_run"], printed["versions"]) == ("runs/toy", None, [])
+    document = json.loads(show(str(workspace), "--json"))
+    assert document["lineage"] == json.loads((workspace / "lineage.json").read_text())
+    assert (document["folder"], document["mlflow_run"], document["versions"]) == ("runs/toy", None, [])
 
 
 def test_uncommitted_files_and_code_of_earlier_attempts_are_shown(workspace: Path) -> None:
@@ -118,7 +118,7 @@ class TestMlflow:
     """Runs that MLflow knows."""
 
     @pytest.fixture
-    def recorded(
+    def mlflow_record(
         self, store: Path, workspace: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     ) -> "tuple[MlflowClient, Any]":
         """A client, and the run of `workspace` in its store, called as the test."""
@@ -134,9 +134,9 @@ class TestMlflow:
         return client, run
 
     def test_a_version_shows_the_evaluation_that_promoted_it(
-        self, recorded: "tuple[MlflowClient, Any]", workspace: Path
+        self, mlflow_record: "tuple[MlflowClient, Any]", workspace: Path
     ) -> None:
-        client, run = recorded
+        client, run = mlflow_record
         client.create_registered_model("toy")
         tags = {"against": "version 3", "difference": "+0.2500", "interval": "+0.1000 to +0.4000"}
         tags |= {"p_value": "0.004", "items": "100"}
@@ -157,9 +157,9 @@ class TestMlflow:
                 find_run(reference, downloads=workspace)
 
     def test_a_run_whose_workspace_is_gone_is_read_from_its_artifacts(
-        self, recorded: "tuple[MlflowClient, Any]", workspace: Path, tmp_path: Path
+        self, mlflow_record: "tuple[MlflowClient, Any]", workspace: Path, tmp_path: Path
     ) -> None:
-        client, run = recorded
+        client, run = mlflow_record
         child = client.create_run(
             run.info.experiment_id, run_name="round 1", tags={"mlflow.parentRunId": run.info.run_id}
         )
@@ -171,24 +171,24 @@ class TestMlflow:
             assert (found.evaluation, found.steps) == ({"after": {}}, [{"step": 1}])
 
     def test_another_run_in_its_workspace_does_not_stand_for_it(
-        self, recorded: "tuple[MlflowClient, Any]", workspace: Path, tmp_path: Path
+        self, mlflow_record: "tuple[MlflowClient, Any]", workspace: Path, tmp_path: Path
     ) -> None:
-        _, run = recorded
-        other = lineage_of(workspace, commit="2" * 40)
-        other.write(workspace)
+        _, run = mlflow_record
+        other_lineage = lineage_of(workspace, commit="2" * 40)
+        other_lineage.write(workspace)
         (workspace / "mlflow.json").write_text(json.dumps({"run_id": "0" * 32}))
-        found = find_run(run.info.run_id, downloads=tmp_path / "downloads")
-        assert found.lineage.code.commit == "1" * 40
+        run_found = find_run(run.info.run_id, downloads=tmp_path / "downloads")
+        assert run_found.lineage.code.commit == "1" * 40
 
     def test_a_name_that_means_no_run_or_several_is_refused(
-        self, recorded: "tuple[MlflowClient, Any]", tmp_path: Path
+        self, mlflow_record: "tuple[MlflowClient, Any]", tmp_path: Path
     ) -> None:
-        client, run = recorded
+        client, run = mlflow_record
         twin = client.create_run(run.info.experiment_id, run_name=run.info.run_name)
         with pytest.raises(ConfigError) as error:
             find_run(run.info.run_name, downloads=tmp_path)
         assert "2 runs are called" in str(error.value)
-        assert all(f"{one.info.run_id} (running)" in str(error.value) for one in (run, twin))
+        assert all(f"{mlflow_run.info.run_id} (running)" in str(error.value) for mlflow_run in (run, twin))
         with pytest.raises(ConfigError, match=r"'nobody' is no folder, and MLflow at .* has no run of that"):
             find_run("nobody", downloads=tmp_path)
         with pytest.raises(ConfigError, match=f"has no run {'0' * 32}"):

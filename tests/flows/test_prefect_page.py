@@ -65,9 +65,9 @@ def client() -> Iterator[SyncPrefectClient]:
     with (
         temporary_settings(settings),
         prefect_test_harness(server_startup_timeout=300),
-        get_client(sync_client=True) as connected,
+        get_client(sync_client=True) as client,
     ):
-        yield connected
+        yield client
 
 
 @pytest.fixture
@@ -119,9 +119,9 @@ def finished(index: int) -> RoundResult:
 
 def artifacts_of(client: SyncPrefectClient, flow_run_id: str) -> dict[str, Artifact]:
     """By key; one of each."""
-    found = [a for a in client.read_artifacts() if str(a.flow_run_id) == flow_run_id]
-    by_key = {str(artifact.key): artifact for artifact in found}
-    assert len(by_key) == len(found)
+    artifacts = [a for a in client.read_artifacts() if str(a.flow_run_id) == flow_run_id]
+    by_key = {str(artifact.key): artifact for artifact in artifacts}
+    assert len(by_key) == len(artifacts)
     return by_key
 
 
@@ -143,19 +143,19 @@ def events_of(client: SyncPrefectClient, flow_run_id: str, *, prefix: str) -> li
 
 
 def test_training_is_seen_while_it_goes_on(client: SyncPrefectClient, workspace: Path) -> None:
-    seen: dict[str, Artifact] = {}
+    versions: dict[str, Artifact] = {}
 
     def work(flow_run_id: str) -> None:
         with page_in(workspace, flow_run_id) as page:
             train(page, workspace, rounds=[0])
             wait_until(lambda: f"{NAME}-links" in artifacts_of(client, flow_run_id))
-            seen.update(artifacts_of(client, flow_run_id))
+            versions.update(artifacts_of(client, flow_run_id))
             train(page, workspace, rounds=[1])
             page.show_links(EVALUATION)
             page.announce(PROMOTION)
 
     run_id = in_flow(work)
-    assert data_of(seen[f"{NAME}-progress"]) <= 50
+    assert data_of(versions[f"{NAME}-progress"]) <= 50
     after = artifacts_of(client, run_id)
     assert after.keys() == KEYS
     progress = after[f"{NAME}-progress"]
@@ -192,12 +192,12 @@ def test_training_is_seen_while_it_goes_on(client: SyncPrefectClient, workspace:
     assert f"runs/{NAME}/report/index.html" in links
 
     wait_until(lambda: len(events_of(client, run_id, prefix="wingspan.")) == 3)
-    *rounds, promoted = events_of(client, run_id, prefix="wingspan.")
+    *rounds, promotion = events_of(client, run_id, prefix="wingspan.")
     assert [event["event"] for event in rounds] == ["wingspan.round"] * 2
     about = {"pipeline": NAME, "workspace": f"runs/{NAME}"}
     assert rounds[1]["payload"] == about | {"round": 2, "rounds": 2} | asdict(finished(1))
     assert rounds[1]["resource"]["prefect.resource.id"] == f"wingspan.workspace.runs/{NAME}"
-    assert promoted["payload"] == about | asdict(PROMOTION) | {
+    assert promotion["payload"] == about | asdict(PROMOTION) | {
         "policy": str(workspace.resolve() / "policy"),
         "envs": ["textcraft"],
     }
@@ -212,25 +212,25 @@ def test_a_resumed_run_updates_the_same_keys(client: SyncPrefectClient, workspac
         return work
 
     in_flow(attempt([0]))
-    resumed = in_flow(attempt([1]))
-    found = artifacts_of(client, resumed)
+    second_id = in_flow(attempt([1]))
+    found = artifacts_of(client, second_id)
     assert found.keys() == KEYS
     assert [row["round"] for row in json.loads(data_of(found[f"{NAME}-rounds"]))] == [1, 2]
-    wait_until(lambda: bool(events_of(client, resumed, prefix="wingspan.round")))
-    (done,) = events_of(client, resumed, prefix="wingspan.round")
+    wait_until(lambda: bool(events_of(client, second_id, prefix="wingspan.round")))
+    (done,) = events_of(client, second_id, prefix="wingspan.round")
     assert done["payload"]["round"] == 2
     # An attempt of the same flow run, as Prefect's own retries are: no artifact is added.
-    with page_in(workspace, resumed) as page:
+    with page_in(workspace, second_id) as page:
         page.observe(Progress()).on_phase("starting Ray")
         page.show_links(EVALUATION)
-    found = artifacts_of(client, resumed)
+    found = artifacts_of(client, second_id)
     assert found.keys() == KEYS
     progress = str(found[f"{NAME}-progress"].description)
     assert progress.startswith("step 4 of 4")
     assert progress.endswith("starting Ray")
     latest = client.request("POST", "/artifacts/latest/filter", json={}).json()
     assert sorted(artifact["key"] for artifact in latest) == sorted(KEYS)
-    assert {artifact["flow_run_id"] for artifact in latest} == {resumed}
+    assert {artifact["flow_run_id"] for artifact in latest} == {second_id}
 
 
 def test_many_steps_are_few_updates(client: SyncPrefectClient, workspace: Path) -> None:

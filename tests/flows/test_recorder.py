@@ -142,14 +142,14 @@ def test_the_patch_makes_of_the_commit_what_the_run_was_made_from(
     assert subprocess.check_output(["git", "status", "--porcelain"], text=True) == status, "the index changed"
     patch = WORKSPACE / PATCH
     assert lineage.patch_md5 == path_md5(patch)
-    other = tmp_path_factory.mktemp("clone")
-    git("clone", "-q", str(project), str(other), cwd=project)
-    git("apply", str(patch.absolute()), cwd=other)
+    clone = tmp_path_factory.mktemp("clone")
+    git("clone", "-q", str(project), str(clone), cwd=project)
+    git("apply", str(patch.absolute()), cwd=clone)
     for name in names:
         file = project / name
-        assert (other / name).exists() == file.exists()
+        assert (clone / name).exists() == file.exists()
         if file.exists():
-            assert (other / name).read_bytes() == file.read_bytes()
+            assert (clone / name).read_bytes() == file.read_bytes()
     git("checkout", "-q", "--", ".", cwd=project)
     (project / "tasks" / "new [1].py").unlink()
     assert record(plan, "prepare").patch_md5 is None

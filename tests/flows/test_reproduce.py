@@ -126,8 +126,8 @@ def test_a_folder_is_kept_and_used_again_for_the_same_run_alone(toy: LineageToy,
         assert (folder / "runs" / "toy-reproduced" / "evaluation.json").exists()
         assert toy.worktrees == 1
     toy.run("train.lr=0.5")
-    refused = rf"{folder} is there, and is no reproduction of runs/toy; give a new --folder"
-    with pytest.raises(ConfigError, match=refused):
+    message = rf"{folder} is there, and is no reproduction of runs/toy; give a new --folder"
+    with pytest.raises(ConfigError, match=message):
         reproduce(toy, folder=folder)
     shutil.rmtree(folder)  # by hand: Git still has it in its list
     assert are_equal(reproduce(toy, folder=folder))

@@ -46,15 +46,15 @@ def plan(*axes: str, seeds: Sequence[int] | None = None, **options: Any) -> Swee
 
 
 def test_every_seed_has_every_combination_in_a_workspace_of_its_own(project: Path) -> None:
-    found = plan(
+    sweep_plan = plan(
         "train.lr=1e-3,1e-4", "horizon.max_turns=[4,5],[6]", seeds=[3, 4], settings={"train.steps": 6}
     )
-    assert len(found.runs) == 8 == len({run.workspace for run in found.runs})
-    assert [run.overrides["seed"] for run in found.runs] == [3] * 4 + [4] * 4
-    names = [run.name for run in found.runs]
+    assert len(sweep_plan.runs) == 8 == len({run.workspace for run in sweep_plan.runs})
+    assert [run.overrides["seed"] for run in sweep_plan.runs] == [3] * 4 + [4] * 4
+    names = [run.name for run in sweep_plan.runs]
     assert names[0].startswith("lr=0.001,max_turns=")
     assert names[0].endswith("-seed3")
-    assert found.runs[0].workspace == Path("runs/sweeps", NAME, names[0])
+    assert sweep_plan.runs[0].workspace == Path("runs/sweeps", NAME, names[0])
     values = {
         (
             run.pipeline.train.lr,
@@ -62,7 +62,7 @@ def test_every_seed_has_every_combination_in_a_workspace_of_its_own(project: Pat
             run.pipeline.seed,
             run.pipeline.train.steps,
         )
-        for run in found.runs
+        for run in sweep_plan.runs
     }
     assert values == {
         (lr, turns, seed, 6) for lr in (1e-3, 1e-4) for turns in ((4, 5), (6,)) for seed in (3, 4)
@@ -161,15 +161,15 @@ sys.exit("{fails}" in workspace.name)
 """Acts as `wingspan run`; with `together`, it ends when those runs have begun."""
 
 
-def scripted(*, hangs: str = "none", fails: str = "none", together: str = "") -> list[str]:
+def make_script(*, hangs: str = "none", fails: str = "none", together: str = "") -> list[str]:
     return [sys.executable, "-S", "-c", SCRIPT.format(hangs=hangs, fails=fails, together=together)]
 
 
-def run_scripts(found: SweepPlan, command: Sequence[str]) -> list[tuple[str, RunState]]:
+def run_scripts(sweep_plan: SweepPlan, command: Sequence[str]) -> list[tuple[str, RunState]]:
     """The changes, in order."""
     changes: list[tuple[str, RunState]] = []
     run_all(
-        found,
+        sweep_plan,
         temporary="/tmp",
         on_change=lambda run, state: changes.append((run.name, state)),
         command=command,
@@ -180,7 +180,7 @@ def run_scripts(found: SweepPlan, command: Sequence[str]) -> list[tuple[str, Run
 def test_runs_are_one_after_another_unless_more_are_allowed(project: Path) -> None:
     found = plan("train.lr=1e-3,1e-4", seeds=[0, 1])
     names = [run.name for run in found.runs]
-    changes = run_scripts(found, scripted())
+    changes = run_scripts(found, make_script())
     assert changes == [(name, state) for name in names for state in (RunState.RUNNING, RunState.FINISHED)]
     assert (found.runs[2].workspace / LOG).read_text() == f"trained {names[2]}\n"
 
@@ -189,7 +189,7 @@ def test_runs_side_by_side_are_as_many_as_allowed(project: Path, monkeypatch: py
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     found = plan("train.lr=1e-3,1e-4", seeds=[0, 1], at_once=2)
     # The first two end only if both have begun.
-    changes = run_scripts(found, scripted(together=" ".join(run.name for run in found.runs[:2])))
+    changes = run_scripts(found, make_script(together=" ".join(run.name for run in found.runs[:2])))
     at_work = [
         sum(1 if s is RunState.RUNNING else -1 for _, s in changes[: i + 1]) for i in range(len(changes))
     ]
@@ -201,7 +201,7 @@ def test_a_run_that_fails_is_named_when_the_others_have_ended(project: Path) -> 
     found = plan("train.lr=1e-3,1e-4", seeds=[0, 1])
     log = found.runs[1].workspace / LOG
     with pytest.raises(WingspanError, match=rf"1 of 4 runs failed; {log} says why"):
-        run_scripts(found, scripted(fails="lr=0.0001-seed0"))
+        run_scripts(found, make_script(fails="lr=0.0001-seed0"))
     assert (found.runs[3].workspace / LOG).exists()
 
 
@@ -213,7 +213,7 @@ def test_a_sweep_that_is_stopped_ends_its_runs_and_starts_no_other(project: Path
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all(found, temporary="/tmp", on_change=stop, command=scripted(hangs="seed0"))
+        run_all(found, temporary="/tmp", on_change=stop, command=make_script(hangs="seed0"))
     assert (found.runs[0].workspace / "stopped").exists()
     assert not found.runs[1].workspace.exists()
 
@@ -242,7 +242,7 @@ def test_finished_runs_are_skipped_compared_and_the_best_is_tested_for_all(proje
     finish(second, [(1, 1), (1, 1), (1, 0), (1, 1)])
     found = plan(axes)
     assert not found.unfinished
-    assert run_scripts(found, scripted(fails="seed")) == []
+    assert run_scripts(found, make_script(fails="seed")) == []
 
     client = connect()
     assert client.get_registered_model(NAME).aliases == {}  # the runs have not decided it
@@ -251,10 +251,10 @@ def test_finished_runs_are_skipped_compared_and_the_best_is_tested_for_all(proje
     assert list(result.comparison.names) == [first.name, second.name]
     assert result.page.is_relative_to(found.folder / "comparison")
     assert result.promotion is None  # four items show nothing beyond chance
-    (tested,) = [v for v in client.search_model_versions(f"name = '{NAME}'") if "test.against" in v.tags]
-    assert tested.run_id == json.loads((second.workspace / "mlflow.json").read_text())["run_id"]
-    assert tested.tags["test.candidates"] == "2"
-    assert client.get_registered_model(NAME).aliases == {"challenger": tested.version}
+    (version,) = [v for v in client.search_model_versions(f"name = '{NAME}'") if "test.against" in v.tags]
+    assert version.run_id == json.loads((second.workspace / "mlflow.json").read_text())["run_id"]
+    assert version.tags["test.candidates"] == "2"
+    assert client.get_registered_model(NAME).aliases == {"challenger": version.version}
 
     with pytest.raises(
         ConfigError, match=rf"{first.workspace} holds a finished run with another train\.steps"

@@ -53,9 +53,9 @@ def write_seeds(folder: Path) -> list[Path]:
         )
         for seed, (name, after) in enumerate(SEEDS.items())
     ]
-    fixed = write_run(folder / "fixed-9", parameters={"horizon__max_turns": [9, 9]})
-    write_training(fixed, turns=[6, 6, 7, 7], horizons=[9, 9, 9, 9])
-    return [*runs, fixed]
+    fixed_run = write_run(folder / "fixed-9", parameters={"horizon__max_turns": [9, 9]})
+    write_training(fixed_run, turns=[6, 6, 7, 7], horizons=[9, 9, 9, 9])
+    return [*runs, fixed_run]
 
 
 @pytest.fixture
@@ -64,46 +64,46 @@ def runs(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path]:
+def comparison_page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path]:
     folder = tmp_path_factory.mktemp("runs")
     return compare(write_seeds(folder), folder / "out")
 
 
-def table(compared: tuple[Comparison, Path], title: str) -> Table:
-    (found,) = [table for table in compared[0].tables if table.title == title]
+def table(comparison_page: tuple[Comparison, Path], title: str) -> Table:
+    (found,) = [table for table in comparison_page[0].tables if table.title == title]
     return found
 
 
-def cells(found: Table) -> list[list[str]]:
-    return [[str(cell) for cell in row] for row in found.rows]
+def cells(rendered_table: Table) -> list[list[str]]:
+    return [[str(cell) for cell in row] for row in rendered_table.rows]
 
 
 # --- the tables
 
 
-def test_scores_are_means_over_items_of_all_seeds(compared: tuple[Comparison, Path]) -> None:
-    scores = table(compared, "Final scores")
+def test_scores_are_means_over_items_of_all_seeds(comparison_page: tuple[Comparison, Path]) -> None:
+    scores = table(comparison_page, "Final scores")
     rows = cells(scores)
     assert [row[:3] for row in rows] == [["step", "4", "66.7%"], ["fixed-9", "4", "50.0%"]]
     assert [row[4] for row in rows] == ["75.0%", "75.0%"]
     assert [row[-1] for row in rows] == ["0: 50.0%, 1: 87.5%, 2: 62.5%", "0: 50.0%"]
 
 
-def test_sides_are_tested_item_by_item_against_the_first(compared: tuple[Comparison, Path]) -> None:
+def test_sides_are_tested_item_by_item_against_the_first(comparison_page: tuple[Comparison, Path]) -> None:
     # 1, 1/2, 1/2, 0 against 1, 5/6, 4/6, 1/6: of the signs of three differences, two of eight are as far.
-    success, greedy = cells(table(compared, "Against step"))
+    success, greedy = cells(table(comparison_page, "Against step"))
     assert success[:6] == ["fixed-9", "success", "4", "66.7%", "50.0%", f"{MINUS}16.7"]
     assert success[7] == "0.2500"
     assert greedy[1:6] == ["greedy success", "4", "75.0%", "75.0%", "0.0"]
     assert greedy[7] == "1.0000"
     assert len(success) == 8  # one seed in both is no test over seeds
-    (sentence,) = compared[0].results
+    (sentence,) = comparison_page[0].results
     assert sentence.startswith(f"fixed-9 solves 50.0% and step 66.7% of 4 items: {MINUS}16.7 points")
 
 
-def test_success_by_metadata(compared: tuple[Comparison, Path]) -> None:
+def test_success_by_metadata(comparison_page: tuple[Comparison, Path]) -> None:
     # Depth 1 is toy_0 and toy_1, stone is toy_1 alone.
-    by_depth, by_kind = (table(compared, f"By {key}") for key in ("depth", "kind"))
+    by_depth, by_kind = (table(comparison_page, f"By {key}") for key in ("depth", "kind"))
     assert by_depth.header == ["", "1 (2)", "2 (2)"]
     assert [[cell.partition(" (")[0] for cell in row] for row in cells(by_depth)] == [
         ["step", "91.7%", "41.7%"],
@@ -115,12 +115,12 @@ def test_success_by_metadata(compared: tuple[Comparison, Path]) -> None:
 
 
 def test_groups_of_ten_items_have_a_paired_interval(runs: list[Path]) -> None:
-    found = side_of("first", [read_run(runs[0])])
+    side = side_of("first", [read_run(runs[0])])
     names = [f"{depth}_{number}" for depth in (1, 2) for number in range(10)]
     items = [ComparedItem(name, {"depth": int(name[0])}) for name in names]
-    first = replace(found, samples={"success": {name: [False, False] for name in names}})
+    first = replace(side, samples={"success": {name: [False, False] for name in names}})
     second = replace(
-        found,
+        side,
         name="second",
         samples={"success": {name: [name in ("1_0", "1_1"), name[0] == "2"] for name in names}},
     )
@@ -129,34 +129,36 @@ def test_groups_of_ten_items_have_a_paired_interval(runs: list[Path]) -> None:
     assert cells(by_depth)[2] == [f"second {MINUS} first", "+10.0 (0.0 to +25.0)", "+50.0"]
 
 
-def test_items_of_one_side_alone_lead_to_their_episodes(compared: tuple[Comparison, Path]) -> None:
-    only = table(compared, "Solved by step, not by fixed-9")
+def test_items_of_one_side_alone_lead_to_their_episodes(comparison_page: tuple[Comparison, Path]) -> None:
+    only = table(comparison_page, "Solved by step, not by fixed-9")
     assert cells(only) == [["toy_3", "depth 2, kind wood", "1 of 6", "0 of 2"]]
     links = [link for cell in only.rows[0] if not isinstance(cell, str) for link in cell.links]
     # Before training there are four sampled and four greedy episodes: line 12 is toy_3 after it.
     assert links == [
         (name, f"http://127.0.0.1:8003/#/run/{name}/at/evaluation:12") for name in (*SEEDS, "fixed-9")
     ]
-    assert not [found for found in compared[0].tables if found.title == "Solved by fixed-9, not by step"]
-    assert compared[0].view_command.split()[:2] == ["wingspan", "view"]
+    assert not [
+        found for found in comparison_page[0].tables if found.title == "Solved by fixed-9, not by step"
+    ]
+    assert comparison_page[0].view_command.split()[:2] == ["wingspan", "view"]
 
 
-def test_how_episodes_ended_and_what_they_cost(compared: tuple[Comparison, Path]) -> None:
-    stops = table(compared, "How episodes ended")
+def test_how_episodes_ended_and_what_they_cost(comparison_page: tuple[Comparison, Path]) -> None:
+    stops = table(comparison_page, "How episodes ended")
     assert stops.header == ["", "episodes", "max turns", "terminated", "failed"]
     assert cells(stops) == [
         ["step", "24", "33.3%", "66.7%", "0"],  # 4 + 7 + 5 of 24 succeed
         ["fixed-9", "8", "50.0%", "50.0%", "0"],
     ]
-    costs = {row[0]: row[1:] for row in cells(table(compared, "Cost"))}
+    costs = {row[0]: row[1:] for row in cells(table(comparison_page, "Cost"))}
     assert costs["time, all stages"] == ["31.0 s (30.0 s to 32.0 s)", "30.0 s"]
     assert costs["time in training steps"] == ["16.0 s", "16.0 s"]
     assert costs["environment steps"] == ["28", "52"]
     assert costs["tokens sampled"] == ["84", "156"]  # two episodes a step, three tokens a turn
 
 
-def test_every_run_and_what_differs(compared: tuple[Comparison, Path]) -> None:
-    found = cells(table(compared, "Runs"))
+def test_every_run_and_what_differs(comparison_page: tuple[Comparison, Path]) -> None:
+    found = cells(table(comparison_page, "Runs"))
     assert [row[:-1] for row in found] == [
         ["step-seed0", "step", "0", f"5 {TIMES} 2, 9 {TIMES} 2", "25.0%", "50.0%", "+25.0"],
         ["step-seed1", "step", "1", f"5 {TIMES} 2, 9 {TIMES} 2", "25.0%", "87.5%", "+62.5"],
@@ -165,28 +167,30 @@ def test_every_run_and_what_differs(compared: tuple[Comparison, Path]) -> None:
     ]
     # Of gains of 1/2, 0, 1/2 and 0, one resample in 16 has the mean 0, and one 1/2.
     assert found[0][-1] == "0.0 to +50.0"
-    assert cells(table(compared, "What differs")) == [
+    assert cells(table(comparison_page, "What differs")) == [
         ["seed", "0, 1, 2", "0"],
         ["horizon.max_turns", "[5, 9]", "[9, 9]"],
     ]
 
 
-def test_the_page_is_one_file_that_needs_nothing_else(compared: tuple[Comparison, Path]) -> None:
-    comparison, path = compared
+def test_the_page_is_one_file_that_needs_nothing_else(comparison_page: tuple[Comparison, Path]) -> None:
+    comparison, path = comparison_page
     page = Page(path)
     viewer = "http://127.0.0.1:8003/#/run/"
-    others = {reference for reference in page.references if not reference.startswith(viewer)}
-    assert {reference.removeprefix("#") for reference in others} <= set(page.ids)
+    other_references = {reference for reference in page.references if not reference.startswith(viewer)}
+    assert {reference.removeprefix("#") for reference in other_references} <= set(page.ids)
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
-    assert [shown[0] for shown in page.tables] == [list(found.header) for found in comparison.tables]
-    for shown, found in zip(page.tables, comparison.tables, strict=True):
-        if "Solved by" not in found.title:
-            assert shown[1:] == cells(found)
+    assert [page_table[0] for page_table in page.tables] == [
+        list(result_table.header) for result_table in comparison.tables
+    ]
+    for page_table, result_table in zip(page.tables, comparison.tables, strict=True):
+        if "Solved by" not in result_table.title:
+            assert page_table[1:] == cells(result_table)
         else:  # with the labels of the links
             assert [
                 all(text.startswith(cell) for text, cell in zip(row, expected, strict=True))
-                for row, expected in zip(shown[1:], cells(found), strict=True)
-            ] == [True] * len(found.rows)
+                for row, expected in zip(page_table[1:], cells(result_table), strict=True)
+            ] == [True] * len(result_table.rows)
     plots = {
         f"{kind}_over_{axis}"
         for kind in ("test", "training")
@@ -281,12 +285,17 @@ def test_runs_that_differ_by_seed_alone_are_one_setting(runs: list[Path]) -> Non
 
 def test_names_of_settings_are_distinct(runs: list[Path]) -> None:
     found = [read_run(run) for run in runs[:3]]
-    other = {"train.lr": 0.5}
+    other_parameters = {"train.lr": 0.5}
 
     def rename(names: Sequence[str]) -> list[FinishedRun]:
         pairs = zip(names, [0, 1, 0, 1], strict=True)
         return [
-            replace(found[0], name=name, seed=seed, parameters={"seed": seed} | (other if index > 1 else {}))
+            replace(
+                found[0],
+                name=name,
+                seed=seed,
+                parameters={"seed": seed} | (other_parameters if index > 1 else {}),
+            )
             for index, (name, seed) in enumerate(pairs)
         ]
 
@@ -346,11 +355,11 @@ def test_an_item_without_samples_is_solved_by_nobody_alone() -> None:
 
 
 def test_what_cannot_be_compared_is_refused(runs: list[Path], tmp_path: Path) -> None:
-    half, empty, lost = tmp_path / "half", tmp_path / "empty", write_run(tmp_path / "lost", parameters={})
+    half, empty, lost_run = tmp_path / "half", tmp_path / "empty", write_run(tmp_path / "lost", parameters={})
     write_training(half)
     write_rounds(half)
     empty.mkdir()
-    (lost / OUTCOMES).unlink()
+    (lost_run / OUTCOMES).unlink()
     other_items = [replace(item, metadata={"depth": 7}) for item in ITEMS]
     other = write_run(tmp_path / "other", parameters={}, items=other_items)
     fewer = write_run(tmp_path / "fewer", parameters={}, items=[*ITEMS[:3], replace(ITEMS[3], item_id="new")])
@@ -361,7 +370,10 @@ def test_what_cannot_be_compared_is_refused(runs: list[Path], tmp_path: Path) ->
         ([tmp_path / "none"], "there is no folder .*none; give folders of finished runs"),
         ([empty], "empty is no run and no evaluation: it has neither train/metrics.jsonl nor record.json"),
         ([half], "half has not been evaluated: no evaluation.json; run its pipeline to the end"),
-        ([lost], "lost cannot be compared item by item: no evaluation_outcomes.json; evaluate its policy"),
+        (
+            [lost_run],
+            "lost cannot be compared item by item: no evaluation_outcomes.json; evaluate its policy",
+        ),
         ([runs[0], runs[0]], "step-seed0 is named twice"),
         ([runs[0], other], r"step-seed0 and .*other are of other items \(4 and 4; items of one name"),
         ([runs[0], fewer], r"are of other items \(4 and 4; toy_3 is only in the first\)"),

@@ -32,7 +32,7 @@ BASE = Path("models/textcraft-base")
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def evaluated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an evaluation: one item, three samples."""
     folder = tmp_path_factory.mktemp("runs") / "evaluation"
     request = EvaluationRequest(
@@ -55,14 +55,14 @@ def logprobs_of(trajectory: Trajectory) -> list[float]:
 
 
 @pytest.mark.heavy
-def test_with_the_same_random_numbers_the_rest_comes_again_token_by_token(evaluated: Path) -> None:
-    originals = read_trajectories(evaluated / "trajectories.jsonl")
+def test_with_the_same_random_numbers_the_rest_comes_again_token_by_token(evaluated_run: Path) -> None:
+    originals = read_trajectories(evaluated_run / "trajectories.jsonl")
     by_sample = {trajectory.sample_index: trajectory for trajectory in originals}
     assert len(by_sample[0].turns) > 3
     num_forks = 0
     for line, original in enumerate(originals, start=1):
         for turn in (1, 2, len(original.turns))[: 3 if line == 1 else 2]:
-            parent, number = find_parent(f"{evaluated}/evaluation:{line}@{turn}")
+            parent, number = find_parent(f"{evaluated_run}/evaluation:{line}@{turn}")
             plan = plan_fork(parent, number, ForkRequest(samples=3, max_turns=6))
             again = run_fork(plan, name="evaluate")[original.sample_index]
             assert comparable(again) == comparable(original)
@@ -72,16 +72,16 @@ def test_with_the_same_random_numbers_the_rest_comes_again_token_by_token(evalua
 
 
 @pytest.mark.heavy
-def test_the_same_request_gives_the_same_samples_and_another_seed_others(evaluated: Path) -> None:
-    parent, turn = find_parent(f"{evaluated}/evaluation:1@2")
+def test_the_same_request_gives_the_same_samples_and_another_seed_others(evaluated_run: Path) -> None:
+    parent, turn = find_parent(f"{evaluated_run}/evaluation:1@2")
     runs = [
         [comparable(t) for t in run_fork(plan_fork(parent, turn, ForkRequest(samples=4, seed=seed)))]
         for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
-    repeated = comparable(parent.trajectory).turns[0]
-    assert all(t.turns[0] == repeated for run in runs for t in run)
+    repeated_turn = comparable(parent.trajectory).turns[0]
+    assert all(t.turns[0] == repeated_turn for run in runs for t in run)
 
 
 @pytest.fixture
@@ -134,16 +134,16 @@ def test_a_person_goes_on_in_the_environment_as_it_was(
     assert len(actions) > 1
     for turn in {1, 2, len(actions)}:
         plan = plan_fork(parent, turn, ForkRequest(**PERSON))
-        forked = asyncio.run(run_person(plan, lines_of(actions[turn - 1 :])))
-        assert forked is not None
-        assert list(map(without_thought, forked.turns)) == list(map(without_thought, original.turns))
-        assert (forked.success, forked.reward, forked.stop_reason) == (
+        fork = asyncio.run(run_person(plan, lines_of(actions[turn - 1 :])))
+        assert fork is not None
+        assert list(map(without_thought, fork.turns)) == list(map(without_thought, original.turns))
+        assert (fork.success, fork.reward, fork.stop_reason) == (
             True, original.reward, StopReason.TERMINATED
         )  # fmt: skip
-        assert {"parent": "expert:1", "turn": turn, "policy": "person"}.items() <= forked.labels.items()
+        assert {"parent": "expert:1", "turn": turn, "policy": "person"}.items() <= fork.labels.items()
         assert asyncio.run(run_person(plan, lines_of([]))) is None  # they left
-    changed = replace(original.turns[0], observation="You are in a maze of twisty little passages.")
-    turns = (changed, *original.turns[1:])
+    changed_turn = replace(original.turns[0], observation="You are in a maze of twisty little passages.")
+    turns = (changed_turn, *original.turns[1:])
     plan = plan_fork(replace(parent, trajectory=replace(original, turns=turns)), 2, ForkRequest(**PERSON))
     with pytest.raises(ReplayDiffers, match=r"expert/expert:1: the observation, turn 1, .*twisty"):
         asyncio.run(run_person(plan, lines_of(actions)))

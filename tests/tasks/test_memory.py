@@ -31,8 +31,8 @@ def test_vllm_by_hand() -> None:
     *_, of_3b = needs(load_pipeline("textcraft-qwen2.5-3b"), QWEN_3B)
     assert of_3b.parts["keys and values of an episode of 10,752 tokens"] == 10_752 * (36 * 2 * 2 * 128 * 2)
     # Activations of 8,192 tokens in bf16, and three copies in fp32 of the logits of 256 sequences.
-    others = 8192 * 2 * (4 * 2048 + 3 * 11_008) + 256 * 151_936 * 12 + 10**9
-    assert of_3b.total == 2 * 3_085_938_688 + 10_752 * 36_864 + others
+    other_bytes = 8192 * 2 * (4 * 2048 + 3 * 11_008) + 256 * 151_936 * 12 + 10**9
+    assert of_3b.total == 2 * 3_085_938_688 + 10_752 * 36_864 + other_bytes
     backend = pipeline.backend.model_copy(update={"tensor_parallel": 2})
     *_, of_half = needs(pipeline.model_copy(update={"backend": backend}), QWEN_7B)
     assert of_half.parts["weights"] == 7_615_616_512
@@ -99,11 +99,11 @@ def test_activations_on_a_cpu_are_what_autograd_saves(width: int, mlp_width: int
         )
         model = LlamaModel(config)
         weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-        saved: dict[int, torch.Tensor] = {}
+        saved_tensors: dict[int, torch.Tensor] = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            if (place := tensor.untyped_storage().data_ptr()) not in weights:
-                saved[place] = tensor
+            if (address := tensor.untyped_storage().data_ptr()) not in weights:
+                saved_tensors[address] = tensor
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -112,7 +112,7 @@ def test_activations_on_a_cpu_are_what_autograd_saves(width: int, mlp_width: int
                 attention_mask=None,
                 blocks=(PromptBlock(0, 100, (60, 40)),),
             )
-        return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+        return sum(tensor.untyped_storage().nbytes() for tensor in saved_tensors.values())
 
     pipeline = load_pipeline("textcraft-cpu")
     pipeline = pipeline.model_copy(
@@ -145,8 +145,10 @@ def test_shipped_gpu_pipelines_fit_80_gb(name: str) -> None:
 
 
 def with_blocks(pipeline: Pipeline, **blocks: dict[str, Any]) -> Pipeline:
-    changed = {name: getattr(pipeline, name).model_copy(update=values) for name, values in blocks.items()}
-    return pipeline.model_copy(update=changed)
+    changed_blocks = {
+        name: getattr(pipeline, name).model_copy(update=values) for name, values in blocks.items()
+    }
+    return pipeline.model_copy(update=changed_blocks)
 
 
 REFUSED: list[tuple[dict[str, dict[str, Any]], int, str, str]] = [
@@ -231,8 +233,8 @@ def test_what_does_not_fit_this_machines_gpus_is_refused(
 def test_this_machines_memory_is_that_of_its_container() -> None:
     import psutil
 
-    [found] = device_memories("cpu")
-    assert 0 < found <= psutil.virtual_memory().total
+    [device_bytes] = device_memories("cpu")
+    assert 0 < device_bytes <= psutil.virtual_memory().total
     pipeline = load_pipeline("textcraft-cpu", overrides={"train.micro_batch_tokens": 10**9})
     with pytest.raises(ConfigError, match=r"and this machine has .*\(activations .*; set train.micro_batch"):
         check_memory(pipeline)

@@ -195,8 +195,8 @@ def test_the_page_is_well_formed_and_needs_nothing_else(page: Page) -> None:
     assert len(page.ids) == len(set(page.ids))
     assert page.references
     viewer = "http://127.0.0.1:8003/#/run/toy-run/"
-    others = [reference for reference in page.references if not reference.startswith(viewer)]
-    assert {reference.removeprefix("#") for reference in others} <= set(page.ids)
+    other_references = [reference for reference in page.references if not reference.startswith(viewer)]
+    assert {reference.removeprefix("#") for reference in other_references} <= set(page.ids)
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
 
 

@@ -122,16 +122,16 @@ def episode(index: int, *, sample_index: int = 0, **labels: str) -> Trajectory:
     )
 
 
-def write_results(workspace: Path, *, trajectories: int = 3, solved: int = 6) -> None:
-    """Of 8 test items, 2 are solved before training, and the first `solved` after it."""
+def write_results(workspace: Path, *, trajectories: int = 3, num_solved: int = 6) -> None:
+    """Of 8 test items, 2 are solved before training, and the first `num_solved` after it."""
     before = {"sampled": {"success": 0.25, "success_depth_2": 0.125}, "greedy": {"success": 0.5}}
-    after = {"sampled": {"success": solved / 8, "episodes": 8}, "greedy": {"success": 0.5}}
+    after = {"sampled": {"success": num_solved / 8, "episodes": 8}, "greedy": {"success": 0.5}}
     data = workspace / "data" / "test.jsonl"
     data.parent.mkdir(parents=True, exist_ok=True)
     data.write_text("{}\n" * 8)
     outcomes = {
         policy: {"sampled": {f"textcraft_{item}": [item < count] for item in range(8)}}
-        for policy, count in (("before", 2), ("after", solved))
+        for policy, count in (("before", 2), ("after", num_solved))
     }
     (workspace / OUTCOMES).write_text(json.dumps(outcomes))
     (workspace / "evaluation.json").write_text(json.dumps({"before": before, "after": after}))
@@ -284,16 +284,16 @@ def test_a_judge_s_score_is_an_assessment_by_its_model(workspace: Path, pipeline
         ("two", {"tone": 0.5, "number_equal": 1.0}, "tone/score"),
     ):
         agent = pipeline.agent.model_copy(update={"judges": {"tone": judge}, "reward": reward})
-        judged = pipeline.model_copy(update={"agent": agent})
+        judged_pipeline = pipeline.model_copy(update={"agent": agent})
         write_results(workspace / name)
-        scored = [
+        scored_trajectories = [
             replace(
                 episode(index, policy="after", mode="sampled"), metrics={f"reward/{metric}": float(index)}
             )
             for index in range(2)
         ]
-        write_trajectories(workspace / name / "evaluation_trajectories.jsonl", scored)
-        with Tracker("judged", pipeline=judged, workspace=workspace / name) as tracker:
+        write_trajectories(workspace / name / "evaluation_trajectories.jsonl", scored_trajectories)
+        with Tracker("judged", pipeline=judged_pipeline, workspace=workspace / name) as tracker:
             tracker.finish()
         scores = {
             (assessment.feedback.value, str(assessment.source.source_type), assessment.source.source_id)
@@ -381,15 +381,15 @@ def test_a_version_is_the_champion_if_a_paired_test_says_so(workspace: Path, pip
         (2, "a", 2, 4, "version 2", "0.031"),
         (8, "b", 2, 5, "version 2, which is not comparable", None),
     ]
-    for number, (solved, items, champion, challenger, opponent, p_value) in enumerate(tests, start=1):
+    for number, (num_solved, items, champion, challenger, opponent, p_value) in enumerate(tests, start=1):
         folder = workspace / str(number)
         write_round(folder, 0, steps=(1, 2))
-        write_results(folder, solved=solved)
+        write_results(folder, num_solved=num_solved)
         with Tracker("nine", pipeline=pipeline, workspace=folder) as tracker:
             tracker.tag({"md5.data/test.jsonl": items, "git.commit": "abc"})
             promotion = tracker.finish()
         version = client.get_model_version("nine", str(number))
-        assert version.tags["success"] == f"{solved / 8:.4f}"
+        assert version.tags["success"] == f"{num_solved / 8:.4f}"
         assert version.tags["base_model"] == "models/textcraft-base"
         assert version.tags["git.commit"] == "abc"
         assert "Success on the test split: 25.0% before" in str(version.description)
@@ -414,7 +414,7 @@ def test_the_best_of_a_sweep_is_promoted_if_the_test_allows_for_their_number(
 ) -> None:
     """Six items, solved after training alone: p is 2 / 2^6."""
     write_round(workspace, 0, steps=(1, 2))
-    write_results(workspace, solved=8)
+    write_results(workspace, num_solved=8)
     with Tracker("swept", pipeline=pipeline, workspace=workspace, is_candidate=False) as tracker:
         assert tracker.finish() is None
     client = connect()

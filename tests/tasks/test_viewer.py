@@ -178,14 +178,16 @@ CASES: Mapping[str, Callable[[Line], bool]] = {
 
 
 @pytest.fixture(scope="module")
-def indexed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunIndex]:
+def run_index(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunIndex]:
     folder = write_run(tmp_path_factory.mktemp("runs") / "a-run", seed=0, per_step=40)
     return folder, open_index(folder, tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.parametrize("query", CASES)
-def test_a_query_selects_what_a_reader_of_the_files_would(indexed: tuple[Path, RunIndex], query: str) -> None:
-    folder, index = indexed
+def test_a_query_selects_what_a_reader_of_the_files_would(
+    run_index: tuple[Path, RunIndex], query: str
+) -> None:
+    folder, index = run_index
     expected = [address for address, line in lines_by_address(folder).items() if CASES[query](line)]
     assert addresses(index, query) == expected
     assert 0 < len(expected) < 160 or query == ""
@@ -199,42 +201,42 @@ def test_a_query_selects_what_a_reader_of_the_files_would(indexed: tuple[Path, R
     offset=st.integers(0, 30),
 )
 def test_conditions_combine_sort_and_page_as_by_hand(
-    indexed: tuple[Path, RunIndex], queries: list[str], key: str, is_descending: bool, offset: int
+    run_index: tuple[Path, RunIndex], queries: list[str], key: str, is_descending: bool, offset: int
 ) -> None:
-    folder, index = indexed
+    folder, index = run_index
     query = " ".join(queries)
-    chosen = [
+    matches = [
         (address, line)
         for address, line in lines_by_address(folder).items()
         if all(CASES[part](line) for part in queries)
     ]
     value = by_hand(key)
-    chosen.sort(key=lambda pair: -value(pair[1]) if is_descending else value(pair[1]))  # stable
+    matches.sort(key=lambda pair: -value(pair[1]) if is_descending else value(pair[1]))  # stable
     sort = f"-{key}" if is_descending else key
-    expected = [address for address, _ in chosen]
+    expected = [address for address, _ in matches]
     assert addresses(index, query, sort=sort) == expected
     with index.connect() as connection:
         page = list_trajectories(connection, query, sort=sort, offset=offset, limit=7)
         assert [row.address for row in page] == expected[offset : offset + 7]
-        counted = {
-            (facet.key, value): (total, solved)
+        counts = {
+            (facet.key, value): (total, num_solved)
             for facet in facets(connection, query)
-            for value, total, solved in facet.values
+            for value, total, num_solved in facet.values
         }
         for depth in (0, 1, 2):
-            lines = [line for _, line in chosen if by_hand("depth")(line) == depth]
-            if ("depth", str(depth)) in counted:
-                assert counted["depth", str(depth)] == (len(lines), sum(line["success"] for line in lines))
+            lines = [line for _, line in matches if by_hand("depth")(line) == depth]
+            if ("depth", str(depth)) in counts:
+                assert counts["depth", str(depth)] == (len(lines), sum(line["success"] for line in lines))
         if expected:
-            place = len(expected) // 2
-            found = neighbours(connection, query, sort=sort, address=expected[place])
+            middle = len(expected) // 2
+            found = neighbours(connection, query, sort=sort, address=expected[middle])
             around = [found["before"], found["after"]]
             padded = [None, *expected, None]
-            assert (found["position"], around) == (place + 1, [padded[place], padded[place + 2]])
+            assert (found["position"], around) == (middle + 1, [padded[middle], padded[middle + 2]])
 
 
-def test_groups_are_the_samples_of_an_item_in_a_file(indexed: tuple[Path, RunIndex]) -> None:
-    folder, index = indexed
+def test_groups_are_the_samples_of_an_item_in_a_file(run_index: tuple[Path, RunIndex]) -> None:
+    folder, index = run_index
     groups: dict[tuple[Any, ...], list[Line]] = {}
     for address, line in lines_by_address(folder).items():
         key = (address.partition(":")[0], line["item"]["item_id"], tuple(line["labels"].items()))
@@ -273,17 +275,17 @@ def test_groups_are_the_samples_of_an_item_in_a_file(indexed: tuple[Path, RunInd
     ],
 )
 def test_a_query_that_means_nothing_is_refused(
-    indexed: tuple[Path, RunIndex], query: str, words: list[str]
+    run_index: tuple[Path, RunIndex], query: str, words: list[str]
 ) -> None:
-    with indexed[1].connect() as connection, pytest.raises(InvalidQuery) as raised:
+    with run_index[1].connect() as connection, pytest.raises(InvalidQuery) as error:
         count_trajectories(connection, query)
-    assert all(word in str(raised.value) for word in words)
+    assert all(word in str(error.value) for word in words)
 
 
 @settings(max_examples=300)
 @given(st.text(alphabet=st.sampled_from("ab1 \"-:*,.<>=()%'^é\x00\u202e"), max_size=30))
-def test_every_text_is_a_query_or_refused(indexed: tuple[Path, RunIndex], text: str) -> None:
-    with indexed[1].connect() as connection:
+def test_every_text_is_a_query_or_refused(run_index: tuple[Path, RunIndex], text: str) -> None:
+    with run_index[1].connect() as connection:
         try:
             parse_query(text)
             count_trajectories(connection, text)
@@ -493,11 +495,11 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
     write_trajectories(evaluation / "trajectories.jsonl", [])
     write_trajectories(tmp_path / "mine.jsonl", [])
     (tmp_path / "runs" / ".hidden" / "train" / "trajectories").mkdir(parents=True)
-    found = find_runs(
+    run_folders = find_runs(
         [tmp_path / "runs", tmp_path / "more", tmp_path / "mine.jsonl", tmp_path / "runs" / "toy"]
     )
-    assert [run.name for run in found] == ["evaluations/base", "mine", "more/toy", "sweep/seed1", "toy"]
-    assert [file.key for file in found[0].files()] == ["evaluation"]
+    assert [run.name for run in run_folders] == ["evaluations/base", "mine", "more/toy", "sweep/seed1", "toy"]
+    assert [file.key for file in run_folders[0].files()] == ["evaluation"]
     (tmp_path / "notes.txt").touch()
     for path in ("nowhere", "notes.txt"):
         with pytest.raises(ConfigError, match=path):
@@ -513,18 +515,18 @@ def test_steps_of_any_number_are_in_order(tmp_path: Path) -> None:
 def test_turns_are_read_as_recorded() -> None:
     trajectory = make_trajectory(Item(item_id="a_1", env="a"), success=True, action='add({"a": 1, "b": [2]})')
     first = replace(trajectory.turns[0], observation_ids=(9, 8, 7), observation_spans=((1, 2),))
-    folded = replace(trajectory.turns[1], prompt_ids=(1, 5), observation_ids=())
-    values = trajectory_to_dict(replace(trajectory, turns=(first, folded)))
+    folded_turn = replace(trajectory.turns[1], prompt_ids=(1, 5), observation_ids=())
+    values = trajectory_to_dict(replace(trajectory, turns=(first, folded_turn)))
     values["item"] |= {"seed": 2**63 + 1, "fields": {"answers": [2**53 + 1, -(2**60), 7]}}
-    shown = read_trajectory(values, decode=lambda ids: " ".join(map(str, ids)))
-    assert shown["prompt"] == {"tokens": 2, "text": "1 2"}
-    assert [turn["prompt"] for turn in shown["turns"]] == [None, {"tokens": 2, "text": "1 5"}]
-    assert shown["turns"][0]["calls"] == [{"name": "add", "arguments": {"a": 1, "b": [2]}}]
-    assert shown["turns"][0]["logprob"] == pytest.approx(-1.75 / 3)
-    assert "advantage" in shown["not_recorded"]
+    page = read_trajectory(values, decode=lambda ids: " ".join(map(str, ids)))
+    assert page["prompt"] == {"tokens": 2, "text": "1 2"}
+    assert [turn["prompt"] for turn in page["turns"]] == [None, {"tokens": 2, "text": "1 5"}]
+    assert page["turns"][0]["calls"] == [{"name": "add", "arguments": {"a": 1, "b": [2]}}]
+    assert page["turns"][0]["logprob"] == pytest.approx(-1.75 / 3)
+    assert "advantage" in page["not_recorded"]
     # JavaScript would show 9007199254740992 for 9007199254740993.
-    assert shown["seed"] == "9223372036854775809"
-    assert shown["fields"] == {"answers": ["9007199254740993", "-1152921504606846976", 7]}
+    assert page["seed"] == "9223372036854775809"
+    assert page["fields"] == {"answers": ["9007199254740993", "-1152921504606846976", 7]}
     assert read_tokens(values, number=0, split=lambda _: None) == {
         "id": [5, 6, 7, 9, 8, 7],
         "text": None,

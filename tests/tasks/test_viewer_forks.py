@@ -13,13 +13,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from agents.agent import FormatAgent
-from agents.rollout.episode import EpisodeConfig
-from agents.rollout.scripted import expert_script, run_script
-from agents.types import UNLIMITED, Trajectory
+from agents.types import Trajectory
 from envs.browser.chromium import Chromium
 from envs.browser.program import CHROMIUM
-from envs.registry import ExpertStep, get_env, get_item
 from tasks.config.parameters import write_changes
 from tasks.data.trajectories import write_trajectories
 from tasks.runs.folders import find_runs
@@ -28,29 +24,23 @@ from tasks.viewer import live as live_module
 from tasks.viewer.app import viewer_app
 from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
+from tests.support.textcraft_episode import SOLUTION, run_actions
 
 if TYPE_CHECKING:
     from playwright.async_api import Page
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<img src=x onerror='window.owned = 1'></pre><script>window.owned = 2</script>"
-SPEC = get_env("textcraft")
-ITEM = get_item(SPEC, 0)
-SOLUTION = [step.resolve("") for step in SPEC.solve(ITEM)]
 ADDRESS = "step_0001:1"
-
-
-def play(actions: list[str]) -> Trajectory:
-    config = EpisodeConfig(agent=FormatAgent("action"), limits=UNLIMITED)
-    script = expert_script([ExpertStep("", action) for action in actions], config=config)
-    return asyncio.run(run_script(SPEC.make(), ITEM, script, config=config))
 
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     """A run of the CPU pipeline with one trajectory, in which a useless turn comes first."""
     folder = tmp_path / "runs" / "toy"
-    write_trajectories(folder / "train" / "trajectories" / "step_0001.jsonl", [play(["look", *SOLUTION])])
+    write_trajectories(
+        folder / "train" / "trajectories" / "step_0001.jsonl", [run_actions(["look", *SOLUTION])]
+    )
     write_changes(folder, name="textcraft-cpu", changes={"agent.format": ("x", "action")})
     shutil.copytree(ROOT / "models" / "textcraft-base", folder / "policy")
     return folder
@@ -64,17 +54,17 @@ def viewing(folder: Path, *, host: str = "127.0.0.1") -> Iterator[httpx.Client]:
         yield client
 
 
-def follow(client: httpx.Client, name: str, *, until: tuple[str, ...] = ("ended", "failed", "left")) -> Any:
-    """The state of what is under way, once it is one of `until`."""
+def follow(client: httpx.Client, name: str, *, states: tuple[str, ...] = ("ended", "failed", "left")) -> Any:
+    """The state of what is under way, once it is one of `states`."""
     state: dict[str, Any] = {"version": -1, "state": ""}
-    while state["state"] not in until:
+    while state["state"] not in states:
         state = client.get("/api/live", params={"id": name, "after": state["version"]}).json()
     return state
 
 
 def body_of(client: httpx.Client, **changes: Any) -> dict[str, Any]:
-    shown = client.get("/api/trajectory", params={"run": "toy", "address": ADDRESS}).json()
-    body = {"run": "toy", "address": ADDRESS, "digest": shown["digest"], "turn": 2, "policy": "person"}
+    page = client.get("/api/trajectory", params={"run": "toy", "address": ADDRESS}).json()
+    body = {"run": "toy", "address": ADDRESS, "digest": page["digest"], "turn": 2, "policy": "person"}
     return body | changes
 
 
@@ -82,7 +72,7 @@ def test_a_person_goes_on_turn_by_turn(run_folder: Path) -> None:
     with viewing(run_folder) as client:
         name = client.post("/api/fork", json=body_of(client)).json()["id"]
         for number, action in enumerate([HOSTILE, *SOLUTION], start=2):
-            state = follow(client, name, until=("waiting", "failed"))
+            state = follow(client, name, states=("waiting", "failed"))
             assert (state["state"], len(state["turns"])) == ("waiting", number - 1), state["error"]
             assert client.post("/api/act", json={"id": name, "line": action}).status_code == 200
         state = follow(client, name)
@@ -95,14 +85,16 @@ def test_a_person_goes_on_turn_by_turn(run_folder: Path) -> None:
         assert (fork["turn"], fork["policy"], fork["value"]["success"]["mean"]) == (2, "person", 1.0)
         sides = client.get("/api/sides", params={"run": "toy", "address": [ADDRESS, fork["first"]]}).json()
         assert [len(side["turns"]) for side in sides["sides"]] == [1 + len(SOLUTION), 2 + len(SOLUTION)]
-        found = client.get("/api/trajectories", params={"run": "toy", "q": "phase:fork policy:person"}).json()
-        assert found["total"] == 1
+        answer = client.get(
+            "/api/trajectories", params={"run": "toy", "q": "phase:fork policy:person"}
+        ).json()
+        assert answer["total"] == 1
 
 
 def test_a_person_leaves_and_nothing_is_recorded(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with viewing(run_folder) as client:
         name = client.post("/api/fork", json=body_of(client)).json()["id"]
-        follow(client, name, until=("waiting",))
+        follow(client, name, states=("waiting",))
         client.post("/api/stop", json={"id": name})
         assert follow(client, name)["state"] == "left"
         monkeypatch.setattr(
@@ -155,16 +147,16 @@ def test_a_file_and_its_forks_have_distinct_names(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_a_policy_goes_on_by_a_click_and_gives_a_value(run_folder: Path) -> None:
     with viewing(run_folder) as client:
-        offered = client.get("/api/forks", params={"run": "toy", "address": ADDRESS}).json()["policies"]
-        assert offered == [{"value": "the run's policy", "text": "the run's policy"}]
+        policies = client.get("/api/forks", params={"run": "toy", "address": ADDRESS}).json()["policies"]
+        assert policies == [{"value": "the run's policy", "text": "the run's policy"}]
         body = body_of(client, policy="the run's policy", samples=4, temperature=0.7, max_turns=6)
         name = client.post("/api/fork", json=body).json()["id"]
-        refused = client.post("/api/fork", json=body)
-        assert (refused.status_code, "is being sampled" in refused.json()["error"]) == (409, True)
+        response = client.post("/api/fork", json=body)
+        assert (response.status_code, "is being sampled" in response.json()["error"]) == (409, True)
         state = follow(client, name)
         assert (state["state"], state["done"], len(state["ended"])) == ("ended", 4, 4), state["error"]
         (fork,) = client.get("/api/forks", params={"run": "toy", "address": ADDRESS}).json()["forks"]
-        successes = [one["success"] for one in state["ended"]]
+        successes = [episode["success"] for episode in state["ended"]]
         assert fork["value"]["samples"] == 4
         assert fork["value"]["success"]["mean"] == sum(successes) / 4
         lines = [json.loads(line) for line in (run_folder / "forks.jsonl").read_text().splitlines()]
@@ -212,8 +204,8 @@ def test_only_the_viewers_own_page_can_act(run_folder: Path, tmp_path: Path) -> 
             (422, {}, {"overrides": {"agent.tools": ["os:system"]}}),
         ]
         for status, headers, change in mistakes:
-            sent = {"content-type": "application/json", **headers}
-            answer = client.post("/api/fork", content=json.dumps(body | change), headers=sent)
+            all_headers = {"content-type": "application/json", **headers}
+            answer = client.post("/api/fork", content=json.dumps(body | change), headers=all_headers)
             assert answer.status_code == status, (headers, change, answer.text)
         for env in ("os:system", "textcraft:agentgym?listing=/etc/passwd", "no"):
             answer = client.post("/api/console", json={"env": env, "item": "0"})
