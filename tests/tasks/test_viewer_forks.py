@@ -139,7 +139,7 @@ def test_a_fork_that_cannot_be_recorded_is_refused(run_folder: Path) -> None:
 
 def test_a_file_and_its_forks_have_distinct_names(tmp_path: Path) -> None:
     for name in ("forks.jsonl", "forks.forks.jsonl"):
-        write_trajectories(tmp_path / name, [play(SOLUTION)])
+        write_trajectories(tmp_path / name, [run_actions(SOLUTION)])
     (run,) = find_runs([tmp_path / "forks.jsonl"])
     assert [(file.key, file.phase) for file in run.files()] == [("forks", "rollout"), ("forks.forks", "fork")]
 
