@@ -10,7 +10,7 @@ success at temperature 1 on the 100 test goals reaches the goal. Prints one JSON
 - `success`, `greedy`: after training, on the 100 test goals; `before`: success after the warm-up
 - `minutes`: from the command to the report
 - `cpu_s`: CPU time of all processes of the run, read twice a second
-- `peak_memory_gb`: the most memory of all processes together (PSS), read every ten seconds
+- `peak_memory_gb`: the most memory of all processes together (PSS), read when it has grown by 2%
 - `joules`: of the processors' packages (Linux, RAPL), null where the machine does not tell
 
 Fails if the goal is missed. docs/speedrun.md has the record's history.
@@ -27,42 +27,12 @@ from pathlib import Path
 
 import psutil
 
+from tasks.runs.usage import ProcessUsage
+
 ROOT = Path(__file__).parents[1]
 GOAL = 0.75
-_POLL_S, _MEMORY_EVERY_S = 0.5, 10.0
+_POLL_S = 0.5
 _RAPL = Path("/sys/class/powercap")
-
-
-class Usage:
-    """CPU time and memory of a process and its descendants, as far as they have been seen."""
-
-    def __init__(self, process: psutil.Process) -> None:
-        self._process = process
-        self._cpu_s: dict[tuple[int, float], float] = {}
-        self._next_memory = 0.0
-        self.peak_memory = 0
-        """Bytes."""
-
-    @property
-    def cpu_s(self) -> float:
-        return sum(self._cpu_s.values())
-
-    def look(self) -> None:
-        """Read what has been used until now."""
-        processes: list[psutil.Process] = []
-        with suppress(psutil.NoSuchProcess):
-            processes = [self._process, *self._process.children(recursive=True)]
-        reads_memory = time.monotonic() >= self._next_memory
-        memory = 0
-        for process in processes:
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                times = process.cpu_times()
-                self._cpu_s[process.pid, process.create_time()] = times.user + times.system
-                if reads_memory:
-                    memory += process.memory_full_info().pss
-        if reads_memory:
-            self._next_memory = time.monotonic() + _MEMORY_EVERY_S
-            self.peak_memory = max(self.peak_memory, memory)
 
 
 def read_energy() -> dict[Path, int]:
@@ -101,7 +71,7 @@ def main() -> None:
     command = [str(wingspan), "run", "textcraft-cpu", "--workspace", str(workspace), "--set", f"seed={seed}"]
     energy, start = read_energy(), time.monotonic()
     run = subprocess.Popen(command, cwd=ROOT)
-    usage = Usage(psutil.Process(run.pid))
+    usage = ProcessUsage(psutil.Process(run.pid))
     while run.poll() is None:
         usage.look()
         time.sleep(_POLL_S)

@@ -32,6 +32,7 @@ from flows.orchestrator.assets import describe_assets, stage_assets
 from flows.orchestrator.page import PrefectPage
 from flows.orchestrator.runs import read_receipt
 from flows.plan import Plan
+from tasks.cluster.address import cluster_address
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import load_pipeline
@@ -40,6 +41,7 @@ from tasks.data.hashes import path_md5
 from tasks.data.items import planned_turns
 from tasks.progress import Progress
 from tasks.rollout.shown_episode import EPISODE_FILE
+from tasks.runs.usage import Usage, watch_usage, write_usage
 from tasks.tracking.model import Promotion
 from tasks.tracking.provenance import provenance
 from tasks.tracking.tracker import Tracker, is_recorded
@@ -105,6 +107,7 @@ class Run:
         self.plan = plan
         self._display = display
         self._closing = closing
+        self._usage = closing.enter_context(watch_usage())
         self._page = page
         self._flow_run_id = flow_run_id
         self._receipts = ResultStore()
@@ -182,13 +185,15 @@ class Run:
 
     @contextmanager
     def working(self, stage: Stage, *, is_resumed: bool = False) -> Iterator[None]:
-        """Show `stage` as running and add its seconds to `timing.json`, even if it fails; record the run.
+        """Show `stage` as running, and record the run. Even if the stage fails, its seconds are added to
+        `timing.json` and what it used to `usage.json`.
 
         `is_resumed`: add them to those of earlier attempts.
         """
         if self._flow_run_id is not None:
             self._open_tracker()
         self._recorder.begin(stage, is_resumed=is_resumed)
+        before_s = self._usage.begin()
         self._display.stage(stage.name, StageState.RUNNING)
         start = time.perf_counter()
         try:
@@ -196,6 +201,12 @@ class Run:
         finally:
             seconds = time.perf_counter() - start
             self._busy_s += seconds
+            self._usage.look()
+            if not cluster_address():  # whose processes are elsewhere
+                usage = Usage(
+                    cpu_s=round(self._usage.cpu_s - before_s, 2), peak_memory_bytes=self._usage.peak_memory
+                )
+                write_usage(stage.workspace, stage.name, usage, is_resumed=is_resumed)
             timing = _read_timing(stage.workspace)
             before = timing["stages"].get(stage.name, 0.0) if is_resumed else 0.0
             timing["stages"][stage.name] = round(before + seconds, 3)

@@ -279,9 +279,12 @@ def _costs(results: Results, totals: Mapping[str, Sequence[float]]) -> dict[str,
     for stage in ("warmup", "train", "evaluate"):
         if stage in results.seconds:
             seconds[stage] = results.seconds[stage]
+    usage = results.usage.values()
     return {
         **{f"seconds, {stage}": value for stage, value in seconds.items()},
         "seconds in training steps": 60 * totals["minutes"][-1],
+        **({"CPU seconds": sum(stage.cpu_s for stage in usage)} if usage else {}),
+        **({"memory": max(stage.peak_memory_bytes for stage in usage)} if usage else {}),
         "training steps": float(len(results.steps)),
         "episodes": sum(step["episodes"] for step in results.steps),
         "environment steps": totals["environment_steps"][-1],

@@ -10,7 +10,7 @@ from tasks.comparison.scores import Difference, Score, is_rate, only_first_solve
 from tasks.comparison.sides import SUCCESS, ComparedItem, Side
 from tasks.evaluation.outcomes import Samples, compare_samples
 from tasks.reporting.intervals import MIN_BOOTSTRAP
-from tasks.reporting.pages import DASH, duration, format_count, format_p, percent, points
+from tasks.reporting.pages import DASH, duration, format_count, format_p, gigabytes, percent, points
 from tasks.reporting.results import grouping_keys
 from tasks.viewer.links import RunPages
 
@@ -40,6 +40,8 @@ _COSTS = {
     "seconds, evaluate": "time, evaluation",
     "seconds in training steps": "time in training steps",
     "tokens": "tokens sampled",
+    "CPU seconds": "CPU time, all stages",
+    "memory": "peak memory",
 }
 """Cost → its words, where they are others."""
 _WITHOUT_INTERVAL = (
@@ -305,7 +307,9 @@ def _cost(values: Sequence[float], cost: str) -> str:
     if not values:
         return DASH
     mean, least, most = fmean(values), min(values), max(values)
-    if "second" in cost:
+    if cost == "memory":
+        texts = [gigabytes(value) for value in (mean, least, most)]
+    elif "second" in cost:
         texts = [duration(value) for value in (mean, least, most)]
     else:
         texts = [f"{value:,.0f}" for value in (mean, least, most)]

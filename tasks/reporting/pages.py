@@ -78,6 +78,11 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def gigabytes(number: float) -> str:
+    """`5.89 GB`, of bytes."""
+    return f"{number / 1e9:.2f} GB"
+
+
 def seconds(value: float) -> str:
     """`1.25 s`, `3 ms`, `40 µs`: the duration of one turn."""
     if value >= 0.1:
@@ -102,6 +107,7 @@ FILTERS: Mapping[str, Callable[..., str]] = {
     "points": points,
     "format_p": format_p,
     "duration": duration,
+    "gigabytes": gigabytes,
     "count": lambda number: f"{number:,.0f}",
     "format_count": format_count,
     "seconds": seconds,

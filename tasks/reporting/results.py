@@ -20,6 +20,7 @@ from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, item_means, read_outcomes
 from tasks.reporting.intervals import mean_interval
 from tasks.reporting.paired import PairedTest
+from tasks.runs.usage import Usage, read_usage
 from tasks.stages.train import RoundResult, read_rounds
 from tasks.verl.rewinds import Rewind, read_rewinds
 
@@ -50,6 +51,8 @@ class Results:
     """The first trajectory of every test item, policy and mode, which `labels` name."""
     seconds: Mapping[str, float]
     """By stage, over all attempts; without the report stage, which is still running."""
+    usage: Mapping[str, Usage]
+    """By stage, as `seconds`; empty where it was not recorded."""
     provision: Mapping[str, Any]
 
     def items(self) -> list[Item]:
@@ -115,6 +118,7 @@ def read_results(workspace: Path) -> Results:
         outcomes=read_outcomes(outcome_file) if outcome_file.exists() else {},
         trajectories=read_trajectories(trajectory_file) if trajectory_file.exists() else [],
         seconds={stage: s for stage, s in read_stage_seconds(workspace).items() if stage != "report"},
+        usage={stage: usage for stage, usage in read_usage(workspace).items() if stage != "report"},
         provision=_json(workspace / "provision.json"),
     )
 

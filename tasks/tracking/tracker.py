@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,7 @@ from tasks.config.parameters import flat
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
 from tasks.evaluation.outcomes import OUTCOMES
+from tasks.runs.usage import read_usage
 from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
 from tasks.tracking.lineage_record import LINEAGE
@@ -318,7 +320,9 @@ class Tracker:
         last = self._pipeline.train.steps
         timing = json.loads((workspace / "timing.json").read_text())
         at_ms = written_ms(workspace / "evaluation.json")
+        usage = {stage: asdict(usage) for stage, usage in read_usage(workspace).items()}
         series = metrics_of(timing, step=last, at_ms=at_ms, name=lambda key: metric_key(f"time/{key}"))
+        series += metrics_of(usage, step=last, at_ms=at_ms, name=lambda key: metric_key(f"cost/{key}"))
         for policy, step in (("before", 0), ("after", last)):
             for mode, summary in evaluation[policy].items():
                 name = partial(summary_metric, group=f"eval/{mode}")

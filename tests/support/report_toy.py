@@ -16,6 +16,7 @@ from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import write_items
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.evaluation.outcomes import OUTCOMES, successes_of
+from tasks.runs.usage import Usage, write_usage
 from tasks.stages.train import RoundResult
 from tasks.verl.rewinds import Rewind, write_rewind
 
@@ -161,5 +162,8 @@ def write_workspace(workspace: Path, *, seconds: float = 26.0, **evaluation: Any
     write_evaluation(workspace, **evaluation)
     stages = {"prepare": 1.0, "train": seconds, "evaluate": 3.0, "report": 100.0}
     (workspace / "timing.json").write_text(json.dumps({"stages": stages}))
+    for stage, cpu_s, memory in (("train", 50.0, 4_000_000_000), ("evaluate", 5.0, 1_500_000_000)):
+        usage = Usage(cpu_s=cpu_s, peak_memory_bytes=memory)
+        write_usage(workspace, stage, usage, is_resumed=False)
     receipt = {"capacity": 8, "episodes": 64, "solved": 64, "turns": 300, "seconds": 1.5}
     (workspace / "provision.json").write_text(json.dumps(receipt))

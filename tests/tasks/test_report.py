@@ -14,6 +14,7 @@ from tasks.config.parameters import changed_parameters, write_changes
 from tasks.reporting.charts import smooth, smoothing_window, success_over_steps
 from tasks.reporting.excerpts import Verdict, choose_pairs
 from tasks.reporting.intervals import bootstrap, wilson
+from tasks.reporting.pages import DASH
 from tasks.reporting.results import count_dropped, environment_steps, phases, read_results, stages_of
 from tasks.stages.report import horizon_steps, report
 from tests.support.html_page import Page
@@ -82,6 +83,15 @@ def test_sums_by_hand(workspace: Path) -> None:
     assert phases(results)["rest"] == pytest.approx([0.75] * 4)  # 4 - 2 - 1 - 0.25
     assert count_dropped(results.steps) == {"EnvCrashed": 1}
     assert "report" not in results.seconds
+
+
+def test_what_the_stages_used_stands_beside_their_time(page: Page) -> None:
+    text = " ".join(page.text.split())
+    # 30 s in all; of the stages that were not measured nothing is said.
+    assert "stage time share CPU time peak memory" in text
+    assert f"prepare 1.0 s 3.3% {DASH} {DASH} " in text
+    assert "train 26.0 s 86.7% 50.0 s 4.00 GB" in text
+    assert "all stages 30.0 s 55.0 s 4.00 GB" in text
 
 
 def test_the_headline(page: Page) -> None:

@@ -28,6 +28,7 @@ from tasks.config.watch import WatchSettings
 from tasks.data.trajectories import write_trajectories
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.evaluation.record import read_record
+from tasks.runs.usage import Usage, write_usage
 from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
 from tasks.tracking.facts import round_params
 from tasks.tracking.names import step_metric
@@ -136,6 +137,7 @@ def write_results(workspace: Path, *, trajectories: int = 3, num_solved: int = 6
     (workspace / OUTCOMES).write_text(json.dumps(outcomes))
     (workspace / "evaluation.json").write_text(json.dumps({"before": before, "after": after}))
     (workspace / "timing.json").write_text(json.dumps({"stages": {"train": 12.5}}))
+    write_usage(workspace, "train", Usage(cpu_s=20.5, peak_memory_bytes=3_000_000), is_resumed=False)
     (workspace / "report").mkdir()
     (workspace / "report" / "index.html").write_text("<p>a report</p>")
     (workspace / "policy").mkdir()
@@ -222,6 +224,8 @@ def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
     assert series(parent, "eval/sampled/success_depth_2") == [(0, 0.125)]
     assert parent.data.metrics["eval/sampled/counts/episodes"] == 8
     assert parent.data.metrics["time/stages/train"] == 12.5
+    assert parent.data.metrics["cost/train/cpu_s"] == 20.5
+    assert parent.data.metrics["cost/train/peak_memory_bytes"] == 3_000_000
     assert {n: series(run, "rollout/success") for n, run in rounds.items()} == {
         1: [(1, 0.1), (2, 0.2)],
         2: [(3, 0.3), (4, 0.4)],
