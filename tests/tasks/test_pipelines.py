@@ -90,7 +90,9 @@ def test_every_pipeline_is_deployed_to_prefect_without_being_listed(monkeypatch:
         for name in NAMES:
             deployment = client.read_deployment_by_name(f"train-agent/{name}")
             assert deployment.parameters == {"pipeline": name}
-            assert (deployment.path, deployment.work_pool_name) == (str(ROOT), "here")
+            assert deployment.work_pool_name == "here"
+            step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+            assert deployment.pull_steps == [step]  # no copy of the folder
             assert deployment.entrypoint == ENTRYPOINT
             assert deployment.description
 
