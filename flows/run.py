@@ -30,7 +30,7 @@ from flows.lineage.stages import LOCK_FILE, Receipt, Stage, cache_key, holds, ma
 from flows.lineage.versioning import commit_to_dvc
 from flows.orchestrator.assets import describe_assets, stage_assets
 from flows.orchestrator.page import PrefectPage
-from flows.orchestrator.runs import read_receipt
+from flows.orchestrator.runs import open_local_results, read_receipt
 from flows.plan import Plan
 from tasks.cluster.address import cluster_address
 from tasks.config.offline import OfflineSettings
@@ -90,6 +90,28 @@ def open_run(
                 PrefectPage(plan.name, pipeline=pipeline, workspace=plan.workspace, flow_run_id=flow_run_id)
             )
         yield Run(plan, display=display, closing=closing, page=page, flow_run_id=flow_run_id)
+
+
+def read_finished(plan: Plan) -> dict[str, Any] | None:
+    """The content of `evaluation.json` of a run of which nothing is left to do, which is then shown; else
+    None.
+
+    Checks of each stage and of the record in MLflow what a run checks, and needs no server: a start of
+    Prefect's takes longer than all of it. If Prefect stores results elsewhere, nothing is found.
+    """
+    if not is_recorded(plan.workspace, pipeline=plan.pipeline):
+        return None
+    results = open_local_results()
+    for stage in plan.stages.values():
+        receipt = read_receipt(results, cache_key(stage, stage_key(stage)))
+        if receipt is None or not holds(stage, receipt):
+            return None
+    title = f"{plan.name} in {plan.workspace}"
+    with Display(title, stages=list(plan.stages), steps={}, steps_per_round=1) as display:
+        for name in plan.stages:
+            display.stage(name, StageState.CACHED)
+    evaluation: dict[str, Any] = json.loads((plan.workspace / "evaluation.json").read_text())
+    return evaluation
 
 
 class Run:

@@ -15,7 +15,6 @@ import typer
 
 from envs.errors import WingspanError, to_line
 from envs.redaction import clean_logs, redact
-from envs.requirements.detection import APPLICATION
 from flows.cli.data import data_app
 from flows.cli.episodes import evaluate, fork, play, rollout
 from flows.cli.export import export
@@ -44,6 +43,8 @@ app.add_typer(data_app, name="data")
 def _print_version(is_requested: bool) -> None:
     if is_requested:
         from importlib.metadata import version
+
+        from envs.requirements.detection import APPLICATION
 
         typer.echo(f"wingspan {version(APPLICATION)}")
         raise typer.Exit

@@ -4,12 +4,15 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from envs.errors import describe
 from flows.cli.options import IfChanged, PipelineName, Settings, Workspace, parse_settings
+
+if TYPE_CHECKING:
+    from flows.plan import Plan
 
 BASE_MODEL = Path("models/textcraft-base")
 """The output of stage `base` in dvc.yaml."""
@@ -41,7 +44,6 @@ def run(
     from flows.cli.next_commands import next_commands
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable, leave
-    from flows.orchestrator.runs import configure_prefect
     from flows.plan import check_run, lock
 
     guard()
@@ -58,10 +60,7 @@ def run(
         if plan.served_at is not None:
             typer.echo(f"during training, the policy answers at {plan.served_at.url} as model 'policy'")
         with lock(plan.workspace):
-            configure_prefect()
-            from flows.train_agent import run_with_prefect
-
-            evaluation, prefect_failure = run_with_prefect(plan, overrides=overrides)
+            evaluation, prefect_failure = _run_or_read(plan, overrides=overrides)
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_format_rate(before)} before, {_format_rate(after)} after")
     typer.echo(f"report: {plan.workspace / 'report' / 'index.html'}")
@@ -73,6 +72,21 @@ def run(
             err=True,
         )
         leave(None, status=0)  # at exit, Prefect would keep sending events to the server that died
+
+
+def _run_or_read(plan: "Plan", *, overrides: dict[str, Any]) -> tuple[dict[str, Any], Exception | None]:
+    """`run_with_prefect`, or the evaluation of a finished run, for which no server is started."""
+    from flows.orchestrator.runs import configure_prefect, is_server_configured
+
+    if not is_server_configured():
+        from flows.run import read_finished
+
+        if (evaluation := read_finished(plan)) is not None:
+            return evaluation, None
+    configure_prefect()
+    from flows.train_agent import run_with_prefect
+
+    return run_with_prefect(plan, overrides=overrides)
 
 
 def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Workspace = None) -> None:

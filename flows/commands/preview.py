@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.lineage.stages import Receipt, Stage, cache_key, stage_key, would_resume
-from flows.orchestrator.runs import read_receipt
+from flows.lineage.stages import Stage, cache_key, stage_key, would_resume
+from flows.orchestrator.runs import open_local_results, read_receipt
 from flows.plan import Plan, check_run
 from tasks.cluster.address import cluster_address
 from tasks.config.capacity import read_model_size
@@ -92,7 +92,7 @@ def _forecast(stage: Stage, *, earlier: Sequence[Forecast]) -> Forecast:
     first = next((forecast.stage for forecast in earlier if forecast.runs), None)
     if first is not None:
         return Forecast(stage.name, True, f"it comes after {first}, which would run")
-    receipt = _stored_receipt(cache_key(stage, stage_key(stage)))
+    receipt = read_receipt(open_local_results(), cache_key(stage, stage_key(stage)))
     if receipt is None:
         has_outputs = any(out.exists() for out in stage.outs)
         reason = (
@@ -114,12 +114,3 @@ def _resumption(stage: Stage) -> str | None:
         return None
     steps = checkpoints.complete_steps(stage.workspace / "train" / "checkpoints")
     return f"it resumes after step {steps[-1]}" if steps else None
-
-
-def _stored_receipt(key: str) -> Receipt | None:
-    from prefect.filesystems import LocalFileSystem
-    from prefect.results import ResultStore
-    from prefect.settings import get_current_settings
-
-    folder = LocalFileSystem(basepath=str(get_current_settings().results.local_storage_path))
-    return read_receipt(ResultStore(result_storage=folder), key)

@@ -66,12 +66,9 @@ def configure_prefect(*, needs_lasting_server: bool = False) -> None:
     `needs_lasting_server`: what the command writes must outlive it. Call before Prefect's import. Raises
     `WingspanError` if the temporary server does not start, `ConfigError` if a lasting one is needed.
     """
-    for name, value in _DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    from prefect.context import refresh_global_settings_context
-    from prefect.settings import get_current_settings
+    if not is_server_configured():
+        from prefect.context import refresh_global_settings_context
 
-    if get_current_settings().api.url is None:
         if needs_lasting_server:
             raise ConfigError(
                 "no Prefect server is configured; start one with `prefect server start`, and set "
@@ -81,6 +78,15 @@ def configure_prefect(*, needs_lasting_server: bool = False) -> None:
         os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")
         os.environ["PREFECT_API_URL"] = os.environ[_TEMPORARY_URL] = _start_server()
         refresh_global_settings_context()
+
+
+def is_server_configured() -> bool:
+    """Whether there is a server already, lasting or temporary. Call before Prefect's import."""
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url is not None
 
 
 def has_lasting_server() -> bool:
@@ -131,6 +137,16 @@ def check_server() -> None:
             f"PREFECT_API_URL={url} does not answer ({error}); start that server, "
             "or unset the variable to use a temporary one"
         ) from None
+
+
+def open_local_results() -> "ResultStore":
+    """The results in Prefect's local folder, where they are by default; no server is asked for it."""
+    from prefect.filesystems import LocalFileSystem
+    from prefect.results import ResultStore
+    from prefect.settings import get_current_settings
+
+    folder = LocalFileSystem(basepath=str(get_current_settings().results.local_storage_path))
+    return ResultStore(result_storage=folder)
 
 
 def read_receipt(store: "ResultStore", key: str) -> Receipt | None:
