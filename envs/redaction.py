@@ -20,7 +20,7 @@ REDACTION = "[redacted]"
 MIN_CHARS = 6
 """A shorter secret could not be distinguished from ordinary words and is ignored."""
 _SECRET_NAME = re.compile(
-    r"(?:(?:API|ACCESS|SECRET|PRIVATE)_?KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE
+    r"(?:(?:API|ACCESS|SECRET|PRIVATE)_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|AUTH_STRING)$", re.IGNORECASE
 )
 _PATTERNS = (
     re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+(?=@)"),

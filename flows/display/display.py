@@ -26,7 +26,7 @@ from flows.display.frame import (
 )
 from flows.display.state import Clock, StageState, StageView
 from tasks.progress import Progress
-from tasks.rollout.shown_episode import EpisodeReader
+from tasks.rollout.current_episode import EpisodeReader
 
 _PER_SECOND = 2
 """Frames: an episode that changes faster cannot be read."""

@@ -4,7 +4,7 @@ import unicodedata
 
 from rich.text import Text
 
-from tasks.rollout.shown_episode import ShownEpisode
+from tasks.rollout.current_episode import ShownEpisode
 
 _INVISIBLE = ("C", "Zl", "Zp")
 """Categories of Unicode: controls, marks of direction, surrogates, unassigned; separators of lines."""

@@ -9,7 +9,7 @@ from flows.display.episode_lines import draw_episode
 from flows.display.forecast import HorizonAt, seconds_left
 from flows.display.plots import draw_rate, draw_sparkline
 from flows.display.state import StageState, StageView
-from tasks.rollout.shown_episode import ShownEpisode
+from tasks.rollout.current_episode import ShownEpisode
 
 FORMATS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "warmup": {"loss": ("loss", "{:.3f}")},

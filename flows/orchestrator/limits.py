@@ -54,14 +54,14 @@ def hold_slots(slots: Mapping[str, int]) -> Iterator[None]:
 
     Raises `ConfigError` for more slots than a limit has.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         # In one order in all runs, so that no two wait for each other.
         for name in sorted(slots) if has_lasting_server() else ():
             limit = _find(name)
             if limit is None:
-                _say(_describe_missing(name), logging.WARNING)
+                _log(_describe_missing(name), logging.WARNING)
             elif limit.active:
-                held.enter_context(_hold(limit, slots[name]))
+                stack.enter_context(_hold(limit, slots[name]))
         yield
 
 
@@ -86,10 +86,10 @@ def _hold(limit: "GlobalConcurrencyLimitResponse", count: int) -> Iterator[None]
             f"the run needs {count} slots of {name}, which has {limit.limit}; lower what the pipeline asks "
             f"for, or prefect global-concurrency-limit update {name} --limit {count}"
         )
-    _say(f"waiting for {count} of {limit.limit} slots of {name}")
+    _log(f"waiting for {count} of {limit.limit} slots of {name}")
     slots = concurrency(name, count, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False)
     slots.__enter__()
-    _say(f"holding {count} slots of {name}")
+    _log(f"holding {count} slots of {name}")
     try:
         yield
     finally:
@@ -97,7 +97,7 @@ def _hold(limit: "GlobalConcurrencyLimitResponse", count: int) -> Iterator[None]
             slots.__exit__(None, None, None)
 
 
-def _say(text: str, level: int = logging.INFO) -> None:
+def _log(text: str, level: int = logging.INFO) -> None:
     """In the run's log; on the console if its log is switched off, as in `wingspan run`."""
     logger = get_run_logger()
     if logger.isEnabledFor(level):

@@ -31,7 +31,7 @@ from tasks.rollout.factory import make_runner
 from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
-from tasks.rollout.shown_episode import EpisodeWriter
+from tasks.rollout.current_episode import EpisodeWriter
 from tasks.rollout.step import Group, StepSample, StepSampler
 from tasks.verl.rows import fields_of, observation_tokens, parent_key, rows_of, tag_of, trainable
 

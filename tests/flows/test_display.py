@@ -17,7 +17,7 @@ from rich.console import Console
 from flows.display.display import Display
 from flows.display.state import StageState
 from tasks.data.collapse import Alert
-from tasks.rollout.shown_episode import ShownEpisode
+from tasks.rollout.current_episode import ShownEpisode
 from tests.support.terminal import Terminal, open_terminal
 from tests.support.waiting import wait_until
 
@@ -158,7 +158,7 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines() -> None:
 
 
 class ShownRun:
-    """`tests/support/shown_run.py` in a terminal."""
+    """`tests/support/displayed_run.py` in a terminal."""
 
     def __init__(self, terminal: Terminal, events: TextIO, episode_file: Path) -> None:
         self.terminal = terminal
@@ -175,7 +175,7 @@ class ShownRun:
 def show_run(tmp_path: Path, *, columns: int = 80, lines: int = 24, **variables: str) -> Iterator[ShownRun]:
     fifo, episode_file = tmp_path / "events", tmp_path / "episode.json"
     os.mkfifo(fifo)
-    program = ["-m", "tests.support.shown_run", str(fifo), str(episode_file)]
+    program = ["-m", "tests.support.displayed_run", str(fifo), str(episode_file)]
     with (
         open_terminal(
             program, folder=tmp_path, columns=columns, lines=lines, variables=variables

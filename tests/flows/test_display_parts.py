@@ -12,9 +12,9 @@ from flows.display.forecast import forecast_steps
 from flows.display.plots import draw_rate, draw_sparkline
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import planned_turns
-from tasks.rollout import shown_episode
+from tasks.rollout import current_episode
 from tasks.rollout.runner import make_training_spec
-from tasks.rollout.shown_episode import EpisodeReader, EpisodeWriter, ShownEpisode
+from tasks.rollout.current_episode import EpisodeReader, EpisodeWriter, ShownEpisode
 
 
 def test_a_sparkline_goes_from_the_least_value_to_the_largest() -> None:
@@ -99,7 +99,7 @@ def make_turn(action: str, *, failed: bool = False) -> Turn:
 def test_one_episode_is_followed_to_its_end_and_then_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shown_episode, "EVERY_S", 0.0)
+    monkeypatch.setattr(current_episode, "EVERY_S", 0.0)
     pipeline = load_pipeline("textcraft-cpu")
     spec = make_training_spec(pipeline, step=1, evidence={})
     path = tmp_path / "episode.json"

@@ -196,6 +196,6 @@ class Terminal:
         return os.waitstatus_to_exitcode(status)
 
     def is_at(self, stage: str) -> bool:
-        """Whether the display shows a spinner before `stage`."""
-        marks = re.findall(rf"(\S)  {stage}\b", self.screen[-2000:])
-        return bool(marks) and marks[-1] in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+        """Whether the display marks `stage` as the one that runs."""
+        marks = re.findall(rf"(\S) {stage}\b", self.screen[-4000:])
+        return bool(marks) and marks[-1] == "▸"

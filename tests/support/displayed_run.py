@@ -1,6 +1,6 @@
 """A program that shows a run which is steered from outside: each line of its FIFO is one event.
 
-python -m tests.support.shown_run FIFO EPISODE_FILE
+python -m tests.support.displayed_run FIFO EPISODE_FILE
 """
 
 import sys
