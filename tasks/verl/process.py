@@ -12,8 +12,8 @@ from envs.types import Item
 from tasks.cluster.session import check_ray, connect_ray, result_of
 from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied, SamplerDied, names_dead_engine
-from tasks.rollout.runner import RolloutSpec
 from tasks.rollout.current_episode import EPISODE_FILE
+from tasks.rollout.runner import RolloutSpec
 from tasks.verl.actor import StepRecord, launch
 
 if TYPE_CHECKING:
