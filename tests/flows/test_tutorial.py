@@ -28,7 +28,7 @@ def test_the_tutorial_ends_with_a_policy_that_has_learnt(tmp_path: Path) -> None
     [code, make_model], [settings, line] = blocks("python"), blocks("yaml")
     [make, questions, run] = blocks("bash")
     for folder in ("agents", "envs", "flows", "tasks"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     for file in ("constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)
     stages = (ROOT / "dvc.yaml").read_text()

@@ -48,7 +48,7 @@ class Project:
 
         for name in ("dvc.yaml", ".dvcignore", "constraints.txt"):
             shutil.copy(ROOT / name, folder / name)
-        ignore = shutil.ignore_patterns("__pycache__", "cache", "tmp")
+        ignore = shutil.ignore_patterns("cache", "tmp")  # bytecode comes along: compiling takes seconds
         for name in ("data", "envs", "agents", "tasks", "flows", ".dvc"):
             shutil.copytree(ROOT / name, folder / name, ignore=ignore)
         document = yaml.safe_load((ROOT / "pipelines.yaml").read_text())
