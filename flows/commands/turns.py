@@ -12,7 +12,7 @@ _STYLES = {
     "task": "magenta",
     "thought": "dim",
     "action": "bold",
-    "said": "bold red",
+    "unparsed": "bold red",
     "images": "green",
     "observation": "green",
 }
@@ -42,7 +42,7 @@ class TurnPrinter:
         facts = {
             "thought": turn.thought,
             # a turn that is not in the format has no action; it is shown whole
-            "said" if turn.failed else "action": turn.text if turn.failed else turn.action,
+            "unparsed" if turn.failed else "action": turn.text if turn.failed else turn.action,
             "images": _media(turn.images),
             "observation": turn.observation,
         }

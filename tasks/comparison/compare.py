@@ -100,14 +100,14 @@ def _compare_runs(folders: Sequence[RunFolder], *, reference: str | None, comman
         "settings.",
         plots=training_plots(settings),
     )
-    found_differences = compare_with(sides[0], sides[1:])
+    differences = compare_with(sides[0], sides[1:])
     return Comparison(
         names=[side.name for side in sides],
-        results=_summaries(sides, found_differences),
+        results=_summaries(sides, differences),
         notes=[*runs.notes_on(finished_runs), *_notes_on_failures(sides, items)],
         sections=[
             curves,
-            *_compare_sides(sides, items, found_differences),
+            *_compare_sides(sides, items, differences),
             *([training] if training.plots else []),
             *map(_make_section, [tables.cost_table(sides), tables.run_table(settings)]),
             _make_section(tables.difference_table(sides, subject="parameter")),
@@ -122,13 +122,13 @@ def _compare_evaluations(folders: Sequence[RunFolder], *, reference: str | None,
     evaluations.check_comparable(records)
     sides = _order([side for _, side in results], reference)
     items = evaluations.compared_items(results[0][0])
-    found_differences = compare_with(sides[0], sides[1:])
+    differences = compare_with(sides[0], sides[1:])
     return Comparison(
         names=[side.name for side in sides],
-        results=_summaries(sides, found_differences),
+        results=_summaries(sides, differences),
         notes=_notes_on_failures(sides, items),
         sections=[
-            *_compare_sides(sides, items, found_differences),
+            *_compare_sides(sides, items, differences),
             *map(
                 _make_section, [tables.cost_table(sides), tables.difference_table(sides, subject="setting")]
             ),
@@ -148,9 +148,9 @@ def _order(sides: Sequence[Side], reference: str | None) -> list[Side]:
     return sorted(sides, key=lambda side: side.name != reference) if reference else list(sides)
 
 
-def _summaries(sides: Sequence[Side], found_differences: Sequence[Difference]) -> list[str]:
+def _summaries(sides: Sequence[Side], differences: Sequence[Difference]) -> list[str]:
     """Raises `ConfigError` for a side that has no item in common with the first."""
-    main = {difference.side: difference for difference in found_differences if difference.measure == SUCCESS}
+    main = {difference.side: difference for difference in differences if difference.measure == SUCCESS}
     reference, *other_names = (side.name for side in sides)
     for name in other_names:
         if name not in main:
@@ -162,15 +162,15 @@ def _summaries(sides: Sequence[Side], found_differences: Sequence[Difference]) -
 
 
 def _compare_sides(
-    sides: Sequence[Side], items: Sequence[ComparedItem], found_differences: Sequence[Difference]
+    sides: Sequence[Side], items: Sequence[ComparedItem], differences: Sequence[Difference]
 ) -> list[Section]:
-    found = [tables.score_table(sides)]
-    if found_differences:
-        found.append(tables.paired_table(found_differences, reference=sides[0].name))
-    found += [*tables.group_tables(sides, items), *tables.only_tables(sides, items)]
+    section_tables = [tables.score_table(sides)]
+    if differences:
+        section_tables.append(tables.paired_table(differences, reference=sides[0].name))
+    section_tables += [*tables.group_tables(sides, items), *tables.only_tables(sides, items)]
     if any(side.stops for side in sides):
-        found.append(tables.stop_table(sides))
-    return [_make_section(table) for table in found]
+        section_tables.append(tables.stop_table(sides))
+    return [_make_section(table) for table in section_tables]
 
 
 def _make_section(table: Table) -> Section:

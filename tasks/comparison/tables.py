@@ -150,10 +150,10 @@ def group_tables(sides: Sequence[Side], items: Sequence[ComparedItem]) -> Iterat
             [side.name, *(_group_score(side.samples[SUCCESS], names) for names in groups.values())]
             for side in sides
         ]
-        for other in other_sides:
-            row: list[Cell] = [f"{other.name} {MINUS} {reference.name}"]
+        for challenger in other_sides:
+            row: list[Cell] = [f"{challenger.name} {MINUS} {reference.name}"]
             for names in groups.values():
-                first, second = (_select(side.samples[SUCCESS], names) for side in (reference, other))
+                first, second = (_select(side.samples[SUCCESS], names) for side in (reference, challenger))
                 test = compare_samples(first, second)
                 span = f" ({_span(test.low, test.high, SUCCESS)})" if test and test.has_interval else ""
                 row.append(DASH if test is None else f"{points(test.mean)}{span}")

@@ -204,8 +204,12 @@ def _labels(
 def _has_tokens(parent: Parent, policy: SavedPolicy | Endpoint | None) -> bool | None:
     if not isinstance(policy, SavedPolicy) or not parent.trajectory.prompt_ids:
         return False
-    recorded, own = find_run_tokenizer(parent.run), policy.folder / "tokenizer.json"
-    is_same = recorded is not None and own.exists() and own.read_bytes() == recorded.read_bytes()
+    run_tokenizer, policy_tokenizer = find_run_tokenizer(parent.run), policy.folder / "tokenizer.json"
+    is_same = (
+        run_tokenizer is not None
+        and policy_tokenizer.exists()
+        and policy_tokenizer.read_bytes() == run_tokenizer.read_bytes()
+    )
     return True if is_same else None
 
 

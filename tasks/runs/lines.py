@@ -93,9 +93,9 @@ class Entry:
     metrics: dict[str, Any]
     images: int
     prompt_ids: list[int]
-    said: str
+    response_text: str
     """The completions' texts, one after the other."""
-    observed: str
+    observation_text: str
     digest: str
     """16 hexadecimal digits of the line's hash: annotations belong to what they were written about."""
 
@@ -130,8 +130,8 @@ def read_line(line: bytes) -> Entry:
         metrics=record.metrics,
         images=len(record.prompt_images) + sum(len(turn.images) for turn in record.turns),
         prompt_ids=record.prompt_ids,
-        said=_BETWEEN_TURNS.join(turn.text for turn in record.turns),
-        observed=_BETWEEN_TURNS.join(turn.observation for turn in record.turns),
+        response_text=_BETWEEN_TURNS.join(turn.text for turn in record.turns),
+        observation_text=_BETWEEN_TURNS.join(turn.observation for turn in record.turns),
         digest=digest_of(line),
     )
 

@@ -25,7 +25,7 @@ from tasks.runs.folders import ANNOTATIONS, RunFolder, TrajectoryFile
 from tasks.runs.lines import TOOL_CALLS, Entry, UnreadableLine, digest_of, read_line
 from tasks.viewer.annotations import read_annotations
 
-VERSION = 2
+VERSION = 3
 """Of the tables below: a file of another version is made anew."""
 BATCH_S = 0.5
 """Between two commits: how often a long indexing shows what it has so far."""
@@ -60,7 +60,7 @@ CREATE TABLE annotations(
 CREATE TABLE state(name TEXT PRIMARY KEY, value);
 -- Without their contents, which are in the run's files. A removed trajectory leaves its words behind; no id
 -- is used twice, so they lead nowhere.
-CREATE VIRTUAL TABLE texts USING fts5(said, observation, content='', columnsize=0);
+CREATE VIRTUAL TABLE texts USING fts5(response, observation, content='', columnsize=0);
 CREATE VIRTUAL TABLE prompt_texts USING fts5(prompt, content='', columnsize=0);
 """
 
@@ -303,8 +303,8 @@ class _Update:
         }
         insert = f"INSERT INTO trajectories({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
         number = self._execute(insert, tuple(row.values())).lastrowid or 0
-        insert = "INSERT INTO texts(rowid, said, observation) VALUES (?, ?, ?)"
-        self._execute(insert, (number, entry.said, entry.observed))
+        insert = "INSERT INTO texts(rowid, response, observation) VALUES (?, ?, ?)"
+        self._execute(insert, (number, entry.response_text, entry.observation_text))
 
     def _item(self, entry: Entry) -> int:
         metadata = self._names(entry.metadata, kind="metadata")

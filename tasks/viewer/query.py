@@ -5,7 +5,7 @@
 A condition is `key:value`, `key:a,b` (any of them), `key:low..high` (both included, either may be missing),
 `key>value` (also `>=`, `<`, `<=`), or a text. `-` before a condition negates it. Values and texts with spaces
 are quoted. A text occurs in what the policy wrote, in an observation, in the prompt, in an annotation's note,
-or in the item's id; `said:`, `observation:` and `prompt:` search one of these. A text is words in their
+or in the item's id; `response:`, `observation:` and `prompt:` search one of these. A text is words in their
 order, without regard to case and punctuation; `*` at its end continues the last word.
 
 `parse_query` knows the form, `compile_query` the keys: those of `KEYS`, and the metadata, labels and metrics
@@ -46,7 +46,7 @@ KEYS: Mapping[str, str] = {
     "images": "number of images",
     "label": "label of an annotation",
     "has": "note or label",
-    "said": "text of the policy",
+    "response": "text of the policy",
     "observation": "text of an observation",
     "prompt": "text of the prompt",
 }
@@ -142,7 +142,7 @@ def list_keys(connection: sqlite3.Connection) -> dict[str, list[str]]:
 
 def _compile(condition: Condition, connection: sqlite3.Connection) -> Where:
     key = condition.key
-    if key == "" or key in ("said", "observation", "prompt"):
+    if key == "" or key in ("response", "observation", "prompt"):
         return _any(condition.values, lambda value: _text(value, scope=key))
     if key in _NUMBERS:
         return _any(condition.values, lambda value: _number(f"t.{key}", condition, value))

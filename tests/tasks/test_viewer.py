@@ -171,7 +171,7 @@ CASES: Mapping[str, Callable[[Line], bool]] = {
     '"oak planks"': lambda line: "oak planks" in text_of(line),
     "OAK -nothing": lambda line: "oak" in text_of(line) and "nothing" not in text_of(line),
     "pla*": lambda line: "planks" in text_of(line),
-    'said:"get oak" ': lambda line: "get oak" in " | ".join(t["text"] for t in line["turns"]).lower(),
+    'response:"get oak" ': lambda line: "get oak" in " | ".join(t["text"] for t in line["turns"]).lower(),
     "-observation:stick": lambda line: not any("stick" in turn["observation"] for turn in line["turns"]),
     "toy_3": lambda line: line["item"]["item_id"] == "toy_3",
 }
