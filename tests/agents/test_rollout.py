@@ -226,7 +226,7 @@ def test_the_command_shows_turns_and_sums_up(tmp_path: Path) -> None:
     for item in (first, second):
         for sample_index in range(2):
             assert any(
-                line.startswith(f"{item.item_id} #{sample_index} turn 3 said: I [bold]give up")
+                line.startswith(f"{item.item_id} #{sample_index} turn 3 unparsed: I [bold]give up")
                 for line in lines
             )
             assert any(
