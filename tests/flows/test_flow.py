@@ -7,7 +7,6 @@ SIGTERM in training, which is how a worker cancels a run.)
 """
 
 import json
-import os
 import re
 import signal
 import sqlite3
