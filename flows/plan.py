@@ -36,6 +36,7 @@ from tasks.config.memory import check_memory
 from tasks.config.offline import OfflineSettings, check_offline
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.prompts import check_prompts
+from tasks.config.variables import trainer_variables
 from tasks.data.files import check_data
 from tasks.data.items import read_items, split
 from tasks.data.training_files import read_training_files
@@ -127,7 +128,7 @@ def make_plan(
     check_agent(pipeline)
     check_model(pipeline)
     check_teacher(pipeline)
-    check_ray_address()
+    check_ray_address(trainer_variables(pipeline))
     items = check_items(pipeline)
     _check_items(folder, pipeline)
     check_disk(folder, pipeline)

@@ -199,6 +199,19 @@ def test_a_cluster_is_joined_with_its_token_alone(cluster: str, monkeypatch: pyt
         check_ray_address()
 
 
+@pytest.mark.slow
+def test_a_secret_that_the_nodes_lack_is_named_before_anything_starts(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = "agent.judges.clear.key_from"
+    monkeypatch.setenv("A_JUDGES_KEY", "set here alone")
+    check_ray_address({"PATH": setting})
+    with pytest.raises(
+        ConfigError, match=rf"^{setting}: .* A_JUDGES_KEY is not set on node [\d.]+ of RAY_ADD"
+    ):
+        check_ray_address({"PATH": setting, "A_JUDGES_KEY": setting})
+
+
 def _wait_for(seconds: float, work: Any) -> Any:
     from concurrent.futures import ThreadPoolExecutor
 
