@@ -108,17 +108,8 @@ def make_plan(
     Raises `ConfigError` for anything that would stop the run later and can be checked now, and
     `MissingDependency` for requirements that are not installed.
     """
-    pipeline = load_pipeline(name, overrides=dict(overrides))
-    home = default_workspace(name)
-    folder = workspace or (_workspace_of(home, overrides) if overrides else home)
-    if folder == home and overrides:
-        raise ConfigError(
-            f"{home} belongs to the parameters of pipelines.yaml, but {_format_overrides(overrides)} was "
-            "set; omit --workspace, or choose another folder"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"workspace {folder} is a file; give a folder or a new name")
-    check_writable(folder, remedy="choose another --workspace, or make it writable")
+    plan = make_unchecked_plan(name, overrides=overrides, workspace=workspace, if_changed=if_changed)
+    pipeline, train = plan.pipeline, plan.stages["train"]
     check_pipeline(pipeline)
     check_offline(pipeline)
     check_workers(pipeline)
@@ -130,22 +121,42 @@ def make_plan(
     check_teacher(pipeline)
     check_ray_address(trainer_variables(pipeline))
     items = check_items(pipeline)
-    _check_items(folder, pipeline)
-    check_disk(folder, pipeline)
+    _check_items(plan.workspace, pipeline)
+    check_disk(plan.workspace, pipeline)
     check_memory(pipeline)
-    if folder == home:
+    if plan.is_tracked:
         check_lock()
         if Path(".dvc").is_dir():
             check_yaml()
-    stages = declared_stages(name, pipeline=pipeline, workspace=folder)
-    check_inputs(stages.values())
-    if has_inputs(stages["train"]):  # else they are made first, and the stage checks them
-        check_resume(stages["train"], if_changed=if_changed, items=items)
+    check_inputs(plan.stages.values())
+    if has_inputs(train):  # else they are made first, and the stage checks them
+        check_resume(train, if_changed=if_changed, items=items)
+    return plan
+
+
+def make_unchecked_plan(
+    name: str, *, overrides: Mapping[str, Any], workspace: Path | None, if_changed: IfChanged = "refuse"
+) -> Plan:
+    """As `make_plan`, without the checks of what a run needs: enough to see whether anything is left to do.
+
+    Raises `ConfigError` for a pipeline, a parameter or a workspace that cannot be.
+    """
+    pipeline = load_pipeline(name, overrides=dict(overrides))
+    home = default_workspace(name)
+    folder = workspace or (_workspace_of(home, overrides) if overrides else home)
+    if folder == home and overrides:
+        raise ConfigError(
+            f"{home} belongs to the parameters of pipelines.yaml, but {_format_overrides(overrides)} was "
+            "set; omit --workspace, or choose another folder"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"workspace {folder} is a file; give a folder or a new name")
+    check_writable(folder, remedy="choose another --workspace, or make it writable")
     return Plan(
         name=name,
         pipeline=pipeline,
         workspace=folder,
-        stages=stages,
+        stages=declared_stages(name, pipeline=pipeline, workspace=folder),
         is_tracked=folder == home,
         overrides=overrides,
         if_changed=if_changed,

@@ -26,7 +26,16 @@ from flows.display.display import Display
 from flows.display.state import StageState
 from flows.endings.stopping import on_stop
 from flows.lineage.recorder import Recorder
-from flows.lineage.stages import LOCK_FILE, Receipt, Stage, cache_key, holds, make_receipt, stage_key
+from flows.lineage.stages import (
+    LOCK_FILE,
+    Receipt,
+    Stage,
+    cache_key,
+    has_inputs,
+    holds,
+    make_receipt,
+    stage_key,
+)
 from flows.lineage.versioning import commit_to_dvc
 from flows.orchestrator.assets import describe_assets, stage_assets
 from flows.orchestrator.page import PrefectPage
@@ -97,9 +106,12 @@ def read_finished(plan: Plan) -> dict[str, Any] | None:
     None.
 
     Checks of each stage and of the record in MLflow what a run checks, and needs no server: a start of
-    Prefect's takes longer than all of it. If Prefect stores results elsewhere, nothing is found.
+    Prefect's takes longer than all of it. If Prefect stores results elsewhere, nothing is found. `plan` may
+    be unchecked: what a run needs is not needed here.
     """
     if not is_recorded(plan.workspace, pipeline=plan.pipeline):
+        return None
+    if not all(has_inputs(stage) for stage in plan.stages.values()):
         return None
     results = open_local_results()
     for stage in plan.stages.values():

@@ -44,23 +44,27 @@ def run(
     from flows.cli.next_commands import next_commands
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable, leave
-    from flows.plan import check_run, lock
+    from flows.plan import check_run, lock, make_unchecked_plan
 
     guard()
     with Stoppable(_resume_line()):
         overrides = parse_settings(settings or [])
-        plan = check_run(
-            pipeline,
-            overrides=overrides,
-            workspace=workspace,
-            serve_policy=serve_policy,
-            if_changed=if_changed,
-            is_candidate=promote,
-        )
-        if plan.served_at is not None:
-            typer.echo(f"during training, the policy answers at {plan.served_at.url} as model 'policy'")
-        with lock(plan.workspace):
-            evaluation, prefect_failure = _run_or_read(plan, overrides=overrides)
+        prefect_failure = None
+        plan = make_unchecked_plan(pipeline, overrides=overrides, workspace=workspace)
+        evaluation = None if serve_policy else _read_finished(plan)
+        if evaluation is None:
+            plan = check_run(
+                pipeline,
+                overrides=overrides,
+                workspace=workspace,
+                serve_policy=serve_policy,
+                if_changed=if_changed,
+                is_candidate=promote,
+            )
+            if plan.served_at is not None:
+                typer.echo(f"during training, the policy answers at {plan.served_at.url} as model 'policy'")
+            with lock(plan.workspace):
+                evaluation, prefect_failure = _run_with_prefect(plan, overrides=overrides)
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_format_rate(before)} before, {_format_rate(after)} after")
     typer.echo(f"report: {plan.workspace / 'report' / 'index.html'}")
@@ -74,15 +78,22 @@ def run(
         leave(None, status=0)  # at exit, Prefect would keep sending events to the server that died
 
 
-def _run_or_read(plan: "Plan", *, overrides: dict[str, Any]) -> tuple[dict[str, Any], Exception | None]:
-    """`run_with_prefect`, or the evaluation of a finished run, for which no server is started."""
-    from flows.orchestrator.runs import configure_prefect, is_server_configured
+def _read_finished(plan: "Plan") -> dict[str, Any] | None:
+    """The evaluation of a finished run; None if anything is left to do, or a Prefect server is to know."""
+    from flows.orchestrator.runs import is_server_configured
 
-    if not is_server_configured():
-        from flows.run import read_finished
+    if is_server_configured() or not plan.workspace.exists():
+        return None
+    from flows.plan import lock
+    from flows.run import read_finished
 
-        if (evaluation := read_finished(plan)) is not None:
-            return evaluation, None
+    with lock(plan.workspace):
+        return read_finished(plan)
+
+
+def _run_with_prefect(plan: "Plan", *, overrides: dict[str, Any]) -> tuple[dict[str, Any], Exception | None]:
+    from flows.orchestrator.runs import configure_prefect
+
     configure_prefect()
     from flows.train_agent import run_with_prefect
 
