@@ -46,7 +46,8 @@ def connect_ray(pipeline: Pipeline) -> bool:
     if address:
         check_ray_address()  # Ray's own attempt would not end
         read_token()
-        ray.init(address=address, log_to_driver=False)
+        with _signals_kept():
+            ray.init(address=address, log_to_driver=False)
         return True
     workers = pipeline.backend.workers
     cpus = max(LOCAL_CPUS, os.cpu_count() or 1, workers * WORKER_CPUS + QUEUE_CPUS)
@@ -89,9 +90,20 @@ def start_local_ray(**options: Any) -> None:
                         left.kill()
 
 
+def disconnect_ray() -> None:
+    """Leave the cluster; ends it if this process has started it."""
+    import ray
+
+    with _signals_kept():
+        ray.shutdown()
+
+
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Restore the signal handlers: at its start Ray replaces that of SIGTERM by one that prints a stack."""
+    """Restore the signal handlers: Ray replaces that of SIGTERM when it starts, and removes it when it ends.
+
+    The removal is below Python: `signal.getsignal` still returns the handler that no signal reaches.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -86,7 +86,7 @@ def _open_servers(pipeline: Pipeline, *, model: str, on_trajectory: OnTrajectory
     """Run episodes on the generation servers that training would use, in a process that does not train."""
     import ray
 
-    from tasks.cluster.session import connect_ray, result_of
+    from tasks.cluster.session import connect_ray, disconnect_ray, result_of
     from tasks.verl.actor import launch
 
     owns_ray = connect_ray(pipeline)
@@ -110,4 +110,4 @@ def _open_servers(pipeline: Pipeline, *, model: str, on_trajectory: OnTrajectory
         finally:
             ray.kill(trainer)
             if owns_ray:
-                ray.shutdown()
+                disconnect_ray()

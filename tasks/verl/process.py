@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agents.types import Trajectory
 from envs.errors import WingspanError, to_line
 from envs.types import Item
-from tasks.cluster.session import check_ray, connect_ray, result_of
+from tasks.cluster.session import check_ray, connect_ray, disconnect_ray, result_of
 from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied, SamplerDied, names_dead_engine
 from tasks.rollout.current_episode import EPISODE_FILE
@@ -111,10 +111,8 @@ class RayTrainingProcess:
         self._actor = None
 
     def close(self) -> None:
-        import ray
-
         if self._owns_ray:
-            ray.shutdown()
+            disconnect_ray()
             self._owns_ray = False
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
