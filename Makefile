@@ -7,7 +7,7 @@ TESTS := .venv/installed-for-tests
 # uv does not read pip's variables, so a folder of local wheels is passed on to it.
 UV_ENVIRONMENT := export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"
 
-.PHONY: run speedrun test test-fast install lock
+.PHONY: run speedrun test test-fast test-servers install lock
 
 run: $(RUNS)
 	@.venv/bin/wingspan run $(PIPELINE)
@@ -22,7 +22,11 @@ PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest --dist loadfile --n
 
 # One worker more than two cores: tests that wait for processes leave a core idle.
 test: install
-	@$(PYTEST) 3
+	@$(PYTEST) 3 -m "not servers"
+
+# A whole run against servers of Prefect, MLflow, Ray, Redis, S3 and a judge at once; it takes a quiet machine.
+test-servers: install
+	@$(PYTEST) 0 -m servers
 
 # The quick tests of all areas, without Ray, JVM and browser; one area alone: make test-fast AREA=envs
 test-fast: install

@@ -9,11 +9,13 @@ def trainer_variables(pipeline: Pipeline) -> dict[str, str]:
     """Those that the training process reads → the setting that names each; none without such a process."""
     if isinstance(pipeline.train, OfflineSettings):
         return {}
-    named = {f"agent.judges.{name}.key_from": judge.key_from for name, judge in pipeline.agent.judges.items()}
+    settings = {
+        f"agent.judges.{name}.key_from": judge.key_from for name, judge in pipeline.agent.judges.items()
+    }
     for env in pipeline.data.envs:
         if env in pipeline.servers:
-            named[f"servers.{env}.token_from"] = pipeline.servers[env].token_from
+            settings[f"servers.{env}.token_from"] = pipeline.servers[env].token_from
     algorithm = pipeline.train.algorithm
     if isinstance(algorithm, Distillation) and isinstance(algorithm.teacher_source, TeacherEndpoint):
-        named["train.algorithm.teacher.key_from"] = algorithm.teacher_source.key_from
-    return {variable: setting for setting, variable in named.items() if variable is not None}
+        settings["train.algorithm.teacher.key_from"] = algorithm.teacher_source.key_from
+    return {variable: setting for setting, variable in settings.items() if variable is not None}

@@ -30,7 +30,7 @@ from tests.support.prefect_server import START_TIMEOUT_S, free_port, prefect_cli
 from tests.support.project import NAME, RUN_TIMEOUT_S, Project
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
 STEPS = 2
 
