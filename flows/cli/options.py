@@ -1,6 +1,7 @@
 """Arguments and options that several commands share, and the parameters that `--set` gives."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -66,6 +67,21 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
             raise ConfigError(f"--set {text!r} is not KEY=VALUE, e.g. --set train.lr=1e-3")
         overrides[key] = _parse_value(value, option=f"--set {text!r}")
     return overrides
+
+
+def parse_secrets(secrets: list[str]) -> dict[str, str]:
+    """`["API_KEY=api-key"]` → `{"API_KEY": "api-key"}`, block by variable. Raises `ConfigError`."""
+    blocks = {}
+    for text in secrets:
+        variable, _, block = text.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable) or not re.fullmatch(r"[a-z0-9-]+", block):
+            # The text may be a secret itself, given by mistake.
+            raise ConfigError(
+                "--secret takes VARIABLE=BLOCK, the name of a variable and that of a Secret block of Prefect "
+                "(lower-case letters, digits and dashes), e.g. JUDGE_API_KEY=judge-api-key"
+            )
+        blocks[variable] = block
+    return blocks
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envs.errors import describe
-from flows.cli.options import IfChanged, PipelineName, Settings, Workspace, parse_settings
+from flows.cli.options import IfChanged, PipelineName, Settings, Workspace, parse_secrets, parse_settings
 
 if TYPE_CHECKING:
     from flows.plan import Plan
@@ -176,18 +176,27 @@ def deploy(
         typer.Argument(metavar="PIPELINE…", help="Names of pipelines.", show_default="all pipelines"),
     ] = None,
     pool: Annotated[str, typer.Option(help="Name of the Prefect work pool that runs them.")] = "local",
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VARIABLE=BLOCK",
+            help="Give the runs an environment variable with the value of a Secret block of Prefect, e.g. "
+            "--secret JUDGE_API_KEY=judge-api-key; can be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Make Prefect deployments of pipelines, evaluations and sweeps, for workers to run (PREFECT_API_URL)."""
     from flows.orchestrator.runs import check_server, configure_prefect
     from tasks.config.pipelines import load_pipeline, pipeline_names
 
+    secrets = parse_secrets(secret or [])
     chosen_pipelines = {name: load_pipeline(name) for name in pipelines or pipeline_names()}
     check_server()
     configure_prefect(needs_lasting_server=True)
     from flows.commands.deploy import deploy as deploy_pipelines
     from flows.orchestrator.limits import missing_limits, needed_slots
 
-    for name in deploy_pipelines(chosen_pipelines, pool=pool):
+    for name in deploy_pipelines(chosen_pipelines, pool=pool, secrets=secrets):
         typer.echo(name)
     needed_limits = {limit for pipeline in chosen_pipelines.values() for limit in needed_slots(pipeline)}
     for line in missing_limits(sorted(needed_limits)):

@@ -16,11 +16,13 @@ SWEEP, SWEEP_ENTRYPOINT = "any-pipeline", "flows/sweep/flow.py:sweep"
 """Name and flow of the deployment that sweeps: its parameters are those of `wingspan sweep`."""
 
 
-def deploy(pipelines: Mapping[str, Pipeline], *, pool: str) -> Iterator[str]:
+def deploy(pipelines: Mapping[str, Pipeline], *, pool: str, secrets: Mapping[str, str]) -> Iterator[str]:
     """Deploy `pipelines`, by name, evaluations and sweeps to the work pool `pool`; yields their full names.
 
     Flow runs work in the folder in which this is called. An earlier deployment of the same name is replaced.
-    Raises `ConfigError` for a work pool that the server does not know.
+    `secrets` maps environment variables of the flow runs to names of Prefect's Secret blocks. The deployments
+    hold these names; a worker reads the values when it starts a run. Raises `ConfigError` for a work pool or
+    a block that the server does not know.
     """
     from prefect.client.orchestration import get_client
     from prefect.deployments.runner import RunnerDeployment
@@ -34,10 +36,24 @@ def deploy(pipelines: Mapping[str, Pipeline], *, pool: str) -> Iterator[str]:
             raise ConfigError(
                 f"--pool {pool}: there is no such work pool; prefect work-pool create {pool} --type process"
             ) from None
+        for variable, block in secrets.items():
+            try:
+                client.read_block_document_by_name(block, "secret", include_secrets=False)
+            except ObjectNotFound:
+                raise ConfigError(
+                    f"--secret {variable}={block}: there is no Secret block {block!r}; create it on "
+                    f"Prefect's page, or by Secret(value=…).save({block!r}) in Python"
+                ) from None
+    variables = {variable: f"{{{{ prefect.blocks.secret.{block} }}}}" for variable, block in secrets.items()}
 
     def make(entrypoint: str, name: str, description: str, **parameters: Any) -> str:
         deployment = RunnerDeployment.from_entrypoint(
-            entrypoint, name=name, description=description, parameters=parameters, work_pool_name=pool
+            entrypoint,
+            name=name,
+            description=description,
+            parameters=parameters,
+            work_pool_name=pool,
+            job_variables={"env": variables} if variables else {},
         )
         # Else a worker copies the folder, and deletes the copy with what the run has written.
         deployment.storage = LocalStorage(str(Path.cwd()))

@@ -13,9 +13,11 @@ from uuid import UUID
 
 import pytest
 import yaml
+from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.states import Cancelling
+from pydantic import SecretStr
 
 from flows.endings.guardian import MARK
 from tests.support.prefect_server import prefect_client, prefect_server, process_worker
@@ -26,6 +28,9 @@ pytestmark = pytest.mark.slow
 POOL = "local"
 STEPS = 200
 """A tenth of a second each: none of the two runs gets so far."""
+CANARY = "canary-0123456789-secret"
+"""The value of a Secret block of Prefect."""
+SECRET_VARIABLE, SECRET_BLOCK = "JUDGE_API_KEY", "judge-api-key"
 END_S = 10.0
 """Within which nothing is left of a cancelled run."""
 
@@ -43,7 +48,7 @@ class Served:
             arguments,
             cwd=self.project.folder,
             env=self._environment,
-            stdout=subprocess.PIPE,
+            capture_output=True,
             text=True,
             check=True,
         ).stdout
@@ -77,7 +82,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         environment = {**project.environment, "PREFECT_API_URL": url}
         stack.enter_context(process_worker(project.folder, pool=POOL, environment=environment, client=client))
         served = Served(project, client, environment)
-        assert f"train-agent/{NAME}" in served.run("wingspan", "deploy", NAME, "--pool", POOL)
+        secret = ("--secret", f"{SECRET_VARIABLE}={SECRET_BLOCK}")
+        deploy = ("wingspan", "deploy", NAME, "--pool", POOL, *secret)
+        with pytest.raises(subprocess.CalledProcessError) as error:
+            served.run(*deploy)
+        assert "there is no Secret block 'judge-api-key'" in error.value.stderr
+        Secret(value=SecretStr(CANARY)).save(SECRET_BLOCK)
+        assert f"train-agent/{NAME}" in served.run(*deploy)
         yield served
 
 
@@ -86,8 +97,24 @@ def test_a_run_that_is_cancelled_in_training_leaves_nothing_and_goes_on(served: 
     run = served.client.create_flow_run_from_deployment(deployment.id)
     command = cancel_in_training(served, run.id)
     assert served.project.finished_steps()[-1] < STEPS
+    assert files_with_canary(served.project.folder) == []
     (second_run_id,) = re.findall(r"UUID: (\S+)", served.run(sys.executable, "-m", *command))
     cancel_at_start(served, UUID(second_run_id))
+
+
+def files_with_canary(folder: Path) -> list[Path]:
+    """Prefect's database, which holds the block encrypted, is among those that are read."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert any(path.name == "prefect.db" for path in files)
+    return [path for path in files if CANARY.encode() in path.read_bytes()]
+
+
+def has_secret(pid: int) -> bool:
+    with suppress(OSError):  # it may have ended
+        return f"{SECRET_VARIABLE}={CANARY}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
+            b"\0"
+        )
+    return False
 
 
 def folders_of(pid: int) -> list[Path]:
@@ -109,6 +136,7 @@ def cancel_in_training(served: Served, flow_run_id: UUID) -> list[str]:
 
     wait_until(has_trained, timeout_s=RUN_TIMEOUT_S, poll_s=0.1)
     assert any("gcs_server" in line for line in served.run_processes().values())
+    assert any(has_secret(pid) for pid, line in served.run_processes().items() if "prefect" in line)
     folders = {folder for pid in served.run_processes() for folder in folders_of(pid)}
     assert any((folder / "ray").is_dir() for folder in folders)
     cancel(served, flow_run_id)

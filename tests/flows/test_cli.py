@@ -97,6 +97,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["data", "pull"], ["Missing argument 'NAME'; see wingspan data pull --help"]),
     (["deploy", "textcraft-cpy"], ["did you mean 'textcraft-cpu'"]),
     (["deploy", "textcraft-cpu"], ["no Prefect server is configured", "PREFECT_API_URL"]),
+    (["deploy", "textcraft-cpu", "--secret", "JUDGE_API_KEY"], ["--secret", "VARIABLE=BLOCK"]),
     (["run", "textcraft-cpu", "--serve-policy", "http://x/v1"], ["'http://x/v1'", "HOST:PORT"]),
     (
         ["run", "textcraft-cpu", "--set", "agent={program: tests.support.program_toy:play}"],
