@@ -89,7 +89,7 @@ def open_run(
             steps=steps,
             steps_per_round=pipeline.train.steps_per_round,
             horizon_at=planned_turns(pipeline),
-            episode_file=plan.workspace / "train" / EPISODE_FILE,
+            episode_file=plan.workspace.resolve() / EPISODE_FILE,
         ) as display,
         ExitStack() as closing,
     ):
@@ -259,7 +259,7 @@ class Run:
                 from tasks.stages.train import TrainSession
                 from tasks.verl.process import RayTrainingProcess
 
-                process = RayTrainingProcess(serve=plan.served_at, shows_episode=self._display.is_live)
+                process = RayTrainingProcess(serve=plan.served_at)
                 self._session = TrainSession(plan.pipeline, plan.workspace, progress, process=process)
             self._closing.enter_context(self._session)
         return self._session

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Progress:
     """Called with each sign of a collapse of training, as it appears."""
     on_note: Callable[[str], object] = _ignore
     """Called with a decision of the stage that a user should see, in one line."""
+    episode_file: Path | None = None
+    """Where the stage's `EpisodeWriter` writes the episode that is being played; None without a terminal."""
 
 
 SILENT = Progress()

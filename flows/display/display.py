@@ -94,6 +94,7 @@ class Display:
         stage = self._view.stages[name]
         now = self._clock()
         if state is StageState.RUNNING:
+            self._remove_episode()  # of the stage before
             stage.start = now
         elif state is not StageState.CACHED and stage.start is not None:
             stage.seconds = now - stage.start
@@ -152,6 +153,7 @@ class Display:
             on_phase=partial(self.phase, name),
             on_alert=lambda alert: self.note(f"{name}: step {alert.step}: sign of a collapse: {alert.text}"),
             on_note=lambda text: self.note(f"{name}: {text}"),
+            episode_file=self._episode_file if self.is_live else None,
         )
 
     def note(self, text: str) -> None:

@@ -4,7 +4,7 @@ import unicodedata
 
 from rich.text import Text
 
-from tasks.rollout.current_episode import ShownEpisode
+from tasks.rollout.current_episode import EpisodeView
 
 _INVISIBLE = ("C", "Zl", "Zp")
 """Categories of Unicode: controls, marks of direction, surrogates, unassigned; separators of lines."""
@@ -17,7 +17,7 @@ def make_harmless(text: str) -> str:
     )
 
 
-def draw_episode(episode: ShownEpisode, *, width: int) -> list[Text]:
+def draw_episode(episode: EpisodeView, *, width: int) -> list[Text]:
     """Four lines: which episode it is, its task, the last action and the last observation."""
     lines = [
         Text.assemble(

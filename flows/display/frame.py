@@ -9,7 +9,7 @@ from flows.display.episode_lines import draw_episode
 from flows.display.forecast import HorizonAt, seconds_left
 from flows.display.plots import draw_rate, draw_sparkline
 from flows.display.state import StageState, StageView
-from tasks.rollout.current_episode import ShownEpisode
+from tasks.rollout.current_episode import EpisodeView
 
 FORMATS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "warmup": {"loss": ("loss", "{:.3f}")},
@@ -39,6 +39,8 @@ _MARKS = {
     StageState.FAILED: ("✗", "red"),
     StageState.STOPPED: ("■", "yellow"),
 }
+_PLAYS = ("train", "evaluate")
+"""Stages that play episodes with the policy that is trained."""
 _PLOTTED = "success"
 _MIN_BARS, _MAX_BARS = 3, 8
 """Lines of the curve."""
@@ -56,7 +58,7 @@ class RunView:
     steps_per_round: int
     horizon_at: HorizonAt | None = None
     """The turns of an episode at a training step from 1, where that is known in advance."""
-    episode: ShownEpisode | None = None
+    episode: EpisodeView | None = None
     """The one that is played now."""
 
 
@@ -81,7 +83,9 @@ class Frames:
             rows = zip(lines[1:], view.stages.values(), strict=True)
             lines = [title, *(line for line, stage in rows if stage.state in is_shown)]
         episode = []
-        if view.episode is not None and view.stages["train"].state is StageState.RUNNING:
+        if view.episode is not None and any(
+            stage.state is StageState.RUNNING and name in _PLAYS for name, stage in view.stages.items()
+        ):
             episode = [Text(), *draw_episode(view.episode, width=width)]
         room = height - len(lines)
         if len(episode) > room or room - len(episode) < 3 + _MIN_BARS <= room:

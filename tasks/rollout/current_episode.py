@@ -1,4 +1,4 @@
-"""The episode that a terminal shows while a policy is trained: the last turn of one episode, in a file.
+"""The episode that a terminal shows while a policy is trained or evaluated: its last turn, in a file.
 
 The process that plays the episodes writes it, and the one that has the terminal reads it. It follows one
 sample until it ends, then another.
@@ -7,7 +7,7 @@ sample until it ends, then another.
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,14 +20,16 @@ from tasks.config.pipelines import Pipeline
 from tasks.rollout.runner import RolloutSpec, get_max_turns
 
 EPISODE_FILE = "episode.json"
-"""In `train/`, while a terminal shows the run."""
+"""In the workspace, while a terminal shows the run."""
 EVERY_S = 0.5
+OnTrajectory = Callable[[Trajectory], None]
+"""Called with each episode that has ended."""
 _CHARS = 300
 """Of each text: more than a line has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownEpisode:
+class EpisodeView:
     """An episode after its last turn."""
 
     item: str
@@ -53,20 +55,25 @@ class EpisodeWriter:
         self._followed: tuple[str, int] | None = None
         self._due = 0.0
 
-    def callbacks(self, spec: RolloutSpec) -> Callbacks:
-        """Those of a rollout of `spec`, which begins."""
+    def callbacks(self, spec: RolloutSpec, *, on_trajectory: OnTrajectory = lambda _: None) -> Callbacks:
+        """Those of a rollout of `spec`, which begins; `on_trajectory` is called as well."""
         self._followed = None  # what it followed may have been cancelled
-        return Callbacks(on_opening=self._open, on_turn=partial(self._write, spec), on_trajectory=self._close)
+        return Callbacks(
+            on_opening=self._open,
+            on_turn=partial(self._write, spec),
+            on_trajectory=partial(self._close, on_trajectory),
+        )
 
     def _open(self, item: Item, sample_index: int, messages: Sequence[Message]) -> None:
         lines = messages[-1].content.split("\n") if messages else []
         self._tasks[item.item_id, sample_index] = next(filter(str.strip, reversed(lines)), "")
 
-    def _close(self, trajectory: Trajectory) -> None:
+    def _close(self, on_trajectory: OnTrajectory, trajectory: Trajectory) -> None:
         key = trajectory.item.item_id, trajectory.sample_index
         self._tasks.pop(key, None)
         if self._followed == key:
             self._followed = None
+        on_trajectory(trajectory)
 
     def _write(self, spec: RolloutSpec, item: Item, sample_index: int, turns: Sequence[Turn]) -> None:
         key = item.item_id, sample_index
@@ -74,7 +81,7 @@ class EpisodeWriter:
             return
         self._followed, self._due = key, time.monotonic() + EVERY_S
         turn = turns[-1]
-        episode = ShownEpisode(
+        episode = EpisodeView(
             item=item.item_id,
             sample=sample_index,
             turn=len(turns),
@@ -98,14 +105,14 @@ class EpisodeReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mtime_ns = 0
-        self._episode: ShownEpisode | None = None
+        self._episode: EpisodeView | None = None
 
-    def read(self) -> ShownEpisode | None:
+    def read(self) -> EpisodeView | None:
         """The episode that was last written; None if there is none."""
         try:
             mtime_ns = self._path.stat().st_mtime_ns
             if mtime_ns != self._mtime_ns:
-                self._episode = ShownEpisode(**json.loads(self._path.read_text()))
+                self._episode = EpisodeView(**json.loads(self._path.read_text()))
                 self._mtime_ns = mtime_ns
         except (OSError, ValueError, TypeError):  # there is none, or another version has written it
             self._episode = None

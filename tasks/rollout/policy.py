@@ -17,39 +17,48 @@ from agents.samplers.vllm import find_python
 from agents.types import Trajectory
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
+from tasks.rollout.current_episode import EpisodeWriter, OnTrajectory
 from tasks.rollout.factory import make_endpoint_runner, make_runner
 from tasks.rollout.runner import RolloutRunner, RolloutSpec
 
 RunPolicy = Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]]
 """A blocking call of `RolloutRunner.run` with one policy."""
-OnTrajectory = Callable[[Trajectory], None]
-"""Called with each episode that has ended."""
 
 
 @contextmanager
 def open_policy(
-    pipeline: Pipeline, *, model: Endpoint | str, on_trajectory: OnTrajectory = lambda _: None
+    pipeline: Pipeline,
+    *,
+    model: Endpoint | str,
+    on_trajectory: OnTrajectory = lambda _: None,
+    episode_file: Path | None = None,
 ) -> Iterator[RunPolicy]:
     """Run episodes of `pipeline` with `model` while the context is open.
 
     `model` is an endpoint, or the folder of a policy; on GPUs also a name on a hub. `on_trajectory` is called
-    in this process, for servers after each rollout. Raises `ConfigError` for a model that cannot be loaded
-    and an endpoint that does not answer.
+    in this process, for servers after each rollout. `episode_file`: where an `EpisodeWriter` writes, for a
+    terminal. Raises `ConfigError` for a model that cannot be loaded and an endpoint that does not answer.
     """
     if not isinstance(model, Endpoint) and pipeline.backend.rollout == "vllm":
-        with _open_servers(pipeline, model=model, on_trajectory=on_trajectory) as run:
+        with _open_servers(
+            pipeline, model=model, on_trajectory=on_trajectory, episode_file=episode_file
+        ) as run:
             yield run
         return
+    writer = None if episode_file is None else EpisodeWriter(episode_file, pipeline)
     chosen_model = model if isinstance(model, Endpoint) else local_model(pipeline, Path(model))
     with open_model(pipeline, chosen_model) as make:
 
         async def gather(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
+            callbacks = Callbacks(on_trajectory=on_trajectory)
+            if writer is not None:
+                callbacks = writer.callbacks(spec, on_trajectory=on_trajectory)
             runner = make()
             try:
                 runner.check(items)
                 if isinstance(chosen_model, Endpoint):
                     await ChatClient(chosen_model).check()
-                return await runner.run(items, spec, Callbacks(on_trajectory=on_trajectory))
+                return await runner.run(items, spec, callbacks)
             finally:
                 await runner.close()
 
@@ -82,7 +91,9 @@ def open_model(pipeline: Pipeline, model: Endpoint | LocalModel) -> Iterator[Cal
 
 
 @contextmanager
-def _open_servers(pipeline: Pipeline, *, model: str, on_trajectory: OnTrajectory) -> Iterator[RunPolicy]:
+def _open_servers(
+    pipeline: Pipeline, *, model: str, on_trajectory: OnTrajectory, episode_file: Path | None
+) -> Iterator[RunPolicy]:
     """Run episodes on the generation servers that training would use, in a process that does not train."""
     import ray
 
@@ -91,7 +102,7 @@ def _open_servers(pipeline: Pipeline, *, model: str, on_trajectory: OnTrajectory
 
     owns_ray = connect_ray(pipeline)
     with tempfile.TemporaryDirectory() as no_checkpoints:
-        trainer = launch(pipeline, model=model, checkpoints=Path(no_checkpoints))
+        trainer = launch(pipeline, model=model, checkpoints=Path(no_checkpoints), episode_file=episode_file)
         is_started = False
 
         def run(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:

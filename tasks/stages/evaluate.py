@@ -46,7 +46,7 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
     pass@k and pass^k of the sampled episodes as `pass_at_<k>` and `pass_hat_<k>`; the second, instead of a
     summary, `{<item>: [<success of each sample>]}`. The third holds the first trajectory of every item,
     policy and mode, which its `labels` name. Policy versions are training steps: 0 before, the last one
-    after. Raises `ConfigError` for a missing policy.
+    after. A terminal shows episodes of the trained policy. Raises `ConfigError` for a missing policy.
     """
     items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
     start = workspace / "warmup" if pipeline.warmup else pipeline.model
@@ -59,7 +59,7 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
             raise ConfigError(
                 f"no model in {policy.model}; run the stage that writes it, warmup or train, first"
             )
-    work = partial(_evaluate_policy, pipeline, items)
+    work = partial(_evaluate_policy, pipeline, items, progress.episode_file)
     total = len(policies) * len(items) * (pipeline.evaluate.samples_per_item + 1)
     spawn = get_context("spawn")
     counts = spawn.RawArray("q", len(policies))
@@ -179,14 +179,21 @@ def _receive(receiving: Connection) -> _Evaluation:
     return answer
 
 
-def _evaluate_policy(pipeline: Pipeline, items: Sequence[Item], policy: _Policy) -> _Evaluation:
+def _evaluate_policy(
+    pipeline: Pipeline, items: Sequence[Item], episode_file: Path | None, policy: _Policy
+) -> _Evaluation:
     settings, turns = pipeline.evaluate, evaluation_turns(pipeline)
     results = _Evaluation(summaries={}, successes={}, examples=[])
 
     def count(_: Trajectory) -> None:
         _counts[policy.index] += 1
 
-    with open_policy(pipeline, model=str(policy.model), on_trajectory=count) as run:
+    with open_policy(
+        pipeline,
+        model=str(policy.model),
+        on_trajectory=count,
+        episode_file=episode_file if policy.name == "after" else None,
+    ) as run:
         for mode, temperature in {"sampled": settings.temperature, "greedy": 0.0}.items():
             num_samples = settings.samples_per_item if mode == "sampled" else 1
             spec = RolloutSpec(name=mode, max_turns=turns, num_samples=num_samples, temperature=temperature)

@@ -338,7 +338,12 @@ class TrainSession:
     def _launch(self) -> None:
         self._progress.on_phase("starting Ray")
         model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
-        self._process.launch(self._with_own_seed(), model=str(model), checkpoints=self._checkpoints)
+        self._process.launch(
+            self._with_own_seed(),
+            model=str(model),
+            checkpoints=self._checkpoints,
+            episode_file=self._progress.episode_file,
+        )
 
     def _end_process(self, *, graceful: bool) -> None:
         self._process.end(graceful=graceful)

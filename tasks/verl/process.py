@@ -12,7 +12,6 @@ from envs.types import Item
 from tasks.cluster.session import check_ray, connect_ray, disconnect_ray, result_of
 from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied, SamplerDied, names_dead_engine
-from tasks.rollout.current_episode import EPISODE_FILE
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl.actor import StepRecord, launch
 
@@ -35,8 +34,9 @@ class TrainingProcess(Protocol):
     def step(self) -> int:
         """The last step that it has reported; 0 before the first."""
 
-    def launch(self, pipeline: Pipeline, *, model: str, checkpoints: Path) -> None:
-        """Begin the start-up, without waiting for it. `model`: the policy where there is no checkpoint."""
+    def launch(self, pipeline: Pipeline, *, model: str, checkpoints: Path, episode_file: Path | None) -> None:
+        """Begin the start-up, without waiting for it. `model`: the policy where there is no checkpoint;
+        `episode_file`: where an `EpisodeWriter` writes, for a terminal."""
 
     def start(self, items: Sequence[Item]) -> None:
         """Load the checkpoint that `checkpoints.resume` chose, whose step is then `step`."""
@@ -60,12 +60,10 @@ class TrainingProcess(Protocol):
 class RayTrainingProcess:
     """Uses the Ray cluster that this process is connected to, else that of `RAY_ADDRESS`, else a new one."""
 
-    def __init__(self, *, serve: "ServedAt | None" = None, shows_episode: bool = False) -> None:
-        """`serve`: where the policy is served while the training process is up; `shows_episode`: an episode
-        that is being played is written to `EPISODE_FILE`, beside the checkpoints."""
+    def __init__(self, *, serve: "ServedAt | None" = None) -> None:
+        """`serve`: where the policy is served while the training process is up."""
         self.step = 0
         self._serve = serve
-        self._shows_episode = shows_episode
         self._actor: Any = None
         self._owns_ray = False
 
@@ -73,14 +71,14 @@ class RayTrainingProcess:
     def is_launched(self) -> bool:
         return self._actor is not None
 
-    def launch(self, pipeline: Pipeline, *, model: str, checkpoints: Path) -> None:
+    def launch(self, pipeline: Pipeline, *, model: str, checkpoints: Path, episode_file: Path | None) -> None:
         self._owns_ray |= connect_ray(pipeline)
         self._actor = launch(
             pipeline,
             model=model,
             checkpoints=checkpoints,
             serve=self._serve,
-            episode_file=checkpoints.parent / EPISODE_FILE if self._shows_episode else None,
+            episode_file=episode_file,
         )
         self._actor.prepare.remote()  # not awaited: if it fails, `start` repeats it and raises
 

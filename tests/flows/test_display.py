@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -17,7 +17,7 @@ from rich.console import Console
 from flows.display.display import Display
 from flows.display.state import StageState
 from tasks.data.collapse import Alert
-from tasks.rollout.current_episode import ShownEpisode
+from tasks.rollout.current_episode import EpisodeView
 from tests.support.terminal import Terminal, open_terminal
 from tests.support.waiting import wait_until
 
@@ -230,7 +230,7 @@ def is_whole(screen: Sequence[str], *, columns: int) -> bool:
 
 @pytest.mark.heavy
 def test_the_episode_that_is_played_is_shown_and_what_it_says_does_nothing(tmp_path: Path) -> None:
-    episode = ShownEpisode(
+    episode = EpisodeView(
         item="toy_7",
         sample=0,
         turn=3,
@@ -254,6 +254,11 @@ def test_the_episode_that_is_played_is_shown_and_what_it_says_does_nothing(tmp_p
         assert "owned" not in run.terminal.ask("pane_title")
         colours = {code for line in run.terminal.screen(with_styles=True) for code in COLOUR.findall(line)}
         assert not colours
+        run.tell("evaluate 40")
+        screen = run.terminal.wait_for("episode 40/400")
+        assert not any("toy_7" in line for line in screen)  # the stage before has played it
+        run.episode_file.write_text(json.dumps(asdict(replace(episode, item="toy_8"))))
+        run.terminal.wait_for("toy_8  sample 1  turn 3 of 6")
 
 
 COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?([34][0-8]|9[0-7])[;m]")

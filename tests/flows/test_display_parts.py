@@ -13,7 +13,7 @@ from flows.display.plots import draw_rate, draw_sparkline
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import planned_turns
 from tasks.rollout import current_episode
-from tasks.rollout.current_episode import EpisodeReader, EpisodeWriter, ShownEpisode
+from tasks.rollout.current_episode import EpisodeReader, EpisodeView, EpisodeWriter
 from tasks.rollout.runner import make_training_spec
 
 
@@ -69,7 +69,7 @@ def test_no_character_that_a_terminal_obeys_is_shown(code: str) -> None:
 
 
 def test_an_episode_is_as_wide_as_the_terminal_and_markup_is_text() -> None:
-    episode = ShownEpisode(
+    episode = EpisodeView(
         item="toy_1",
         sample=0,
         turn=1,
@@ -114,7 +114,7 @@ def test_one_episode_is_followed_to_its_end_and_then_another(
     callbacks.on_turn(first, 0, [make_turn("get 1 log")])
     callbacks.on_turn(second, 0, [make_turn("get 2 log")])
     shown = reader.read()
-    assert shown == ShownEpisode(
+    assert shown == EpisodeView(
         item="textcraft_1",
         sample=0,
         turn=1,

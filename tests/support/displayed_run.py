@@ -14,7 +14,7 @@ STEPS = 20
 
 
 def main(fifo: Path, episode_file: Path) -> None:
-    """`step N SUCCESS`, `note TEXT`, `end`."""
+    """`step N SUCCESS`, `evaluate EPISODES`, `note TEXT`, `end`."""
     with (
         Stoppable("stopped; this line says how to go on"),
         Display(
@@ -35,6 +35,10 @@ def main(fifo: Path, episode_file: Path) -> None:
                     step, success = rest.split()
                     values = {"horizon": 6, "reward": 0.5, "entropy": 1 / int(step), "seconds": 10.0}
                     display.step("train", {"step": int(step), "success": float(success), **values})
+                elif kind == "evaluate":
+                    display.stage("train", StageState.DONE)
+                    display.stage("evaluate", StageState.RUNNING)
+                    display.count("evaluate", int(rest), 400)
                 elif kind == "note":
                     display.note(rest)
                 else:

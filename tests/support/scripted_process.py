@@ -24,7 +24,7 @@ class ScriptedProcess:
         self.most_checkpoints = 0
         self._script = script
 
-    def launch(self, pipeline: Pipeline, *, model: str, checkpoints: Path) -> None:
+    def launch(self, pipeline: Pipeline, *, model: str, checkpoints: Path, episode_file: Path | None) -> None:
         self.is_launched = True
         self._seed = pipeline.seed
         self._folder = checkpoints

@@ -12,6 +12,7 @@ from tasks.config.pipelines import load_pipeline
 from tasks.data.items import read_items, write_items
 from tasks.evaluation.outcomes import read_outcomes
 from tasks.progress import Progress
+from tasks.rollout.current_episode import EpisodeReader
 from tasks.stages.evaluate import evaluate
 from tasks.stages.prepare import prepare
 
@@ -25,7 +26,15 @@ def test_every_episode_is_counted_as_it_ends(tmp_path: Path) -> None:
     write_items(file, read_items(file, data=pipeline.data)[:3])
     shutil.copytree(pipeline.model, tmp_path / "policy")
     calls: list[tuple[int, int]] = []
-    evaluate(pipeline, tmp_path, Progress(on_episodes=lambda done, total: calls.append((done, total))))
+    episode_file = tmp_path / "episode.json"
+    evaluate(
+        pipeline,
+        tmp_path,
+        Progress(
+            on_episodes=lambda done, total: calls.append((done, total)),
+            episode_file=episode_file,
+        ),
+    )
     # Three items by two policies, each twice sampled and once greedily.
     assert calls[-1] == (18, 18)
     assert [done for done, _ in calls] == sorted({done for done, _ in calls})
@@ -33,6 +42,9 @@ def test_every_episode_is_counted_as_it_ends(tmp_path: Path) -> None:
     assert {evaluation[policy]["sampled"]["episodes"] for policy in ("before", "after")} == {6}
     outcomes = read_outcomes(tmp_path / "evaluation_outcomes.json")
     items = [item.item_id for item in read_items(file)]
+    episode = EpisodeReader(episode_file).read()  # what a terminal would still show
+    assert episode is not None
+    assert (episode.item in items, episode.turn, episode.max_turns) == (True, 1, 1)
     for policy in ("before", "after"):
         for mode, samples in (("sampled", 2), ("greedy", 1)):
             assert {item: len(row) for item, row in outcomes[policy][mode].items()} == dict.fromkeys(

@@ -70,9 +70,9 @@ def test_every_pipeline_is_deployed_to_prefect_without_being_listed(monkeypatch:
     pipelines = {name: load_pipeline(name) for name in NAMES}
     with prefect_test_harness(server_startup_timeout=300), get_client(sync_client=True) as client:
         with pytest.raises(ConfigError, match=r"--pool nowhere.*prefect work-pool create nowhere"):
-            list(deploy(pipelines, pool="nowhere"))
+            list(deploy(pipelines, secrets={}, pool="nowhere"))
         client.create_work_pool(WorkPoolCreate(name="here", type="process"))
-        deployments = list(deploy(pipelines, pool="here"))
+        deployments = list(deploy(pipelines, secrets={}, pool="here"))
         assert deployments == [
             *(f"train-agent/{name}" for name in NAMES),
             "evaluate-policy/any-policy",
