@@ -5,10 +5,11 @@
     python -m bench.same_bits textcraft-cpu --folder runs/same-bits-busy --kills 0 --busy 3
 
 Both train `--steps` steps in one round, with a checkpoint every five. The kills come at moments drawn
-uniformly from the first run's training time, in seconds after the second has begun to train. With `--busy`,
-other processes compute during the second run, and its threads meet in another order. Prints one JSON object:
-the moments, the steps on disk after each, and what is equal: each step's metrics (without times and counts of
-processes), its tokens and log-probs, and the tensors of the policy and of the last checkpoint.
+uniformly from the time that the remaining steps took in the first run, in seconds after the second has begun
+to train. With `--busy`, other processes compute during the second run, and its threads meet in another order.
+Prints one JSON object: the moments, the steps on disk after each, and what is equal: each step's metrics
+(without times and counts of processes), its tokens and log-probs, and the tensors of the policy and of the
+last checkpoint.
 """
 
 import argparse
@@ -65,9 +66,11 @@ def kill_after(line: Sequence[str], seconds: float, *, workspace: Path, log: Pat
             raise SystemExit(f"the run ended before its training; see {log}")
         time.sleep(POLL_S)
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise SystemExit(f"the run ended before it was killed; see {log}")
         time.sleep(POLL_S)
-    descendants = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    descendants = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     psutil.wait_procs(descendants, timeout=60)
@@ -131,18 +134,20 @@ def main() -> None:
     )
     if start(first, log=log).wait() != 0:
         raise SystemExit(f"the undisturbed run failed; see {log}")
-    training_s = sum(values["seconds"] for values in read_steps(undisturbed))
+    seconds = [values["seconds"] for values in read_steps(undisturbed)]
     rng = random.Random(arguments.seed)
     moments, steps_found = [], []
     with busy_machine(arguments.busy):
         for _ in range(arguments.kills):
-            moments.append(round(rng.uniform(0, training_s), 1))
+            moments.append(round(rng.uniform(0, sum(seconds[len(read_steps(killed)) :])), 1))
             kill_after(second, moments[-1], workspace=killed, log=log)
             steps_found.append(len(read_steps(killed)))
         if start(second, log=log).wait() != 0:
             raise SystemExit(f"the second run did not finish; see {log}")
     result = compare(undisturbed, killed, steps=arguments.steps)
-    print(json.dumps({"training_s": training_s, "killed_at_s": moments, "steps_found": steps_found} | result))
+    print(
+        json.dumps({"training_s": sum(seconds), "killed_at_s": moments, "steps_found": steps_found} | result)
+    )
 
 
 if __name__ == "__main__":
