@@ -41,7 +41,7 @@ from envs.types import Item
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl.actor import environment_of
 from tasks.verl.local_worker import join_process_group, start_actor
-from tasks.verl.rows import Row, fields_of, rows_of
+from tasks.verl.rows import TrainingRow, fields_of, rows_of
 
 PIPELINE = "textcraft-cpu"
 PROMPT_TOKENS = (60, 160)
@@ -132,7 +132,7 @@ def timed_update(worker: Any, data: Any) -> tuple[float, float]:
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-def update_data(pipeline: Pipeline, rows: Sequence[Row]) -> Any:
+def update_data(pipeline: Pipeline, rows: Sequence[TrainingRow]) -> Any:
     """What verl's worker is given for a step; all advantages are alike, which no cost depends on."""
     from verl.utils import tensordict_utils as tu
 
@@ -155,7 +155,7 @@ def update_data(pipeline: Pipeline, rows: Sequence[Row]) -> Any:
     return data
 
 
-def random_rows(pipeline: Pipeline, *, items: int) -> list[Row]:
+def random_rows(pipeline: Pipeline, *, items: int) -> list[TrainingRow]:
     """Groups of `rollout.group_size` trajectories of one segment."""
     rng = random.Random(0)
 

@@ -150,10 +150,12 @@ def load_object(name: str, *, key: str) -> Any:
     except Exception as error:
         package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         is_installable = package and not is_module(package)  # else a file of the project is missing
-        remedy = f"; if {package!r} is a package, install it: pip install -c constraints.txt {package}"
-        raise ConfigError(
-            f"{key}: {name!r} cannot be imported: {describe(error)}{remedy if is_installable else ''}"
-        ) from error
+        remedy = ""
+        if is_installable:
+            from envs.requirements.detection import pip_install
+
+            remedy = f"; if {package!r} is a package, install it: {pip_install(package)}"
+        raise ConfigError(f"{key}: {name!r} cannot be imported: {describe(error)}{remedy}") from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{key}: {module.__file__} has no {attribute!r}; write MODULE:NAME")
     return getattr(module, attribute)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
 from envs.base import Environment
 from envs.errors import ConfigError, suggest
@@ -154,7 +154,7 @@ _BUILTIN = {
 }
 """Name → module with a `SPEC`, imported on first use."""
 
-_FAMILIES = {
+_BUILTIN_FAMILIES = {
     "gymnasium": "envs.adapters.gymnasium",
     "openenv": "envs.adapters.openenv",
     "reasoning-gym": "envs.adapters.reasoning_gym",
@@ -226,10 +226,47 @@ ENVIRONMENTS: Registry[EnvSpec] = Registry(
 """All environments with a plain name, installed or not; `get_env` also resolves families and a user's own."""
 
 
+class FamilyModule(Protocol):
+    """A module that makes environments whose names have an argument, as `gymnasium:Taxi-v4` has."""
+
+    EXAMPLE: str
+    SOURCE: str
+    PACKAGES: tuple[str, ...]
+
+    def spec(self, argument: str, /) -> EnvSpec:
+        """The environment `family:argument`. Raises `ConfigError` and `MissingDependency`."""
+
+
+def _check_family(name: str, value: Any) -> FamilyModule:
+    missing = [key for key in ("EXAMPLE", "SOURCE", "PACKAGES", "spec") if not hasattr(value, key)]
+    if missing:
+        raise ConfigError(f"family {name!r} has no {', '.join(missing)} (docs/new-environment.md)")
+    family: FamilyModule = value
+    return family
+
+
+FAMILIES: Registry[FamilyModule] = Registry(
+    "family",
+    _BUILTIN_FAMILIES,
+    group="wingspan.families",
+    origin="envs/registry.py",
+    validate=_check_family,
+    load=cast(Callable[[Any], FamilyModule], import_module),
+)
+"""All families, by the name before the colon."""
+
+
 def register_env(spec: EnvSpec) -> None:
     """Make `spec` known by its name in this process. Entry points of the group `wingspan.environments` are
     known in every process. Raises `ConfigError` if another environment has this name."""
     ENVIRONMENTS.register(spec.name, spec)
+
+
+def register_family(name: str, family: FamilyModule) -> None:
+    """Make the environments `name:argument` known in this process. Entry points of the group
+    `wingspan.families`, which name a module, are known in every process. Raises `ConfigError` if another
+    family has this name."""
+    FAMILIES.register(name, family)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +284,7 @@ def list_families() -> list[Family]:
     """Return all families, whether or not their packages are installed."""
     return [
         Family(name=name, example=module.EXAMPLE, source=module.SOURCE, packages=module.PACKAGES)
-        for name, module in zip(_FAMILIES, map(import_module, _FAMILIES.values()), strict=True)
+        for name, module in FAMILIES.items()
     ]
 
 
@@ -261,19 +298,18 @@ def get_env(name: str) -> EnvSpec:
     family, colon, argument = name.partition(":")
     if not colon:
         return ENVIRONMENTS.find(name)
-    if family not in _FAMILIES:
+    if family not in FAMILIES:
         raise ConfigError(
-            f"unknown env {name!r}; {suggest(name, (f'{candidate}:{argument}' for candidate in _FAMILIES))}"
-            f"envs/registry.py has the families {', '.join(_FAMILIES)}; your own is named MODULE:SPEC"
+            f"unknown env {name!r}; {suggest(name, (f'{candidate}:{argument}' for candidate in FAMILIES))}"
+            f"envs/registry.py has the families {', '.join(FAMILIES)}; your own is named MODULE:SPEC"
         )
-    spec: EnvSpec = import_module(_FAMILIES[family]).spec(argument)
-    return spec
+    return FAMILIES[family].spec(argument)
 
 
 def is_user_env(name: str) -> bool:
     """Whether `name` is `module:SPEC` with a module that exists."""
     module, colon, _ = name.partition(":")
-    return bool(colon) and module not in _FAMILIES and is_module(module.partition(".")[0])
+    return bool(colon) and module not in FAMILIES and is_module(module.partition(".")[0])
 
 
 def _load_user_env(name: str) -> EnvSpec:

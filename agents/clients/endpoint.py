@@ -124,7 +124,7 @@ class Endpoint(RequestLimits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class ChatReply:
     """A chat completion."""
 
     message: Mapping[str, Any]
@@ -207,7 +207,7 @@ class ChatClient(EndpointClient):
         endpoint: Endpoint,
         *,
         before_request: Callable[[], Awaitable[None]] | None = None,
-        after_reply: Callable[["Reply"], Awaitable[None]] | None = None,
+        after_reply: Callable[["ChatReply"], Awaitable[None]] | None = None,
     ) -> None:
         """`before_request` is called before each request, `after_reply` with each reply, usable or not; `ask`
         raises what they raise."""
@@ -216,7 +216,7 @@ class ChatClient(EndpointClient):
         self._after_reply = after_reply
         self._url = f"{endpoint.url.rstrip('/')}/chat/completions"
 
-    async def ask(self, request: Mapping[str, Any], *, read: Callable[[Reply], T]) -> T:
+    async def ask(self, request: Mapping[str, Any], *, read: Callable[[ChatReply], T]) -> T:
         """What `read` returns for the first usable reply to a body with `request` in it; `read` raises
         `TryAgain` for a reply that cannot be used.
 
@@ -235,7 +235,7 @@ class ChatClient(EndpointClient):
         return await self.endpoint.retry(attempt, error=EndpointFailed)
 
 
-def _reply(url: str, text: str) -> Reply:
+def _reply(url: str, text: str) -> ChatReply:
     document = decode_at(text, skip_space(text, 0))
     try:
         if isinstance(document, InvalidJson):
@@ -252,7 +252,7 @@ def _reply(url: str, text: str) -> Reply:
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     finish = choice.get("finish_reason")
     version = _VERSION.fullmatch(str(document.value.get("system_fingerprint")))
-    return Reply(
+    return ChatReply(
         message=message,
         finish_reason=finish if isinstance(finish, str) else None,
         total_tokens=total if isinstance(total, int) else None,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx
 
 from agents.clients.endpoint import Endpoint, EndpointClient, EndpointFailed
-from agents.samplers.scoring import Continuation
+from agents.samplers.scoring import ScoredTokens
 from envs.errors import ConfigError, describe, to_line
 from envs.network.client import MAX_DETAIL, TryAgain
 
@@ -36,7 +36,7 @@ class EndpointScorer(EndpointClient):
     def max_length(self) -> int | None:
         return self._max_length
 
-    def score(self, continuations: Sequence[Continuation], *, temperature: float) -> list[list[float]]:
+    def score(self, continuations: Sequence[ScoredTokens], *, temperature: float) -> list[list[float]]:
         """As of `Scorer`; `temperature` is 1: an endpoint computes no other.
 
         Raises `EndpointFailed` if a request fails, retries included, and `ConfigError` if the key, the model
@@ -51,7 +51,7 @@ class EndpointScorer(EndpointClient):
         chunks = [token_ids[start : start + CHUNK] for start in range(0, len(token_ids), CHUNK)]
         return _run(_gather([self._decode(chunk) for chunk in chunks]))
 
-    async def _score(self, continuation: Continuation) -> list[float]:
+    async def _score(self, continuation: ScoredTokens) -> list[float]:
         ids = [*continuation.prompt_ids, *continuation.response_ids]
         request = {"prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         start = len(continuation.prompt_ids)

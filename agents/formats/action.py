@@ -28,7 +28,9 @@ def write_action(turn: ParsedTurn) -> str:
     return f"{thought}Action: {turn.action}"
 
 
-ACTION_FORM = "Answer in this form:\n" + write_action(ParsedTurn(thought="your reasoning", action="{action}"))
+ACTION_FORM = "Answer in this form, the action on one line:\n" + write_action(
+    ParsedTurn(thought="your reasoning", action="{action}")
+)
 
 
 def raw(text: str) -> ParsedTurn:

@@ -16,7 +16,7 @@ from agents.formats.calls import ParsedTurn
 from agents.gateway.calls import CallPrefix, CallWriter
 from agents.gateway.conversation import ChatTurn, Tool, WrittenCall, canonical
 from agents.prompting.native_tools import SENTINEL, check_native
-from agents.prompting.renderer import Renderer, Reply
+from agents.prompting.renderer import RenderedReply, Renderer
 from agents.rollout.actions import format_action
 from agents.samplers.stop_texts import cut_at_stop, text_before, truncate
 from agents.types import Completion
@@ -87,7 +87,7 @@ class Rendering:
         except (ConfigError, EnvCrashed) as error:  # the latter for an image that cannot be decoded
             raise RequestRejected(400, str(error), param="messages") from None
 
-    def reply(self, messages: Sequence[ChatTurn], *, after: Sequence[int]) -> Reply:
+    def reply(self, messages: Sequence[ChatTurn], *, after: Sequence[int]) -> RenderedReply:
         """The tokens between the completion `after` and the next one; the bodies are those of users and
         tools. Raises `RequestRejected`."""
         is_closed = after[-1] in self.stop_token_ids

@@ -38,7 +38,7 @@ Span = tuple[int, int]
 """Start and end, exclusive."""
 
 
-class Reply(NamedTuple):
+class RenderedReply(NamedTuple):
     """What stands between two completions, as tokens."""
 
     ids: tuple[int, ...]  # [O]
@@ -101,7 +101,7 @@ class Renderer:
 
     def reply(
         self, messages: Sequence[Message], *, is_closed: bool, observed: Sequence[int] | None = None
-    ) -> Reply:
+    ) -> RenderedReply:
         """Tokens between a completion and the next one: end of turn, `messages`, the prompt of the next turn.
 
         `is_closed`: the completion ended with a stop token, so none is added. `observed`: of each message,
@@ -154,7 +154,7 @@ class Renderer:
 
     def _encode_reply(
         self, messages: tuple[Message, ...], is_closed: bool, observed: tuple[int, ...]
-    ) -> Reply:
+    ) -> RenderedReply:
         (text, *gaps), trims = self._frame(tuple((m.role, len(m.images)) for m in messages))
         bodies: list[Span] = []  # characters of `text`
         for message, count, gap in zip(messages, observed, gaps, strict=True):
@@ -173,7 +173,7 @@ class Renderer:
         cut = ids.index(self._end_of_turn) + 1 if is_closed else 0
         places = _align(text_ids, ids, placeholders=self.placeholder_ids) if offsets else None
         spans = () if places is None else _find_tokens(bodies, offsets=offsets, places=places)
-        return Reply(tuple(ids[cut:]), tuple((start - cut, end - cut) for start, end in spans))
+        return RenderedReply(tuple(ids[cut:]), tuple((start - cut, end - cut) for start, end in spans))
 
     def _encode_with(self, images: Sequence[Image], text: str) -> list[int]:
         if not images:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from agents.agent import Opening
-from agents.clients.endpoint import ContextFull, EndpointFailed, Reply
+from agents.clients.endpoint import ChatReply, ContextFull, EndpointFailed
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import call_of
 from agents.formats.scan import split_thinking
@@ -30,7 +30,7 @@ _INSTRUCTION = "Call a tool with its arguments as one JSON object, or answer in 
 class ChatModel(Protocol):
     """What answers requests: `ChatClient`, or `agents.rollout.replay.ReplayedChat`."""
 
-    async def ask(self, request: Mapping[str, Any], *, read: Callable[[Reply], T]) -> T:
+    async def ask(self, request: Mapping[str, Any], *, read: Callable[[ChatReply], T]) -> T:
         """As `ChatClient.ask`."""
 
 
@@ -122,7 +122,7 @@ class ChatConversation:
     def _room(self) -> int:
         return self._limits.context_length - self._num_tokens
 
-    def _take(self, reply: Reply) -> ModelTurn:
+    def _take(self, reply: ChatReply) -> ModelTurn:
         """Append the reply to the conversation. Raises `TryAgain` if it is not a chat message."""
         content, calls = reply.message.get("content"), reply.message.get("tool_calls") or []
         if content is not None and not isinstance(content, str):

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from agents.agent import Opening
-from agents.prompting.renderer import Renderer, Reply, images_of
+from agents.prompting.renderer import RenderedReply, Renderer, images_of
 from agents.settings import Positive, Settings
 from agents.types import Completion
 from envs.types import Image, Message
@@ -90,7 +90,9 @@ class Context:
         """Whether no turn is possible."""
         return self.room < self._min_room
 
-    def render_reply(self, completion: Completion, messages: Sequence[Message], *, turns_left: int) -> Reply:
+    def render_reply(
+        self, completion: Completion, messages: Sequence[Message], *, turns_left: int
+    ) -> RenderedReply:
         """`messages` as tokens, as the policy will see them after `completion`."""
         messages = self._shorten(messages)
         return self._render(completion, messages, observations=messages, turns_left=turns_left)
@@ -127,7 +129,7 @@ class Context:
 
     def request_summary(
         self, completion: Completion, messages: Sequence[Message], *, turns_left: int, summary_tokens: int
-    ) -> Reply | None:
+    ) -> RenderedReply | None:
         """Append the turn and the request for a summary; returns the reply, or None, with nothing appended,
         if there is no room."""
         observations = messages = self._shorten(messages)
@@ -162,7 +164,7 @@ class Context:
         *,
         observations: Sequence[Message],
         turns_left: int,
-    ) -> Reply:
+    ) -> RenderedReply:
         """`messages` begin with the texts of `observations`; what follows them is not the environment's."""
         if self._policy.show_budget:
             tokens_left = max(0, self.room - len(completion.token_ids))

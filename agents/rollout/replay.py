@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from agents.clients.endpoint import Reply
+from agents.clients.endpoint import ChatReply
 from agents.prompting.renderer import Renderer
 from agents.rollout.actions import ActionResult, parse_calls
 from agents.rollout.chat_conversation import ChatModel
@@ -242,13 +242,13 @@ class ReplayedChat:
         self._model = model
         self._replay = replay
 
-    async def ask(self, request: Mapping[str, Any], *, read: Callable[[Reply], T]) -> T:
+    async def ask(self, request: Mapping[str, Any], *, read: Callable[[ChatReply], T]) -> T:
         turn = self._replay.next_turn()
         if turn is None:
             return await self._model.ask(request, read=read)
         is_cut = turn.completion.finish_reason is FinishReason.LENGTH
         return read(
-            Reply(
+            ChatReply(
                 message=_message(turn, has_tools=bool(request.get("tools"))),
                 finish_reason="length" if is_cut else "stop",
                 total_tokens=None,

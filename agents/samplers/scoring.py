@@ -9,7 +9,7 @@ from envs.errors import ConfigError, describe
 
 
 @dataclass(frozen=True, slots=True)
-class Continuation:
+class ScoredTokens:
     """A context, and what follows it, observations included."""
 
     prompt_ids: Sequence[int]  # [P], at least one
@@ -23,7 +23,7 @@ class Scorer(Protocol):
     def max_length(self) -> int | None:
         """Tokens of the longest sequence that it reads; None if that is unknown."""
 
-    def score(self, continuations: Sequence[Continuation], *, temperature: float) -> list[list[float]]:
+    def score(self, continuations: Sequence[ScoredTokens], *, temperature: float) -> list[list[float]]:
         """[R] each: the log-prob of every token of the response, given all tokens before it, by the
         distribution at `temperature`. The numbers of one continuation do not depend on the others."""
 
@@ -47,7 +47,7 @@ class LocalScorer:
     def max_length(self) -> int | None:
         return self._max_length
 
-    def score(self, continuations: Sequence[Continuation], *, temperature: float) -> list[list[float]]:
+    def score(self, continuations: Sequence[ScoredTokens], *, temperature: float) -> list[list[float]]:
         """As of `Scorer`; one at a time, for the numbers of a batch depend on its shape."""
         import torch
 

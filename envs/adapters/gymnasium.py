@@ -42,8 +42,8 @@ SOURCE = "the gymnasium package, or the one that registers it: episodes made fro
 PACKAGES = ("gymnasium",)
 
 INSTRUCTIONS = """\
-You act in the environment {id}. {hint}Every round you are told what you see, and you answer with your \
-thought and one action. Actions: {actions}."""
+You act in the environment {id}. {hint}Every round you are told what you see, and you take \
+one action. Actions: {actions}."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ MAX_MESSAGE = 16 << 20
 
 INSTRUCTIONS = """\
 You act in an environment. The first message ends with the form of an action. Every round you are told what \
-happened, and you answer with your thought and one action, on one line."""
+happened, and you take one action."""
 
 
 class OpenEnvEnv:
@@ -61,7 +61,7 @@ class OpenEnvEnv:
             self._socket = await self._connect()
         answer = await self._ask("reset", {"seed": item.seed})
         self._has_ended = False
-        return f"{observation_text(_observation(answer))}\nAction: {self._form.description}"
+        return f"{observation_text(_observation(answer))}\nForm of an action: {self._form.description}"
 
     async def step(self, action: str) -> StepResult:
         """Send one action; if it is rejected, nothing changes and the observation says so."""
@@ -69,10 +69,12 @@ class OpenEnvEnv:
             raise RuntimeError("step before reset")
         fields = self._form.read(action)
         if fields is None:
-            return StepResult(f"{action.strip()[:60]!r} is no action. Action: {self._form.description}")
+            return StepResult(
+                f"{action.strip()[:60]!r} is no action. Form of an action: {self._form.description}"
+            )
         answer = await self._ask("step", fields)
         if "rejection" in answer:
-            return StepResult(f"{answer['rejection']} Action: {self._form.description}")
+            return StepResult(f"{answer['rejection']} Form of an action: {self._form.description}")
         observation = _observation(answer)
         facts = {**observation, **(observation.get("metadata") or {}), **(answer.get("metadata") or {})}
         reward, self._has_ended = float(answer.get("reward") or 0.0), bool(answer.get("done"))

@@ -38,8 +38,8 @@ TRAIN_ITEMS, TEST_ITEMS = 500, 100
 MAX_ANSWER_LENGTH = 10_000
 
 INSTRUCTIONS = """\
-You are asked one question and have one try to answer it. Your answer stands on one line; where it must \
-have several lines, write \\n between them."""
+You are asked one question and have one try to answer it. Between the lines of an answer that has several, \
+\\n may be written."""
 
 _LITERAL = re.compile(r"[\w\s,'\"\[\]-]*")
 _ARITHMETIC = re.compile(r"(?:[\d\s+\-/().]|(?<!\*)\*(?!\*))*")

@@ -71,7 +71,7 @@ NLTK_DATA = ("words", "averaged_perceptron_tagger_eng")
 
 INSTRUCTIONS = """\
 You play a text game whose rules the first message tells. Every round you are told what happened, and you \
-answer with your thought and your move, on one line, as the rules want it."""
+make one move, as the rules want it."""
 
 
 class TextArenaEnv:

@@ -83,7 +83,7 @@ needs more: it stores whole sets of paths through the house."""
 
 INSTRUCTIONS = """\
 You carry out an experiment in a simulated house. Every round you are told what happened, and you \
-answer with your thought and one action. Actions: open OBJ, close OBJ, activate OBJ, deactivate OBJ, \
+take one action. Actions: open OBJ, close OBJ, activate OBJ, deactivate OBJ, \
 connect OBJ to OBJ, disconnect OBJ, use OBJ [on OBJ], look around, look at OBJ, look in OBJ, read OBJ, \
 move OBJ to OBJ, pick up OBJ, put down OBJ, pour OBJ into OBJ, dunk OBJ into OBJ, mix OBJ, go to LOC, \
 eat OBJ, flush OBJ, focus on OBJ (only on what the task asks for: a wrong one ends it), wait, wait1, \

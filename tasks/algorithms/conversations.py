@@ -166,7 +166,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     return discounted_returns((rewards + gamma * following - values) * mask, gamma=gamma * lam)
 
 
-class Joined:
+class RowLayout:
     """Where each token of a step's rows lies in its conversation, and back.
 
     A row is one segment; rows may come in any order. Rows without a sampled token (padding) belong to none.

@@ -79,7 +79,7 @@ _NEEDS, _NEED_WEIGHTS = (1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class TrainingSequence:
     """One training sequence; `targets[i]` says whether `ids[i]` is to be predicted."""
 
     ids: list[int]  # [L]
@@ -96,12 +96,14 @@ class Encoder:
     end: int
 
 
-def sample_sequence(encoder: Encoder, rng: random.Random, *, progress: float, cycle: BaseCycle) -> Sequence:
+def sample_sequence(
+    encoder: Encoder, rng: random.Random, *, progress: float, cycle: BaseCycle
+) -> TrainingSequence:
     """Sample a sequence for the point `progress` (0..1) of training; drills and short books come first."""
     ramp = min(1.0, progress / _DISTRACTOR_RAMP)
     distractors = rng.randint(0, _MIN_DISTRACTORS + int(_MORE_DISTRACTORS * ramp))
     if cycle.groups and rng.random() < cycle.groups:
-        sequence: Sequence | None = make_group_drill(invent_groups(rng), encoder, rng)
+        sequence: TrainingSequence | None = make_group_drill(invent_groups(rng), encoder, rng)
         if sequence is not None and len(sequence.ids) <= MAX_TOKENS:
             return sequence
     if cycle.families and rng.random() < cycle.families:
@@ -127,7 +129,7 @@ def sample_sequence(encoder: Encoder, rng: random.Random, *, progress: float, cy
 
 def make_episode(
     game: Problem, encoder: Encoder, rng: random.Random, *, misreads: float = 0.0
-) -> Sequence | None:
+) -> TrainingSequence | None:
     """An episode of the expert, in half of the cases with slips; None if it is too long."""
     slip = _SLIP_RATE if rng.random() < _MISTAKES_SHARE else 0.0
     useless = _USELESS_RATE if slip and rng.random() < _USELESS_SHARE else 0.0
@@ -174,7 +176,7 @@ def make_episode(
             reply = [encoder.user, *encoder.text(turn.observation), encoder.end, encoder.assistant]
             ids += reply
             targets += [False, *[True] * (len(reply) - 2), False]
-    return Sequence(ids, targets)
+    return TrainingSequence(ids, targets)
 
 
 @cache
@@ -194,7 +196,7 @@ class _InventedEnv(TextCraftEnv):
         return self.start(self._problem)
 
 
-def make_drill(game: Problem, encoder: Encoder, rng: random.Random) -> Sequence:
+def make_drill(game: Problem, encoder: Encoder, rng: random.Random) -> TrainingSequence:
     """Recipes, then many names, each with how it is crafted (`using … x 2`) or that one gets it (`get`)."""
     planner = Planner(game)
     drill = _Drill(game, encoder)
@@ -215,7 +217,7 @@ def make_drill(game: Problem, encoder: Encoder, rng: random.Random) -> Sequence:
     return drill.sequence
 
 
-def make_group_drill(game: Problem, encoder: Encoder, rng: random.Random) -> Sequence:
+def make_group_drill(game: Problem, encoder: Encoder, rng: random.Random) -> TrainingSequence:
     """Recipes, then all that need a group: the recipe, the group's member, and the command that names it."""
     planner = Planner(game)
     drill = _Drill(game, encoder)
@@ -249,7 +251,7 @@ class _Drill:
     def __init__(self, game: Problem, encoder: Encoder) -> None:
         self._encoder = encoder
         ids = [encoder.user, *encoder.text(game.opening), encoder.end]
-        self.sequence = Sequence(ids, [False] * len(ids))
+        self.sequence = TrainingSequence(ids, [False] * len(ids))
         self._begin_turn()
 
     def ask(self, question: str, answer: str) -> None:

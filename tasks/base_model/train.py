@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.process_memory import keep_freed_memory
-from tasks.base_model.data import Encoder, Sequence, sample_sequence
+from tasks.base_model.data import Encoder, TrainingSequence, sample_sequence
 from tasks.base_model.model import ASSISTANT, END, USER, make_model, make_tokenizer
 from tasks.config.base_model import BaseCycle, BaseSettings
 
@@ -131,14 +131,14 @@ def make_encoder(tokenizer: "PreTrainedTokenizerFast") -> Encoder:
     return Encoder(text=encode, user=user, assistant=assistant, end=end)
 
 
-def _batch(make_sequence: Callable[[], Sequence], *, tokens: int) -> list[Sequence]:
-    batch: list[Sequence] = []
+def _batch(make_sequence: Callable[[], TrainingSequence], *, tokens: int) -> list[TrainingSequence]:
+    batch: list[TrainingSequence] = []
     while sum(len(sequence.ids) for sequence in batch) < tokens:
         batch.append(make_sequence())
     return sorted(batch, key=lambda sequence: len(sequence.ids))
 
 
-def _share(batch: list[Sequence], *, process: int, processes: int) -> list[list[Sequence]]:
+def _share(batch: list[TrainingSequence], *, process: int, processes: int) -> list[list[TrainingSequence]]:
     """The micro-batches of `batch` that this process computes: sequences of similar length together, so that
     there is little padding, assigned back and forth, so that no process gets all the long ones."""
     size = -(-len(batch) // _MICRO_BATCHES)
@@ -147,7 +147,9 @@ def _share(batch: list[Sequence], *, process: int, processes: int) -> list[list[
     return [micro for micro, owner in zip(micro_batches, owners, strict=False) if owner == process]
 
 
-def _target_logits(model: "LlamaForCausalLM", batch: list[Sequence]) -> "tuple[torch.Tensor, torch.Tensor]":
+def _target_logits(
+    model: "LlamaForCausalLM", batch: list[TrainingSequence]
+) -> "tuple[torch.Tensor, torch.Tensor]":
     """Logits `[T, V]` at the positions whose next token is a target, and those targets `[T]`."""
     import torch
 
@@ -162,7 +164,7 @@ def _target_logits(model: "LlamaForCausalLM", batch: list[Sequence]) -> "tuple[t
     return model.lm_head(states[is_target[:, 1:]]), ids[:, 1:][is_target[:, 1:]]
 
 
-def _update(model: "LlamaForCausalLM", optimizers: list[Any], batch: list[Sequence]) -> float:
+def _update(model: "LlamaForCausalLM", optimizers: list[Any], batch: list[TrainingSequence]) -> float:
     """One optimizer step on `batch`, all processes together; returns the mean loss of its targets."""
     import torch
     import torch.distributed as dist
@@ -220,7 +222,7 @@ def _set_lr(optimizers: list[Any], *, step: int, progress: float) -> None:
             group["lr"] = group["peak_lr"] * scale
 
 
-def _accuracy(model: "LlamaForCausalLM", tests: list[Sequence], *, end: int) -> dict[str, float]:
+def _accuracy(model: "LlamaForCausalLM", tests: list[TrainingSequence], *, end: int) -> dict[str, float]:
     """Shares of held-out tokens, whole turns and whole sequences that are predicted correctly."""
     import torch
 

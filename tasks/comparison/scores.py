@@ -11,7 +11,7 @@ from tasks.reporting.paired import PairedTest, paired_test
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class RunScore:
     """A mean over items with its 95% interval."""
 
     mean: float
@@ -48,14 +48,14 @@ class Difference:
     """Of the main measure, if two seeds or more are in both."""
 
 
-def score(samples: Samples, *, is_rate: bool, items: Sequence[str] | None = None) -> Score | None:
+def score(samples: Samples, *, is_rate: bool, items: Sequence[str] | None = None) -> RunScore | None:
     """The mean over `items`, all of them by default; None if none has samples."""
     means = item_means(samples)
     values = [means[item] for item in (means if items is None else items) if item in means]
     if not values:
         return None
     low, high = mean_interval(values) if is_rate else bootstrap(values)
-    return Score(mean=fmean(values), low=low, high=high, items=len(values))
+    return RunScore(mean=fmean(values), low=low, high=high, items=len(values))
 
 
 def compare_with(reference: Side, other_sides: Sequence[Side]) -> list[Difference]:

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from tasks.comparison.differences import differences
 from tasks.comparison.runs import FinishedRun
-from tasks.comparison.scores import Difference, Score, is_rate, only_first_solves, score
+from tasks.comparison.scores import Difference, RunScore, is_rate, only_first_solves, score
 from tasks.comparison.sides import SUCCESS, ComparedItem, Side
 from tasks.evaluation.outcomes import Samples, compare_samples
 from tasks.reporting.intervals import MIN_BOOTSTRAP
@@ -19,7 +19,7 @@ LISTED = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
+class LinkedCell:
     """A cell with links: to the trajectories that it is about."""
 
     text: str
@@ -30,7 +30,7 @@ class Linked:
         return self.text
 
 
-Cell = str | Linked
+Cell = str | LinkedCell
 MINUS = "\N{MINUS SIGN}"
 _COSTS = {
     "seconds": "time",
@@ -229,7 +229,7 @@ def run_table(settings: Mapping[str, Sequence[FinishedRun]]) -> Table:
     """Every run by itself."""
     rows: list[list[Cell]] = [
         [
-            Linked(run.name, [("trajectories", RunPages(run.name).trajectories("policy:after"))]),
+            LinkedCell(run.name, [("trajectories", RunPages(run.name).trajectories("policy:after"))]),
             setting,
             str(DASH if run.seed is None else run.seed),
             run.horizon,
@@ -273,7 +273,7 @@ def _p(name: str, value: float) -> str:
     return f"{name} {'= ' if value >= 0.0001 else ''}{format_p(value)}"
 
 
-def _interval(value: Score, measure: str) -> str:
+def _interval(value: RunScore, measure: str) -> str:
     if is_rate(measure):
         return f"{100 * value.low:.1f} to {100 * value.high:.1f}"
     return f"{value.low:.3g} to {value.high:.3g}"
@@ -292,7 +292,7 @@ def _group_score(samples: Samples, items: Sequence[str]) -> str:
     return DASH if value is None else f"{percent(value.mean)} ({_interval(value, SUCCESS)})"
 
 
-def _episodes(side: Side, item: str) -> Linked:
+def _episodes(side: Side, item: str) -> LinkedCell:
     """How many samples solve `item`, with links to its first episode in each source."""
     samples = side.samples[SUCCESS].get(item, [])
     links = [
@@ -300,7 +300,7 @@ def _episodes(side: Side, item: str) -> Linked:
         for source in side.sources
         if item in source.lines
     ]
-    return Linked(f"{sum(map(bool, samples))} of {len(samples)}", links)
+    return LinkedCell(f"{sum(map(bool, samples))} of {len(samples)}", links)
 
 
 def _cost(values: Sequence[float], cost: str) -> str:

@@ -11,7 +11,7 @@ from agents.formats.registry import AGENTS
 from agents.rewards import REWARDS
 from agents.tools.registry import TOOLS
 from envs.plugins import Registry, find_sources
-from envs.registry import ENVIRONMENTS, is_user_env
+from envs.registry import ENVIRONMENTS, FAMILIES, is_user_env
 from tasks.config.agent import AgentSettings
 from tasks.config.data import DataSettings
 
@@ -29,8 +29,7 @@ def environment_code(settings: DataSettings) -> list[Path]:
 
     Raises `ConfigError` for a module that is not there.
     """
-    references = (env if is_user_env(env) else ENVIRONMENTS.reference(env) for env in settings.envs)
-    return find_sources(filter(None, references), key="data.parts")
+    return find_sources(filter(None, map(_environment_reference, settings.envs)), key="data.parts")
 
 
 def reward_names(settings: AgentSettings) -> list[str]:
@@ -38,6 +37,13 @@ def reward_names(settings: AgentSettings) -> list[str]:
     if settings.reward is None:
         return []
     return [settings.reward] if isinstance(settings.reward, str) else list(settings.reward)
+
+
+def _environment_reference(env: str) -> str | None:
+    if is_user_env(env):
+        return env
+    family, colon, _ = env.partition(":")
+    return FAMILIES.reference(family) if colon else ENVIRONMENTS.reference(env)
 
 
 def _agent_references(settings: AgentSettings) -> Iterator[str]:

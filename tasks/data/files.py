@@ -20,7 +20,7 @@ from envs.images import FIELDS, data_uri, image_sources, read_image, recognize_i
 from envs.registry import EnvSpec, Split, get_env
 from envs.types import Image, Item, Role
 from tasks.config.data import DataSettings
-from tasks.data.sources import Row, check_exists, find_foreign, read_rows
+from tasks.data.sources import SourceRow, check_exists, find_foreign, read_rows
 
 KINDS = ("question", "messages", "item_id")
 """A row has exactly one of these columns."""
@@ -97,7 +97,7 @@ def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[t
     return items
 
 
-def _rename_columns(row: Row, names: Mapping[str, str]) -> Row:
+def _rename_columns(row: SourceRow, names: Mapping[str, str]) -> SourceRow:
     """`row` with its columns called as `names` (name here → name in the row) say."""
     if not isinstance(row.value, dict) or not names:
         return row
@@ -117,7 +117,7 @@ def _rename_columns(row: Row, names: Mapping[str, str]) -> Row:
     return replace(row, value=rest | {name: columns[column] for name, column in names.items()})
 
 
-def _check_row(row: Row, *, folder: Path) -> tuple[str, dict[str, Any]]:
+def _check_row(row: SourceRow, *, folder: Path) -> tuple[str, dict[str, Any]]:
     """What kind of row it is, and its columns without those of the other kinds; `folder` is the file's."""
     if not isinstance(row.value, dict):
         raise ConfigError(

@@ -24,7 +24,7 @@ _HUB_FORM = re.compile(r"hf://(?P<name>[^@#]+)(?:@(?P<config>[^@#]+))?#(?P<split
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SourceRow:
     """One row of a source, unchecked."""
 
     location: str
@@ -59,7 +59,7 @@ def check_exists(source: str, *, key: str) -> None:
         raise ConfigError(f"{key}: there is no file {source}; correct the path, or fetch it with dvc pull")
 
 
-def read_rows(source: str) -> list[Row]:
+def read_rows(source: str) -> list[SourceRow]:
     """All rows of a source that `check_source` has passed; at least one.
 
     Raises `ConfigError` for what cannot be read, with the line where there is one.
@@ -101,18 +101,18 @@ def _encodes(text: str) -> bool:
     return True
 
 
-def _read_json(path: Path) -> list[Row]:
+def _read_json(path: Path) -> list[SourceRow]:
     values = _parse_json(_text(path), path=path)
     if not isinstance(values, list):
         raise ConfigError(f"{path} holds a {type(values).__name__}; give a list of rows, or JSONL")
     return _number_rows(values, source=str(path))
 
 
-def _read_jsonl(path: Path) -> list[Row]:
+def _read_jsonl(path: Path) -> list[SourceRow]:
     # Not `splitlines`: a JSON text may hold other line ends than this one.
     lines = [(n, line) for n, line in enumerate(_text(path).split("\n"), start=1) if line.strip()]
     return [
-        Row(
+        SourceRow(
             f"{path}, row {number} (line {line_number})",
             number,
             _parse_json(line, path=path, line=line_number),
@@ -121,11 +121,11 @@ def _read_jsonl(path: Path) -> list[Row]:
     ]
 
 
-def _read_csv(path: Path) -> list[Row]:
+def _read_csv(path: Path) -> list[SourceRow]:
     """All values are texts: CSV has no types."""
     # Not `splitlines`: a quoted cell may hold line ends.
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
-    rows: list[Row] = []
+    rows: list[SourceRow] = []
     line = 1
     try:
         columns = next(reader, [])
@@ -142,14 +142,14 @@ def _read_csv(path: Path) -> list[Row]:
                 )
             if cells:  # else the line is blank
                 value = dict(zip(columns, cells, strict=True))
-                rows.append(Row(f"{path}, row {len(rows)} (line {line})", len(rows), value))
+                rows.append(SourceRow(f"{path}, row {len(rows)} (line {line})", len(rows), value))
             line = reader.line_num + 1
     except csv.Error as error:
         raise ConfigError(f"{path}, line {line}: malformed CSV: {error}") from None
     return rows
 
 
-def _read_parquet(path: Path) -> list[Row]:
+def _read_parquet(path: Path) -> list[SourceRow]:
     import pandas
 
     try:
@@ -161,7 +161,7 @@ def _read_parquet(path: Path) -> list[Row]:
     return _number_rows(values, source=str(path))
 
 
-def _read_hub(source: str) -> list[Row]:
+def _read_hub(source: str) -> list[SourceRow]:
     form = _HUB_FORM.fullmatch(source)
     assert form is not None
     import datasets
@@ -176,7 +176,7 @@ def _read_hub(source: str) -> list[Row]:
     return _number_rows(values, source=source)
 
 
-_READERS: Mapping[str, Callable[[Path], list[Row]]] = {
+_READERS: Mapping[str, Callable[[Path], list[SourceRow]]] = {
     ".json": _read_json,
     ".jsonl": _read_jsonl,
     ".parquet": _read_parquet,
@@ -184,8 +184,8 @@ _READERS: Mapping[str, Callable[[Path], list[Row]]] = {
 }
 
 
-def _number_rows(values: Sequence[Any], *, source: str) -> list[Row]:
-    return [Row(f"{source}, row {number}", number, value) for number, value in enumerate(values)]
+def _number_rows(values: Sequence[Any], *, source: str) -> list[SourceRow]:
+    return [SourceRow(f"{source}, row {number}", number, value) for number, value in enumerate(values)]
 
 
 def _text(path: Path) -> str:

@@ -36,7 +36,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class PreferencePair:
     """Two episodes of one item."""
 
     winner: Trajectory
@@ -85,7 +85,7 @@ def select(
 
 def make_pairs(
     trajectories: Iterable[Trajectory], *, win_threshold: float, min_gap: float, pairs_per_item: int
-) -> list[Pair]:
+) -> list[PreferencePair]:
     """The best episode of each item with its worst, the second best with the second worst, and so on.
 
     A winner has a reward of at least `win_threshold`, and at least `min_gap` more than its loser: the rules
@@ -105,12 +105,12 @@ def make_pairs(
 
 def _pairs_of(
     group: Sequence[Trajectory], *, win_threshold: float, min_gap: float, at_most: int
-) -> Iterator[Pair]:
+) -> Iterator[PreferencePair]:
     best = sorted(group, key=lambda t: -t.reward)
     worst = sorted(group, key=lambda t: t.reward)
     for _, winner, loser in zip(range(min(at_most, len(group) // 2)), best, worst, strict=False):
         if winner.reward >= win_threshold and winner.reward - loser.reward >= min_gap:
-            yield Pair(winner=winner, loser=loser)
+            yield PreferencePair(winner=winner, loser=loser)
 
 
 def _is_good(trajectory: Trajectory, *, min_reward: float | None) -> bool:

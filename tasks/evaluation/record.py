@@ -28,7 +28,7 @@ class Rate(Settings):
     """Items that have a value: with failed episodes, an item may have fewer outcomes than k."""
 
 
-class Outcome(Settings):
+class ItemOutcome(Settings):
     """The samples of one item, without those that failed."""
 
     item: str
@@ -85,7 +85,7 @@ class EvaluationRecord(Settings):
     provenance: dict[str, str]
     """Git commit, and versions, those of the environments' packages among them."""
     seconds: float
-    outcomes: list[Outcome]
+    outcomes: list[ItemOutcome]
     """In the order of the items, which decides the random numbers."""
     results: dict[str, dict[str, GroupResult]]
     """Key → value → results: `all`, `env`, and each metadata key that groups the items."""

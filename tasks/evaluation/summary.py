@@ -7,18 +7,18 @@ from statistics import fmean
 from agents.types import StopReason, Trajectory
 from tasks.data.trajectories import MAX_KINDS
 from tasks.evaluation.pass_at_k import passes
-from tasks.evaluation.record import GroupResult, Outcome, Rate
+from tasks.evaluation.record import GroupResult, ItemOutcome, Rate
 from tasks.reporting.intervals import bootstrap, mean_interval
 
 Interval = Callable[[Sequence[float]], tuple[float, float]]
 
 
-def outcome_of(group: Sequence[Trajectory], *, max_turns: int) -> Outcome:
+def outcome_of(group: Sequence[Trajectory], *, max_turns: int) -> ItemOutcome:
     """The samples of one item, whose episodes had at most `max_turns`."""
     item = group[0].item
     valid = [t for t in group if t.stop_reason is not StopReason.ERROR]
     failed = [t for t in group if t.stop_reason is StopReason.ERROR]
-    return Outcome(
+    return ItemOutcome(
         item=item.item_id,
         env=item.env,
         metadata=dict(item.metadata),
@@ -31,7 +31,7 @@ def outcome_of(group: Sequence[Trajectory], *, max_turns: int) -> Outcome:
 
 
 def results_of(
-    outcomes: Sequence[Outcome], *, samples: int, ks: Sequence[int]
+    outcomes: Sequence[ItemOutcome], *, samples: int, ks: Sequence[int]
 ) -> dict[str, dict[str, GroupResult]]:
     """Results of all items, of each environment, and by metadata keys with 2 to `MAX_KINDS` plain values."""
     return {
@@ -43,7 +43,7 @@ def results_of(
     }
 
 
-def _groupings(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[str | None]]]:
+def _groupings(outcomes: Sequence[ItemOutcome]) -> Iterator[tuple[str, list[str | None]]]:
     """Each key with its value for each item; None for an item that lacks it."""
     yield "all", ["all"] * len(outcomes)
     yield "env", [outcome.env for outcome in outcomes]
@@ -54,7 +54,7 @@ def _groupings(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[str | No
             yield key, [str(value) if isinstance(value, str | int | float) else None for value in values]
 
 
-def _result(outcomes: Sequence[Outcome], samples: int, ks: Sequence[int]) -> GroupResult:
+def _result(outcomes: Sequence[ItemOutcome], samples: int, ks: Sequence[int]) -> GroupResult:
     scored_outcomes = [outcome for outcome in outcomes if outcome.successes]
     successes = [fmean(outcome.successes) for outcome in scored_outcomes]
     rates = {f"avg_at_{samples}": (successes, mean_interval)} if scored_outcomes else {}

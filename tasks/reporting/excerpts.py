@@ -72,7 +72,7 @@ class ReadEpisode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class ExcerptPair:
     """Episodes of one item by both policies; None where no episode was recorded."""
 
     item: Item
@@ -83,7 +83,7 @@ class Pair:
     after: ReadEpisode
 
 
-def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | None]) -> list[Pair]:
+def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | None]) -> list[ExcerptPair]:
     """Choose at most `PAIRS` items with their sampled trajectories, the most informative first.
 
     Within a verdict, items of different kinds (the first integer metadata value, such as depth) come first,
@@ -102,13 +102,13 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
     }
     verdicts = [verdict for verdict in ORDER if queues[verdict]]
     verdicts += [verdict for verdict in Verdict for _ in queues[verdict]]
-    pairs: list[Pair] = []
+    pairs: list[ExcerptPair] = []
     for verdict in verdicts:
         if queues[verdict] and len(pairs) < PAIRS:
             item_id = queues[verdict].pop(0)
             first, then = before.get(item_id), after[item_id]
             pairs.append(
-                Pair(
+                ExcerptPair(
                     item=then.item,
                     verdict=verdict,
                     opening=decode(then.prompt_ids),

@@ -13,7 +13,7 @@ from agents.clients.endpoint import Endpoint, EndpointFailed
 from agents.clients.prompt_log_probs import CHUNK, EndpointScorer
 from agents.prompting.renderer import Renderer
 from agents.rollout.packing import pack
-from agents.samplers.scoring import Continuation, LocalScorer, Scorer, read_max_length
+from agents.samplers.scoring import LocalScorer, ScoredTokens, Scorer, read_max_length
 from agents.types import Trajectory
 from envs.errors import ConfigError
 from envs.types import Message
@@ -70,7 +70,7 @@ class Teacher:
             _check_finite(by_key[key], trajectories[key])
         return by_key
 
-    def contexts(self, trajectories: Mapping[str, Trajectory]) -> dict[str, list[Continuation]]:
+    def contexts(self, trajectories: Mapping[str, Trajectory]) -> dict[str, list[ScoredTokens]]:
         """By key: what the teacher reads, a sequence for each segment."""
         hints: Mapping[str, str] | None = None
         if self._find_hints is not None:
@@ -81,7 +81,7 @@ class Teacher:
             if hints is not None and key not in hints:
                 continue
             segments = [
-                Continuation(
+                ScoredTokens(
                     self._prompt(s.prompt_ids, None if hints is None else hints[key]), s.response_ids
                 )
                 for s in pack(trajectory)

@@ -28,7 +28,7 @@ _RATES = re.compile(r"success.*|reward|turns|pass_.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class CheckpointScore:
     """Metrics of a policy on test items, as the run has them."""
 
     group: str
@@ -50,7 +50,7 @@ class KeptPolicy:
     """Training steps that it has had."""
     path: str
     """Its folder, or its name on a hub."""
-    scores: Sequence[Score]
+    scores: Sequence[CheckpointScore]
 
 
 def find_kept_policies(pipeline: Pipeline, workspace: Path, *, items: int) -> list[KeptPolicy]:
@@ -62,9 +62,9 @@ def find_kept_policies(pipeline: Pipeline, workspace: Path, *, items: int) -> li
     file = workspace / "evaluation.json"
     evaluation, at_ms = json.loads(file.read_text()), written_ms(file)
 
-    def full_scores(policy: str, *, step: int) -> list[Score]:
+    def full_scores(policy: str, *, step: int) -> list[CheckpointScore]:
         return [
-            Score(group=f"eval/{mode}", summary=summary, items=items, step=step, at_ms=at_ms)
+            CheckpointScore(group=f"eval/{mode}", summary=summary, items=items, step=step, at_ms=at_ms)
             for mode, summary in evaluation[policy].items()
         ]
 
@@ -117,13 +117,13 @@ def written_ms(file: Path) -> int:
     return file.stat().st_mtime_ns // 1_000_000
 
 
-def _quick_scores(train: Path, *, step: int) -> list[Score]:
+def _quick_scores(train: Path, *, step: int) -> list[CheckpointScore]:
     """The quick evaluation of the round that ended with `step`, in the folder `train`."""
     for file in (train / "rounds").glob("*.json"):
         result = RoundResult(**json.loads(file.read_text()))
         if result.last_step == step:
             items = int(sum(result.evaluation.get(key, 0) for key in ("episodes", "dropped")))
-            score = Score(
+            score = CheckpointScore(
                 group="eval/quick",
                 summary=result.evaluation,
                 items=items,

@@ -11,7 +11,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 
 from agents.types import Trajectory
 from tasks.algorithms.algorithm import ActorCritic
-from tasks.algorithms.conversations import Conversations, Estimate, Joined, rewards_of, turns_of
+from tasks.algorithms.conversations import Conversations, Estimate, RowLayout, rewards_of, turns_of
 from tasks.config.training import RolloutCorrectionSettings, TrainSettings
 from tasks.verl.rows import overlong_penalty, parent_key, segment_number
 
@@ -29,7 +29,7 @@ class JoinedRows:
         self._data = data
         self._chosen = [row for row, key in enumerate(keys) if parent_key(key) in numbers]
         self._masks = data["response_mask"].unbind()
-        self._joined = Joined(
+        self._joined = RowLayout(
             [self._masks[row] for row in self._chosen],
             conversation=[numbers[parent_key(keys[row])] for row in self._chosen],
             segment=[segment_number(keys[row]) for row in self._chosen],

@@ -44,7 +44,7 @@ def has_gradient_without_advantage(train: TrainSettings) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrainingRow:
     """One segment of a trajectory, as verl keeps it."""
 
     uid: str
@@ -62,21 +62,21 @@ class Row:
         return f"{self.uid}_{self.trajectory.sample_index}_{self.number}"
 
 
-def rows_of(uid: str, group: Sequence[Trajectory]) -> list[Row]:
+def rows_of(uid: str, group: Sequence[Trajectory]) -> list[TrainingRow]:
     """The rows of a group's episodes."""
     return [
-        Row(uid, trajectory, number, packed, sampled_tokens(trajectory))
+        TrainingRow(uid, trajectory, number, packed, sampled_tokens(trajectory))
         for trajectory in group
         for number, packed in enumerate(pack(trajectory))
     ]
 
 
-def observation_tokens(rows: Iterable[Row]) -> int:
+def observation_tokens(rows: Iterable[TrainingRow]) -> int:
     """Tokens of `rows` that the environment wrote."""
     return sum(sum(row.packed.observation_mask) for row in rows)
 
 
-def fields_of(rows: Sequence[Row], processor: Any = None, *, with_observations: bool = False) -> Any:
+def fields_of(rows: Sequence[TrainingRow], processor: Any = None, *, with_observations: bool = False) -> Any:
     """Rows as verl's agent loop lays them out: nested, [rows, tokens], where no shape is given.
 
     `loss_mask` has the tokens whose log-probs the loss needs: the policy's, and `with_observations` the
@@ -142,7 +142,7 @@ def number_conversations(keys: Iterable[str]) -> list[int]:
     return [numbers.setdefault(parent_key(key), len(numbers)) for key in keys]
 
 
-def tag_of(row: Row, *, step: int) -> dict[str, Any]:
+def tag_of(row: TrainingRow, *, step: int) -> dict[str, Any]:
     """What verl wants to know of a row without reading it; policy versions are its global steps."""
     packed = row.packed
     return {

@@ -33,7 +33,7 @@ def integer(request: Request, name: str, *, default: int) -> int:
     return number
 
 
-def find_row(connection: sqlite3.Connection, address: str) -> tuple[browse.Row, browse.Location]:
+def find_row(connection: sqlite3.Connection, address: str) -> tuple[browse.TrajectoryRow, browse.Location]:
     """The trajectory `address` and where it lies. Raises `NotFound`."""
     row, location = browse.find_row(connection, address), browse.find_location(connection, address)
     if row is None or location is None:

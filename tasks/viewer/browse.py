@@ -37,7 +37,7 @@ _IDENTIFIERS = ("parent_digest", "forked_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TrajectoryRow:
     """A trajectory in a list."""
 
     address: str
@@ -127,7 +127,7 @@ def count_trajectories(connection: sqlite3.Connection, query: str = "") -> int:
 
 def list_trajectories(
     connection: sqlite3.Connection, query: str = "", *, sort: str = "", offset: int = 0, limit: int = 100
-) -> list[Row]:
+) -> list[TrajectoryRow]:
     """Some of the trajectories that a query selects, in the order of `SORTS`. Raises `InvalidQuery`."""
     where = compile_query(query, connection)
     select = f"{_select_ids(where, sort)} LIMIT ? OFFSET ?"
@@ -177,7 +177,7 @@ def list_groups(
     return int(total), groups
 
 
-def siblings(connection: sqlite3.Connection, address: str) -> list[Row]:
+def siblings(connection: sqlite3.Connection, address: str) -> list[TrajectoryRow]:
     """The group of a trajectory, itself included: the samples of its item in the same file with the same
     labels. Empty if there is no such trajectory."""
     found = _find(connection, address)
@@ -189,7 +189,7 @@ def siblings(connection: sqlite3.Connection, address: str) -> list[Row]:
     return _rows(connection, [row[0] for row in connection.execute(select, (found,))])
 
 
-def item_history(connection: sqlite3.Connection, item: str) -> list[Row]:
+def item_history(connection: sqlite3.Connection, item: str) -> list[TrajectoryRow]:
     """All trajectories of an item, by step, then evaluations; at most `MAX_HISTORY`."""
     select = f"SELECT t.id FROM {_tables('i.item')} WHERE i.item = ? ORDER BY {ORDER} LIMIT ?"
     return _rows(connection, [row[0] for row in connection.execute(select, (item, MAX_HISTORY))])
@@ -238,7 +238,7 @@ def find_location(connection: sqlite3.Connection, address: str) -> Location | No
     return row and Location(path=row[0], start=row[1], length=row[2], digest=row[3])
 
 
-def find_row(connection: sqlite3.Connection, address: str) -> Row | None:
+def find_row(connection: sqlite3.Connection, address: str) -> TrajectoryRow | None:
     """The trajectory `address` as in a list; None if there is none."""
     found = _find(connection, address)
     return None if found is None else _rows(connection, [found])[0]
@@ -280,17 +280,17 @@ def _find(connection: sqlite3.Connection, address: str) -> int | None:
     return None if row is None else int(row[0])
 
 
-def _rows(connection: sqlite3.Connection, numbers: Sequence[int]) -> list[Row]:
+def _rows(connection: sqlite3.Connection, numbers: Sequence[int]) -> list[TrajectoryRow]:
     marks = ", ".join("?" * len(numbers))
     select = f"SELECT t.id, {_COLUMNS} FROM {_JOINS} WHERE t.id IN ({marks})"
     rows = {row[0]: _row(row[1:]) for row in connection.execute(select, tuple(numbers))}
     return [rows[number] for number in numbers]
 
 
-def _row(values: Sequence[Any]) -> Row:
+def _row(values: Sequence[Any]) -> TrajectoryRow:
     (address, step, phase, item, env, part, metadata, labels, sample, reward, success, *rest) = values
     (stop, turns, tokens, logprob, unparsed, oldest, newest, seconds, error, images, label, note) = rest
-    return Row(
+    return TrajectoryRow(
         address=address,
         step=step,
         phase=phase,

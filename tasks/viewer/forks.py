@@ -281,7 +281,7 @@ def _list_forks(connection: sqlite3.Connection, address: str, *, digest: str) ->
     from tasks.forks.records import make_value
 
     query = f'phase:fork label.parent:"{address}"'
-    requests: dict[str, list[browse.Row]] = {}
+    requests: dict[str, list[browse.TrajectoryRow]] = {}
     if "parent" in list_keys(connection)["label"]:
         for row in browse.list_trajectories(connection, query, limit=MAX_FORKS):
             if row.labels.get("parent_digest") == digest:

@@ -70,7 +70,7 @@ def test_a_text_is_an_action_and_the_seed_chooses_the_problem(address: str) -> N
     openings = asyncio.run(first_letters())
     assert openings == asyncio.run(first_letters())
     assert len(set(openings)) > 1
-    assert openings[0].endswith("\nAction: message, string: the word")
+    assert openings[0].endswith("\nForm of an action: message, string: the word")
     word = next(word for word in WORDS if openings[0].startswith(f"It begins with {word[0]}."))
     _, results = asyncio.run(_play(f"{address}/riddle", ["moon", word]))
     assert results == [
@@ -102,7 +102,7 @@ def test_two_sessions_at_once_do_not_disturb_each_other(address: str) -> None:
 @pytest.mark.heavy
 def test_several_fields_are_a_json_object_and_the_servers_own_word_on_success_counts(address: str) -> None:
     opening, results = asyncio.run(_play(f"{address}/grid", ['{"row": 0, "column": 0}']))
-    assert opening == '["..", ".."]\nAction: a JSON object with row (integer), column (integer)'
+    assert opening == '["..", ".."]\nForm of an action: a JSON object with row (integer), column (integer)'
     assert results == [StepResult('["x.", ".."]', reward=0.5, terminated=True, success=True)]
 
 
@@ -167,7 +167,7 @@ def test_a_server_that_has_hung_up_is_called_again_by_the_next_episode() -> None
             port = next(iter(server.sockets)).getsockname()[1]
             address = f"http://127.0.0.1:{port}"
             env = get_env(f"openenv:{address}").make()
-            assert await env.reset(_item(address, 1)) == "hello\nAction: move, string"
+            assert await env.reset(_item(address, 1)) == "hello\nForm of an action: move, string"
             with pytest.raises(EnvCrashed, match="step: ConnectionClosed"):
                 await env.step("on")
             assert (await read_opening(env, _item(address, 2))).startswith("hello")

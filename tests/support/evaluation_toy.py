@@ -1,6 +1,6 @@
 """Records of evaluations from tables of outcomes."""
 
-from tasks.evaluation.record import EvaluationRecord, Outcome, Sampling
+from tasks.evaluation.record import EvaluationRecord, ItemOutcome, Sampling
 from tasks.evaluation.summary import results_of
 
 
@@ -9,7 +9,7 @@ def record_of(
 ) -> EvaluationRecord:
     """An evaluation with the successes of `table`, by item."""
     outcomes = [
-        Outcome(
+        ItemOutcome(
             item=f"toy_{index}",
             env="toy",
             metadata={},

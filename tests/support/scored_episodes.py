@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from agents.samplers.scoring import Continuation
+from agents.samplers.scoring import ScoredTokens
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
 
@@ -15,7 +15,7 @@ class Constant:
         self._value = value
         self.max_length = max_length
 
-    def score(self, continuations: Sequence[Continuation], *, temperature: float) -> list[list[float]]:
+    def score(self, continuations: Sequence[ScoredTokens], *, temperature: float) -> list[list[float]]:
         return [[self._value] * len(c.response_ids) for c in continuations]
 
 

@@ -10,7 +10,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import sampled_tokens
 from tasks.verl.config import verl_config
 from tasks.verl.local_worker import join_process_group, start_actor
-from tasks.verl.rows import Row, fields_of, observation_tokens, parent_key, rows_of
+from tasks.verl.rows import TrainingRow, fields_of, observation_tokens, parent_key, rows_of
 
 if TYPE_CHECKING:
     import torch
@@ -178,6 +178,6 @@ def trajectories_of(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Traject
     return {parent_key(row.key): row.trajectory for row in rows_of_all(groups)}
 
 
-def rows_of_all(groups: Sequence[Sequence[Trajectory]]) -> list[Row]:
+def rows_of_all(groups: Sequence[Sequence[Trajectory]]) -> list[TrainingRow]:
     """In order; each group's uid is its index."""
     return [row for index, group in enumerate(groups) for row in rows_of(f"group{index}", list(group))]

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from tasks.algorithms.conversations import (  # noqa: E402
     Conversations,
-    Joined,
+    RowLayout,
     discounted_returns,
     gae,
     rewards_of,
@@ -189,7 +189,7 @@ def test_estimators_agree_with_verls(
 def test_segments_are_joined_in_their_order_and_split_again() -> None:
     masks = [torch.tensor(m) for m in ([1, 0, 1], [1, 1], [0], [1, 1, 0, 1])]
     # rows come in any order; the third is padding
-    conversation_rows = Joined(masks, conversation=[1, 0, 2, 0], segment=[0, 1, 0, 0])
+    conversation_rows = RowLayout(masks, conversation=[1, 0, 2, 0], segment=[0, 1, 0, 0])
     rows = [torch.tensor(r) for r in ([10.0, -1.0, 11.0], [24.0, 25.0], [-1.0], [21.0, 22.0, -1.0, 23.0])]
     together = conversation_rows.join(rows)
     assert together.tolist() == [[21, 22, 23, 24, 25], [10, 11, 0, 0, 0], [0] * 5]

@@ -1,6 +1,7 @@
 """Every environment with every format: the prompt states one form of a turn, that of the format."""
 
 import json
+import re
 
 import pytest
 
@@ -16,7 +17,7 @@ from tasks.config.episodes import agent_of
 FAMILIES = ("gymnasium:CartPole-v1", "openenv:http://127.0.0.1:1", "reasoning-gym:countdown")
 
 MARKERS = {
-    "action": "Answer in this form:\nThought: your reasoning\nAction: ",
+    "action": "Answer in this form, the action on one line:\nThought: your reasoning\nAction: ",
     "raw": "Your whole text is taken as ",
     "react": "Action Input: a JSON object",
     "json": '{"name": "the name of a tool", "arguments"',
@@ -56,6 +57,12 @@ def test_a_prompt_states_the_form_of_its_format_and_no_other(env: str, format: s
     assert json.dumps(opening.tools).count('"act"') == (format in NATIVE)
 
 
+@pytest.mark.parametrize("env", [*ENVIRONMENTS, *FAMILIES])
+def test_instructions_leave_thoughts_and_lines_to_the_format(env: str) -> None:
+    words = re.findall(r"thought|<think>|on one line|Thought:|Action:", get_env(env).instructions)
+    assert words == []
+
+
 def test_without_instructions_a_turns_form_is_not_stated() -> None:
     settings = AgentSettings(format="action", instructions=False)
     opening = agent_of(settings, get_env("textcraft"), None).render(
@@ -70,5 +77,5 @@ def test_without_instructions_a_turns_form_is_not_stated() -> None:
 def test_the_form_continues_a_paragraph_and_follows_a_list_on_a_line_of_its_own(env: str, end: str) -> None:
     settings = AgentSettings(format="action", instructions=True)
     [message] = agent_of(settings, get_env(env), None).render(Item(item_id="a_0", env=env), "x").messages
-    form = "Answer in this form:\nThought: your reasoning\nAction: your next action"
+    form = "Answer in this form, the action on one line:\nThought: your reasoning\nAction: your next action"
     assert message.content.endswith(f"{end}{form}\n\nx")

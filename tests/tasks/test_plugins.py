@@ -20,6 +20,8 @@ from tests.support.toy import toy_spec
 ROOT = Path(__file__).parents[2]
 
 PLUGIN = '''
+from dataclasses import replace
+
 from agents.agent import FormatAgent
 from agents.rewards import reward
 from agents.tools.tool import tool
@@ -44,6 +46,11 @@ def split(seed):
 
 
 SPEC = EnvSpec(name="echo", make=Echo, split=split, expert=lambda item: (), instructions="", packages=())
+EXAMPLE, SOURCE, PACKAGES = "acme:twice", "echoes", ()
+
+
+def spec(argument):
+    return replace(SPEC, name=f"acme:{argument}")
 
 
 @tool
@@ -75,7 +82,7 @@ import asyncio
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.registry import get_tool
 from envs.errors import ConfigError
-from envs.registry import ENVIRONMENTS, get_env
+from envs.registry import ENVIRONMENTS, get_env, list_families
 from tasks.config.episodes import check_agent
 from tasks.config.pipelines import load_pipeline
 from tasks.config.user_code import agent_code, environment_code
@@ -88,9 +95,15 @@ overrides = {
 pipeline = load_pipeline("textcraft-cpu", overrides=overrides, file=ROOT / "pipelines.yaml")
 check_agent(pipeline)
 assert "echo" in ENVIRONMENTS
+assert get_env("acme:twice").name == "acme:twice"
+assert "acme:twice" in [family.example for family in list_families()]
 assert [item.item_id for item in get_env("echo").split(0).train] == ["echo_0", "echo_1"]
 assert asyncio.run(get_tool("shout").call({"text": "hi"})).observation == "HI"
 assert [path.name for path in agent_code(pipeline.agent)] == ["acme_echo.py"]
+assert [path.name for path in environment_code(pipeline.data)] == ["acme_echo.py"]
+overrides["data.parts"] = {"acme:twice": {}}
+pipeline = load_pipeline("textcraft-cpu", overrides=overrides, file=ROOT / "pipelines.yaml")
+assert pipeline.data.envs == ["acme:twice"]
 assert [path.name for path in environment_code(pipeline.data)] == ["acme_echo.py"]
 print("all used")
 """
@@ -120,6 +133,7 @@ def test_a_distribution_brings_an_environment_a_tool_a_reward_and_a_format(tmp_p
         tmp_path,
         name="acme_echo",
         entry_points="[wingspan.environments]\necho = acme_echo:SPEC\n"
+        "[wingspan.families]\nacme = acme_echo\n"
         "[wingspan.tools]\nshout = acme_echo:shout\n"
         "[wingspan.rewards]\nbrevity = acme_echo:brevity\n[wingspan.formats]\nloud = acme_echo:Loud\n",
         module=PLUGIN,

@@ -23,7 +23,7 @@ from tasks.runs.folders import find_runs
 from tasks.viewer import index as index_module
 from tasks.viewer.annotations import Annotation, append_annotation, read_annotations
 from tasks.viewer.browse import (
-    Row,
+    TrajectoryRow,
     count_trajectories,
     facets,
     find_location,
@@ -329,7 +329,7 @@ def test_a_file_that_grows_byte_by_byte_ends_as_if_read_at_once(
             assert load_trajectory(location) == json.loads(texts[int(row.address[10:]) - 1])
 
 
-def rows(index: RunIndex) -> list[Row]:
+def rows(index: RunIndex) -> list[TrajectoryRow]:
     with index.connect() as connection:
         return list_trajectories(connection, limit=1000)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from agents.clients.endpoint import ChatClient, Endpoint, Reply
+from agents.clients.endpoint import ChatClient, ChatReply, Endpoint
 from agents.rewards.function import FunctionReward
 from agents.rewards.judge.store import JudgeStore
 from agents.rewards.types import RewardInput, RewardResult
@@ -119,7 +119,7 @@ class LLMJudge:
         await self.store.put(key, reply)
         return reply
 
-    def _usable(self, reply: Reply) -> str:
+    def _usable(self, reply: ChatReply) -> str:
         """The text of a reply from which a score can be read; raises `TryAgain` for any other."""
         text = reply.message.get("content")
         if not isinstance(text, str):

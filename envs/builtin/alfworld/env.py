@@ -10,7 +10,7 @@ from envs.types import Item, StepResult
 
 INSTRUCTIONS = """\
 You are in a house and have a task. Every round you are told what you see and which actions there are now, \
-and you answer with your thought and one of these actions, word for word. You stand in the middle of the \
+and you take one of these actions, word for word. You stand in the middle of the \
 room at first: "go to" a place to see what is on it; a closed one must be opened to see what is in it. You \
 can carry one object: "take" it where you find it, "move" it to a place. Objects are heated with a \
 microwave, cooled with a fridge and cleaned with a sinkbasin while you carry them and stand there; "use" \

@@ -70,8 +70,8 @@ LEVELS = (
 
 INSTRUCTIONS = """\
 You are in a grid of rooms and have a mission. Every round you are told what you see and which actions \
-there are now; "3 ahead, 1 left" is a place relative to where you stand and look. You answer with your \
-thought and one of the actions, word for word. "go to" walks until you face an object, "pick up" also \
+there are now; "3 ahead, 1 left" is a place relative to where you stand and look. You take \
+one of the actions, word for word. "go to" walks until you face an object, "pick up" also \
 takes it, "go through" enters an open door, "toggle and go through" opens a closed one first; a locked \
 door needs the key of its colour in your hands. "drop" lays down what you carry, "toggle" opens what is \
 right in front of you. What you look for may be behind you or in another room."""

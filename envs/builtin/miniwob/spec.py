@@ -21,7 +21,7 @@ TRAIN_SEEDS, TEST_SEEDS = 12, 2
 INSTRUCTIONS = """\
 You use a web page to reach an objective. Every round you are shown the page as its accessibility tree, a \
 line for each element that is in sight, with its number in brackets; the objective; and what you did last. \
-You answer with your thought and one action:
+You take one action:
 click [id]: click on the element with this number
 type [id] [text] [0|1]: write into a field, or choose from a list; 1, the default, presses Enter afterwards
 hover [id]: move the mouse to the element

@@ -21,7 +21,7 @@ class QuestionEnv:
     async def reset(self, item: Item) -> str | Observation:
         """The item's `question`, or the last of its `messages`, with its `image` or `images`.
 
-        Raises `ConfigError` if it has neither question nor messages, or a image that cannot be read.
+        Raises `ConfigError` if it has neither question nor messages, or an image that cannot be read.
         """
         question, images = _read_question(item), item_images(item)
         self._is_waiting = True

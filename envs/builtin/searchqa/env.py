@@ -15,10 +15,10 @@ from envs.retrieval.types import MAX_QUERY, Retriever, information
 from envs.types import Item, StepResult
 
 INSTRUCTIONS = """\
-You are asked a question. Reason inside <think> and </think> whenever you have learnt something new. If \
-you lack knowledge, search for it by <search>your query</search>, and stop: what was found comes between \
-<information> and </information>. You may search several times. When you know the answer, give it inside \
-<answer> and </answer>, in a few words and without an explanation, for example <answer>Beijing</answer>."""
+You are asked a question. Reason whenever you have learnt something new. If you lack knowledge, search for \
+it by <search>your query</search>: what was found comes between <information> and </information>. You may \
+search several times. When you know the answer, give it inside <answer> and </answer>, in a few words and \
+without an explanation, for example <answer>Beijing</answer>."""
 
 INVALID = (
     "That is no valid action. To search, write your query between <search> and </search>. To answer, "

@@ -49,7 +49,7 @@ are disjoint."""
 INSTRUCTIONS = """\
 You are given a few useful crafting recipes to craft items in Minecraft. Crafting commands are of \
 the format "craft [target object] using [input ingredients]". Every round I will give you an \
-observation, and you answer with your thought and your action. You can "get" an item, \
+observation, and you take one action. You can "get" an item, \
 e.g. "get 2 oak logs": this works for items that no recipe makes. You can "craft" a target from \
 ingredients that you have, naming the exact counts of its recipe, e.g. "craft 4 oak planks using \
 1 oak logs"; where a recipe names a group such as planks, use any item of the group. You can look \

@@ -25,7 +25,7 @@ SOURCE = "the textworld package: games generated from the item's number; nothing
 
 INSTRUCTIONS = """\
 You are in a house and have a task. Every round you are told where you are, what is there, which exits \
-there are, what you carry, and which actions there are now. You answer with your thought and one of the \
+there are, what you carry, and which actions there are now. You take one of the \
 actions, word for word. You see only the room that you are in and what lies in open containers: go through \
 the rooms to find what you look for, and open what is closed. A recipe is in the cookbook ("examine \
 cookbook"); follow its directions exactly, because what is burned or cut in a wrong way cannot be repaired."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INSTRUCTIONS = """\
 You use a web browser to reach an objective. Every round you are shown the page as its accessibility tree, a \
 line for each element that is in sight, with its number in brackets; the titles of the open tabs; the \
-address; the objective; and what you did last. You answer with your thought and one action:
+address; the objective; and what you did last. You take one action:
 click [id]: click on the element with this number
 type [id] [text] [0|1]: write into a field, or choose from a list; 1, the default, presses Enter afterwards
 hover [id]: move the mouse to the element

@@ -29,7 +29,7 @@ PACKAGES = ("bm25s", "pystemmer", "rapidfuzz")
 
 INSTRUCTIONS = """\
 You are web shopping. An instruction tells you what to buy. Every round I will give you a page of the \
-shop, and you answer with your thought and one action. You can search for products on any page: \
+shop, and you take one action. You can search for products on any page: \
 search[keywords], with keywords of your choice. You can click what can be clicked on the page, e.g. \
 click[Buy Now]: a product's number in the results opens the product, a value of an option chooses it, \
 "Buy Now" buys the product with the options chosen and is your last action. Choose every option that the \

@@ -2,7 +2,7 @@
 
 from tasks.algorithms.algorithm import Aggregation
 from tasks.algorithms.builtin.grpo import Grpo
-from tasks.algorithms.losses.cispo import Cispo as CispoLoss
+from tasks.algorithms.losses.cispo import CispoLoss
 from tasks.algorithms.losses.library import AnyLoss
 
 

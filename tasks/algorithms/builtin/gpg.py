@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tasks.algorithms.algorithm import OnlineAlgorithm
-from tasks.algorithms.losses.gpg import Gpg as GpgLoss
+from tasks.algorithms.losses.gpg import GpgLoss
 from tasks.algorithms.losses.library import AnyLoss
 
 if TYPE_CHECKING:

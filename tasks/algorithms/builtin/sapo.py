@@ -2,7 +2,7 @@
 
 from tasks.algorithms.builtin.grpo import Grpo
 from tasks.algorithms.losses.library import AnyLoss
-from tasks.algorithms.losses.sapo import Sapo as SapoLoss
+from tasks.algorithms.losses.sapo import SapoLoss
 
 
 class Sapo(Grpo):

@@ -7,7 +7,7 @@ from pydantic import Field
 from tasks.algorithms.losses.loss import ClipRatio, PolicyLoss, TokenLosses, Tokens
 
 
-class Cispo(PolicyLoss):
+class CispoLoss(PolicyLoss):
     """−sg(clip(r, 1 − low, 1 + high))·A·log π: no token loses its gradient.
 
     MiniMax-M1 (arXiv 2506.13585, equation 4), which bounds the ratio from above only (`clip_low: 1`); the

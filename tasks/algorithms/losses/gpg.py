@@ -5,7 +5,7 @@ from typing import Literal
 from tasks.algorithms.losses.loss import PolicyLoss, TokenLosses, Tokens
 
 
-class Gpg(PolicyLoss):
+class GpgLoss(PolicyLoss):
     """−A·log π: REINFORCE, without ratio or trust region (Chu et al. 2025, arXiv 2504.02546). verl: `gpg`."""
 
     name: Literal["gpg"] = "gpg"

@@ -5,7 +5,7 @@ from typing import Literal
 from tasks.algorithms.losses.loss import ClipRatio, PolicyLoss, TokenLosses, Tokens
 
 
-class Gspo(PolicyLoss):
+class GspoLoss(PolicyLoss):
     """PPO's clipped objective with one ratio for a whole conversation: the geometric mean of its tokens'
     ratios.
 

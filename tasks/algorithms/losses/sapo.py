@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Sapo(PolicyLoss):
+class SapoLoss(PolicyLoss):
     """−A·(4/τ)·σ(τ(r − 1)), with τ by the sign of the advantage.
 
     Gao et al. 2025 (arXiv 2511.20347, equation 6, with the temperatures of section 4). verl: `sapo`.
