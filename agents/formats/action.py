@@ -3,6 +3,7 @@
 import re
 
 from agents.formats.calls import ParsedTurn
+from agents.formats.scan import replace_surrogates
 
 _ACTION = re.compile(r"\bAction:[^\S\n]*(?:\n\s*)?([^\n]*)")
 _THOUGHT_LABEL = re.compile(r"\A\s*Thought:\s*")
@@ -14,6 +15,7 @@ def action(text: str) -> ParsedTurn:
     Two actions in one text are refused, as AgentGym refuses them: the second was written without
     the observation of the first. A text without an action is given to the environment whole.
     """
+    text = replace_surrogates(text)
     matches = _ACTION.findall(text)
     command = matches[0].strip() if len(matches) == 1 else ""
     if not command:
@@ -35,7 +37,7 @@ ACTION_FORM = "Answer in this form, the action on one line:\n" + write_action(
 
 def raw(text: str) -> ParsedTurn:
     """The whole text is the action, without the white space around it."""
-    return ParsedTurn(thought="", action=text.strip())
+    return ParsedTurn(thought="", action=replace_surrogates(text).strip())
 
 
 RAW_FORM = "Your whole text is taken as {action}."

@@ -176,6 +176,11 @@ def plain_answer(result: Scan[Fragment], *, hint: str) -> ParsedTurn:
     return ParsedTurn(thought=result.thinking, problem=f"{why} {hint}")
 
 
+def replace_surrogates(text: str) -> str:
+    """`text` with U+FFFD for each lone surrogate, which an endpoint's JSON may spell and UTF-8 cannot."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
 def limit_text(parse: TurnParser) -> TurnParser:
     """Make `parse` accept any text: one that is too long is refused, a lone surrogate becomes U+FFFD."""
 
@@ -186,7 +191,7 @@ def limit_text(parse: TurnParser) -> TurnParser:
                 thought="", problem=f"Your turn has {len(text)} characters; write at most {MAX_CHARS}."
             )
         try:
-            return parse(text if text.isascii() else _SURROGATE.sub("\ufffd", text))
+            return parse(replace_surrogates(text))
         except _TooManyMarks:
             problem = f"Your turn begins more than {MAX_MARKS} calls or blocks; write one at a time."
             return ParsedTurn(thought="", problem=problem)

@@ -93,7 +93,7 @@ def test_a_whole_episode_by_hand() -> None:
 
 def test_instructions_open_the_first_message() -> None:
     trajectory = play_one(says("Action: add 3"), agent=FormatAgent("action", instructions="Play."))
-    form = "Answer in this form:\nThought: your reasoning\nAction: your next action"
+    form = "Answer in this form, the action on one line:\nThought: your reasoning\nAction: your next action"
     prompt = toy_tokenizer().decode(trajectory.prompt_ids)
     assert f"user\nPlay. {form}\n\nGoal: reach 3.<|im_end|>" in prompt
 

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from agents.formats import ACTIONS, FORMATS, turn_parser
 from agents.formats.calls import ParsedTurn, ToolCall
@@ -257,6 +257,8 @@ def test_nesting_ends_at_the_limit() -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @settings(max_examples=100)
 @given(text=hostile)
+@example(text="\ud800Action: \udfff")
 def test_every_format_is_total(format: str, text: str) -> None:
     turn = FORMATS[format].parse(text)
-    (turn.thought + (turn.answer or "") + (turn.problem or "")).encode()
+    action = turn.action if isinstance(turn.action, str) else ""
+    (turn.thought + action + (turn.answer or "") + (turn.problem or "")).encode()

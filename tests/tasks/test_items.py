@@ -179,7 +179,9 @@ def test_items_of_two_environments_are_played_side_by_side_each_by_its_own_rules
     encode: Callable[[str], list[int]] = lambda text: toy_tokenizer().encode(text, add_special_tokens=False)  # noqa: E731
     pipeline = pipeline_of(here={}, there={})
     pipeline = pipeline.model_copy(
-        update={"rollout": pipeline.rollout.model_copy(update={"max_tokens_per_turn": 40})}
+        update={
+            "rollout": pipeline.rollout.model_copy(update={"max_tokens_per_turn": 40, "context_length": 200})
+        }
     )
     sampler = ScriptedSampler(["Action: add 1"] * 9, encode=encode)
     runner = make_runner(pipeline, sampler=sampler, tokenizer=toy_tokenizer())
