@@ -107,12 +107,12 @@ class FormatAgent(Agent):
 
     def write(self, turn: ParsedTurn) -> str:
         if (turn.action is not None) != self._acts:
-            how = "calls no tools" if self._acts else "acts only by a tool; name the tool 'act'"
-            raise ConfigError(f"format {self.format!r} {how}")
+            rule = "calls no tools" if self._acts else "acts only by a tool; name the tool 'act'"
+            raise ConfigError(f"format {self.format!r} {rule}")
         text = FORMATS[self.format].write(turn)
-        read = self._read(text)
+        reparsed = self._read(text)
         action = None if turn.action is None else turn.action.strip()
-        if (read.action, read.calls, read.answer) != (action, turn.calls, turn.answer):
+        if (reparsed.action, reparsed.calls, reparsed.answer) != (action, turn.calls, turn.answer):
             raise ConfigError(f"format {self.format!r} cannot express the turn {text[:200]!r}")
         return text
 

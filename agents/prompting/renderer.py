@@ -170,10 +170,12 @@ class Renderer:
         images = images_of(messages)
         text_ids, offsets = self._encode_with_offsets(text)
         ids = self._encode_with(images, text) if images else text_ids
-        cut = ids.index(self._end_of_turn) + 1 if is_closed else 0
+        num_cut = ids.index(self._end_of_turn) + 1 if is_closed else 0
         places = _align(text_ids, ids, placeholders=self.placeholder_ids) if offsets else None
         spans = () if places is None else _find_tokens(bodies, offsets=offsets, places=places)
-        return RenderedReply(tuple(ids[cut:]), tuple((start - cut, end - cut) for start, end in spans))
+        return RenderedReply(
+            tuple(ids[num_cut:]), tuple((start - num_cut, end - num_cut) for start, end in spans)
+        )
 
     def _encode_with(self, images: Sequence[Image], text: str) -> list[int]:
         if not images:

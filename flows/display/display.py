@@ -194,8 +194,8 @@ class _Resizing(Live):
         clear: list[ConsoleRenderable] = (
             [Control.clear(), Control.home()] if before not in (None, size) else []
         )
-        drawn = super().process_renderables(renderables)
-        return [_mode_2026("h"), *clear, *drawn, _mode_2026("l")]
+        output = super().process_renderables(renderables)
+        return [_mode_2026("h"), *clear, *output, _mode_2026("l")]
 
 
 def _mode_2026(end: str) -> Segments:
@@ -204,5 +204,5 @@ def _mode_2026(end: str) -> Segments:
 
 
 def _select(name: str, values: Mapping[str, float]) -> Mapping[str, float]:
-    kept: Iterable[str] = (*_KEPT, *FORMATS.get(name, ()))
-    return {key: values[key] for key in kept if key in values}
+    metric_names: Iterable[str] = (*_KEPT, *FORMATS.get(name, ()))
+    return {key: values[key] for key in metric_names if key in values}

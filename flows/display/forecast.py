@@ -20,14 +20,14 @@ def seconds_left(view: StageView, *, now: float, horizon_at: HorizonAt | None = 
     if count <= 0:
         return None
     if "seconds" in view.steps[-1]:
-        left = forecast_steps(view.steps, total=view.total, horizon_at=horizon_at)
-        left += count * fmean(view.pauses_s or [0.0])
+        remaining_s = forecast_steps(view.steps, total=view.total, horizon_at=horizon_at)
+        remaining_s += count * fmean(view.pauses_s or [0.0])
     else:
         (first, start), (last, end) = view.first_event, view.last_event
         if last == first:
             return None
-        left = (end - start) / (last - first) * count
-    return max(0.0, left - (now - view.last_event[1]))
+        remaining_s = (end - start) / (last - first) * count
+    return max(0.0, remaining_s - (now - view.last_event[1]))
 
 
 def forecast_steps(

@@ -117,8 +117,8 @@ class Stoppable:
             return
         self._next_signal(UNWIND_S)
         self._mark_records()
-        below = "\n" if not self._is_out and os.isatty(_STDERR) else ""  # the display is still open
-        leave(None if self._line is None else below + self._line, status=128 + number)
+        line_start = "\n" if not self._is_out and os.isatty(_STDERR) else ""  # the display is still open
+        leave(None if self._line is None else line_start + self._line, status=128 + number)
 
     def _next_signal(self, timeout: float | None) -> int | None:
         """The number of the next signal; None if the main thread has left, or after `timeout` seconds."""

@@ -197,7 +197,7 @@ class ArtifactWriter:
                 _log.info("Prefect's artifact %s was not written: %s", artifact.name, describe(error))
                 with self._changed:
                     if not self._closing.is_set():
-                        self._pending = {left.name: left for left in artifacts[index:]} | self._pending
+                        self._pending = {item.name: item for item in artifacts[index:]} | self._pending
                 return False
         return True
 

@@ -131,14 +131,16 @@ def make_episode(
     game: Problem, encoder: Encoder, rng: random.Random, *, misreads: float = 0.0
 ) -> TrainingSequence | None:
     """An episode of the expert, in half of the cases with slips; None if it is too long."""
-    slip = _SLIP_RATE if rng.random() < _MISTAKES_SHARE else 0.0
-    useless = _USELESS_RATE if slip and rng.random() < _USELESS_SHARE else 0.0
-    misread = _MISREAD_RATE if misreads and rng.random() < misreads else 0.0
+    slip_rate = _SLIP_RATE if rng.random() < _MISTAKES_SHARE else 0.0
+    useless_rate = _USELESS_RATE if slip_rate and rng.random() < _USELESS_SHARE else 0.0
+    misread_rate = _MISREAD_RATE if misreads and rng.random() < misreads else 0.0
     turns = play(
         game,
         Mistakes(
-            slips=lambda: rng.random() < slip,
-            misreads=lambda line: _misread(line, game, rng) if misread and rng.random() < misread else None,
+            slips=lambda: rng.random() < slip_rate,
+            misreads=lambda line: (
+                _misread(line, game, rng) if misread_rate and rng.random() < misread_rate else None
+            ),
             insists=lambda: rng.random() < _INSIST_RATE,
         ),
     )
@@ -153,7 +155,7 @@ def make_episode(
 
     def write_turns() -> Iterator[str]:
         for turn in turns:
-            if useless and rng.random() < useless:
+            if useless_rate and rng.random() < useless_rate:
                 yield write(_useless_step(game, rng), is_target=False)
             yield write(turn.step, is_target=turn.is_correct)
 

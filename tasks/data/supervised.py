@@ -74,12 +74,12 @@ def select(
         if not is_usable(trajectory) or not _is_good(trajectory, min_reward=min_reward):
             continue
         chosen += 1
-        new = rows_of(trajectory)
-        if all(_identity(row) in known_rows for row in new):
+        new_rows = rows_of(trajectory)
+        if all(_identity(row) in known_rows for row in new_rows):
             duplicates += 1
             continue
-        rows += new
-        known_rows |= {_identity(row) for row in new}
+        rows += new_rows
+        known_rows |= {_identity(row) for row in new_rows}
     return Selection(rows=rows, chosen=chosen, duplicates=duplicates)
 
 

@@ -106,8 +106,8 @@ def _walk(folder: Path, *, name: str, depth: int) -> Iterator[RunFolder]:
     elif depth < MAX_DEPTH:
         for child in _children(folder):
             if child.is_dir() and not child.name.startswith("."):
-                below = child.name if depth == 0 else f"{name}/{child.name}"
-                yield from _walk(child, name=below, depth=depth + 1)
+                child_name = child.name if depth == 0 else f"{name}/{child.name}"
+                yield from _walk(child, name=child_name, depth=depth + 1)
 
 
 def _children(folder: Path) -> list[Path]:

@@ -100,7 +100,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         is_offline=isinstance(pipeline.train, OfflineSettings),
         parameters=group_leaves(pipeline.model_dump(mode="json")),
         changed=read_changes(workspace),
-        quick_items=quick_items(results),
+        quick_items=count_quick_items(results),
         window=charts.smoothing_window(len(results.steps)),
         mlflow=mlflow_run(workspace),
         lineage=lineage(results, workspace, pipeline=pipeline),
@@ -161,7 +161,7 @@ def change_of(results: Results, *, mode: str) -> Change | None:
     )
 
 
-def quick_items(results: Results) -> int:
+def count_quick_items(results: Results) -> int:
     """The number of test items in a quick evaluation; 0 before the first."""
     return max((int(r.evaluation["episodes"] + r.evaluation["dropped"]) for r in results.rounds), default=0)
 

@@ -460,8 +460,8 @@ def experiment_of(client: "MlflowClient", *, name: str = EXPERIMENT) -> str:
                 client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
     # A tracking server decides where artifacts go; with a SQLite file they go to a folder.
-    here = Path("mlartifacts").resolve().as_uri() if tracking_uri().startswith("sqlite") else None
-    return str(client.create_experiment(name, artifact_location=here, tags=dict(EXPERIMENT_TAGS)))
+    artifact_folder = Path("mlartifacts").resolve().as_uri() if tracking_uri().startswith("sqlite") else None
+    return str(client.create_experiment(name, artifact_location=artifact_folder, tags=dict(EXPERIMENT_TAGS)))
 
 
 def _exists(client: "MlflowClient", run_id: str) -> bool:

@@ -80,7 +80,7 @@ class VerlSampler:
         try:
             output = await self._client.generate(
                 episode_id,
-                # As the model sees them; verl's server folds what stands for a picture into one token again.
+                # As the model sees them; verl's server folds what stands for an image into one token again.
                 prompt_ids=list(prompt_ids),
                 image_data=[decode_image(image) for image in images] or None,
                 sampling_params={

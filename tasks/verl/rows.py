@@ -82,7 +82,7 @@ def fields_of(rows: Sequence[TrainingRow], processor: Any = None, *, with_observ
     `loss_mask` has the tokens whose log-probs the loss needs: the policy's, and `with_observations` the
     environment's. (verl's padding has neither, whatever row it copies; a field of ours it would copy.)
     `processor`: as verl loads it, of a model that sees; then there are `multi_modal_inputs`, and positions
-    are [rows, 4, tokens] where the model's are. Raises `ConfigError` for pictures that it cannot train on.
+    are [rows, 4, tokens] where the model's are. Raises `ConfigError` for images that it cannot train on.
     """
     from tensordict import NonTensorStack, TensorDict
 

@@ -15,7 +15,7 @@ from agents.prompting.images import VisionProcessor, load_processor
 from envs.errors import ConfigError
 from envs.types import Image
 
-REMEDY = "train a Qwen2-VL, Qwen2.5-VL or Qwen3-VL model, or leave the pictures out"
+REMEDY = "train a Qwen2-VL, Qwen2.5-VL or Qwen3-VL model, or leave the images out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ def verl_processor(model: str) -> Any:
 def vision_of(ids: Sequence[int], images: Sequence[Image], processor: Any) -> Vision:
     """Of a row with `ids` ([L]) that show `images` in their order; see `verl_processor`.
 
-    Raises `ConfigError` for pictures and a model whose positions verl does not count so.
+    Raises `ConfigError` for images and a model whose positions verl does not count so.
     """
     length = len(ids)
     if not hasattr(processor, "get_rope_index"):
         if images:
-            raise ConfigError(f"{type(processor).__name__} has no positions for pictures; {REMEDY}")
+            raise ConfigError(f"{type(processor).__name__} has no positions for images; {REMEDY}")
         return Vision({}, torch.arange(length))
     vision_processor = _vision(processor)
     inputs = vision_processor.inputs(images)

@@ -12,14 +12,13 @@ order, without regard to case and punctuation; `*` at its end continues the last
 that a run's trajectories have.
 """
 
-import difflib
 import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, suggest
 from tasks.runs.lines import TOOL_CALLS
 
 MAX_CONDITIONS = 50
@@ -319,6 +318,5 @@ def _text(value: str, *, scope: str) -> Where:
 
 def _unknown_key(key: str, names: Mapping[str, Sequence[str]]) -> InvalidQuery:
     known_keys = [*KEYS, *names["metadata"], *names["label"], *names["metric"]]
-    close = difflib.get_close_matches(key, known_keys, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"keys are {', '.join(known_keys[:40])}"
-    return InvalidQuery(f'unknown key {key!r}; {hint} A text with a colon is quoted: "…"')
+    hint = suggest(key, known_keys) or f"keys are {', '.join(known_keys[:40])}. "
+    return InvalidQuery(f'unknown key {key!r}; {hint}A text with a colon is quoted: "…"')

@@ -221,7 +221,7 @@ def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
     assert (has_vision(folder), has_vision(text), has_vision("some/name")) == (True, False, None)
     with pytest.raises(ConfigError, match="trains text only"):
         check_pipeline(toy_pipeline(folder))
-    with pytest.raises(ConfigError, match="no positions for pictures"):
+    with pytest.raises(ConfigError, match="no positions for images"):
         vision_of([1, PAD], [SMALL], None)
 
 

@@ -81,14 +81,16 @@ class Scheduler:
         if sequence is None:
             return None
         cached_tokens = sequence.tokens[: sequence.num_cached]
-        same = len(cached_tokens)
-        if prompt[:same] != cached_tokens:
-            same = next(i for i, token in enumerate(cached_tokens) if i == len(prompt) or prompt[i] != token)
-        same = min(same, len(prompt) - 1)  # the last token is computed, to have its logits
-        if same < len(sequence.prefix):
+        num_shared = len(cached_tokens)
+        if prompt[:num_shared] != cached_tokens:
+            num_shared = next(
+                i for i, token in enumerate(cached_tokens) if i == len(prompt) or prompt[i] != token
+            )
+        num_shared = min(num_shared, len(prompt) - 1)  # the last token is computed, to have its logits
+        if num_shared < len(sequence.prefix):
             self._drop(sequence)
             return None
-        sequence.tokens, sequence.num_cached, sequence.is_active = list(prompt), same, True
+        sequence.tokens, sequence.num_cached, sequence.is_active = list(prompt), num_shared, True
         return sequence
 
     def admit(self, episode_id: str, prompt: list[int], *, clock: int) -> CachedSequence | None:

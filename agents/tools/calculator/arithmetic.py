@@ -141,8 +141,8 @@ class _Reader:
         if self.next != "(":
             if name in CONSTANTS:
                 return CONSTANTS[name]
-            there = ", ".join([*CONSTANTS, *FUNCTIONS])
-            raise CalculationError(f"{name!r} is no number; the names are {there}")
+            names = ", ".join([*CONSTANTS, *FUNCTIONS])
+            raise CalculationError(f"{name!r} is no number; the names are {names}")
         if name not in FUNCTIONS:
             raise CalculationError(f"{name!r} is no function; the functions are {', '.join(FUNCTIONS)}")
         self._take()
