@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from agents.types import SamplingParams
 from envs.errors import ConfigError, SamplerFailed
@@ -40,54 +39,56 @@ def random_key(*parts: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def uniforms(keys: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+def uniforms(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
     """[N] float32 in [0, 1): splitmix64 of each key at each position."""
     x = np.array(keys, dtype=np.uint64) + np.array(positions, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)
-    return torch.from_numpy(((x >> np.uint64(40)) * 2.0**-24).astype(np.float32))
+    numbers: np.ndarray = ((x >> np.uint64(40)) * 2.0**-24).astype(np.float32)
+    return numbers
 
 
 def sample_tokens(
-    logits: torch.Tensor, *, params: Sequence[SamplingParams], uniform: torch.Tensor
+    logits: np.ndarray, *, params: Sequence[SamplingParams], uniform: np.ndarray
 ) -> tuple[list[int], list[float]]:
-    """Sample one token per row of `logits` [N, V]; returns the tokens and their log-probs.
+    """Sample one token per row of `logits` [N, V], float32; returns the tokens and their log-probs.
 
-    `uniform`: [N] in [0, 1). The log-prob is that of the tempered, unfiltered distribution, which
+    `uniform`: [N] in [0, 1), float32. The log-prob is that of the tempered, unfiltered distribution, which
     is what a trainer computes; for greedy rows, of the plain distribution. Raises `SamplerFailed` for logits
     that are not numbers.
     """
-    scales = [p.temperature or 1.0 for p in params]
-    if any(scale != 1.0 for scale in scales):
-        logits = logits / torch.tensor(scales)[:, None]
-    probs = torch.softmax(logits, dim=-1)
-    rows = [i for i, p in enumerate(params) if p.temperature and (p.top_p < 1 or p.top_k)]
-    candidates = probs
-    if rows:
-        candidates = probs.clone()
-        candidates[rows] = _filter(probs[rows], params=[params[i] for i in rows])
-    mass = torch.cumsum(candidates, dim=-1)
-    total = mass[:, -1:]
-    if not bool(torch.isfinite(total).all()):
+    from agents.samplers.softmax import draw, exponentiate_logits  # numba takes a while to import
+
+    logits = np.ascontiguousarray(logits, dtype=np.float32)
+    highest = logits.max(axis=1)
+    if not np.isfinite(highest).all():
         raise SamplerFailed("the policy's logits are not numbers: its weights have diverged; lower train.lr")
-    # the first token whose cumulative mass exceeds the target; rounding must not reach the total
-    target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros(())))
-    tokens = torch.searchsorted(mass, target, right=True)
+    temperatures = np.array([p.temperature or 1.0 for p in params], dtype=np.float32)
+    masses, log_totals = np.empty_like(logits), np.empty(len(logits))
+    exponentiate_logits(logits, highest, temperatures, masses, log_totals)
+    filtered = [i for i, p in enumerate(params) if p.temperature and (p.top_p < 1 or p.top_k)]
+    if filtered:
+        masses[filtered] = _filter(masses[filtered], params=[params[i] for i in filtered])
+    tokens = draw(masses, uniform)
     greedy = [i for i, p in enumerate(params) if p.temperature == 0]
     if greedy:
-        tokens[greedy] = logits[greedy].argmax(dim=-1, keepdim=True)
-    # not torch's logarithm: what it gives depends on where in the batch a number lies
-    return tokens[:, 0].tolist(), [math.log(p) for p in probs.gather(1, tokens)[:, 0].tolist()]
+        tokens[greedy] = logits[greedy].argmax(axis=1)
+    chosen = logits[np.arange(len(tokens)), tokens].astype(np.float64)
+    logprobs = (chosen - highest) / temperatures - log_totals
+    return tokens.tolist(), logprobs.tolist()
 
 
-def _filter(probs: torch.Tensor, *, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """`probs` [N, V] with 0 outside each row's top-k, and then its top-p of what is left."""
-    vocab_size = probs.shape[1]
-    sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
-    keep = torch.tensor([p.top_k or vocab_size for p in params])[:, None]
-    sorted_probs = sorted_probs.masked_fill(torch.arange(vocab_size) >= keep, 0.0)
-    before = torch.cumsum(sorted_probs, dim=-1) - sorted_probs  # mass of the more probable tokens
-    limit = torch.tensor([p.top_p for p in params])[:, None] * sorted_probs.sum(dim=-1, keepdim=True)
-    sorted_probs = sorted_probs.masked_fill((before >= limit) & (before > 0), 0.0)
-    return torch.zeros_like(probs).scatter_(1, order, sorted_probs)
+def _filter(masses: np.ndarray, *, params: Sequence[SamplingParams]) -> np.ndarray:
+    """`masses` [N, V] with 0 outside each row's top-k, and then its top-p of what is left."""
+    vocab_size = masses.shape[1]
+    order = np.argsort(-masses, axis=1, kind="stable")
+    ranked = np.take_along_axis(masses, order, axis=1)
+    keep = np.array([p.top_k or vocab_size for p in params])[:, None]
+    ranked[np.arange(vocab_size) >= keep] = 0
+    before = np.cumsum(ranked, axis=1) - ranked  # mass of the more probable tokens
+    limit = np.array([p.top_p for p in params])[:, None] * ranked.sum(axis=1, keepdims=True)
+    ranked[(before >= limit) & (before > 0)] = 0
+    filtered = np.zeros_like(masses)
+    np.put_along_axis(filtered, order, ranked, axis=1)
+    return filtered

@@ -116,7 +116,7 @@ class TransformersSampler:
                 logits = out.logits[0, -1:].float()  # [1, V]
                 candidates = logits.index_fill(1, torch.tensor(placeholders, dtype=torch.long), -torch.inf)
                 uniform = uniforms([key], [len(prompt) + len(tokens)])
-                ((token,), _) = sample_tokens(candidates, params=[params], uniform=uniform)
+                ((token,), _) = sample_tokens(candidates.numpy(), params=[params], uniform=uniform)
                 tokens.append(token)
                 all_logprobs = torch.log_softmax(logits[0] / (params.temperature or 1.0), dim=-1)
                 logprobs.append(float(all_logprobs[token]))

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.samplers.cpu.attention import attend
+from agents.samplers.cpu.forward import Sizes, attend, block_size
+from agents.samplers.cpu.tiles import LANES, add_product, pack, round_up
 from agents.types import SamplingParams
 from tests.support.sampler_toy import (
     KINDS,
@@ -19,42 +20,98 @@ from tests.support.sampler_toy import (
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=60)
 @given(
-    columns=st.lists(st.integers(0, 70), min_size=1, max_size=5),
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    own_tokens=st.integers(0, 70),
     num_prefix=st.integers(0, 50),
+    sharing=st.integers(1, 8),
     heads=st.sampled_from([(4, 4), (4, 2), (6, 1)]),
-    head_dim=st.sampled_from([8, 16, 40]),
+    head_dim=st.sampled_from([8, 16, 40, 64]),
     spread=st.sampled_from([0.1, 3.0, 30.0]),
 )
 def test_the_kernel_is_softmax_attention(
-    columns: list[int], num_prefix: int, heads: tuple[int, int], head_dim: int, spread: float
+    counts: list[int],
+    own_tokens: int,
+    num_prefix: int,
+    sharing: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    spread: float,
 ) -> None:
-    """Beside the definition in float64: each token with its prefix, and with its slot up to itself."""
+    """Beside the definition in float64: tokens read in two calls, the last of them in `counts` at once. The
+    first `sharing` sequences have a prefix, the others have none."""
     num_heads, kv_heads = heads
-    rng = np.random.default_rng(len(columns))
+    sizes = Sizes(
+        layers=2,
+        width=0,
+        heads=num_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        inner=0,
+        inner_padded=0,
+    )
+    rng = np.random.default_rng(len(counts))
+    columns = round_up(own_tokens + max(counts), LANES)
+    blocks = [np.full(block_size(sizes, columns), np.nan, dtype=np.float32) for _ in counts]
+    prefix = np.full(block_size(sizes, round_up(num_prefix, LANES)), np.nan, dtype=np.float32)
+    history: dict[int, list[np.ndarray]] = {sequence: [] for sequence in range(-1, len(counts))}
 
-    def draw(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape).astype(np.float32)
-
-    qkv = draw(len(columns), num_heads + 2 * kv_heads, head_dim)
-    qkv[:, :num_heads] *= spread / head_dim**0.5
-    prefix, slots = draw(2, kv_heads, head_dim, num_prefix), draw(2, 9, kv_heads, head_dim, 96)
-    at_slot, at_column = rng.permutation(9)[: len(columns)], np.array(columns)
-    output = np.full((len(columns), num_heads, head_dim), np.nan, dtype=np.float32)
-    attend(qkv, prefix, slots, at_slot, at_column, output)
-    for token, (slot, column) in enumerate(zip(at_slot, columns, strict=True)):
-        keys_and_values = qkv[token, num_heads:].reshape(2, kv_heads, head_dim)
-        np.testing.assert_array_equal(slots[:, slot, :, :, column], keys_and_values)
-        for head in range(num_heads):
-            kv_head = head // (num_heads // kv_heads)
-            parts = (prefix[:, kv_head], slots[:, slot, kv_head, :, : column + 1])
-            keys, values = np.concatenate(parts, axis=-1).astype(np.float64)
-            scores = qkv[token, head].astype(np.float64) @ keys
-            weights = np.exp(scores - scores.max())
-            np.testing.assert_allclose(
-                output[token, head], values @ weights / weights.sum(), atol=1e-5 * spread
+    def read(tokens: dict[int, int]) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """Attention for so many new tokens of each sequence (-1: the prefix itself), with random inputs."""
+        owners, positions, segments = [], [], []
+        for sequence, count in tokens.items():
+            has_prefix = 0 <= sequence < sharing and num_prefix > 0
+            before = (
+                (prefix.ctypes.data, round_up(num_prefix, LANES), num_prefix) if has_prefix else (0, 0, 0)
             )
+            block = prefix if sequence < 0 else blocks[sequence]
+            block_columns = round_up(num_prefix, LANES) if sequence < 0 else columns
+            segments.append((len(owners), count, block.ctypes.data, block_columns, *before))
+            first = before[2] + len(history[sequence])
+            positions += range(first, first + count)
+            owners += [sequence] * count
+        qkv = rng.standard_normal((len(owners), (num_heads + 2 * kv_heads) * head_dim)).astype(np.float32)
+        qkv[:, : num_heads * head_dim] *= spread / head_dim**0.5
+        attended = np.full((len(owners), num_heads * head_dim), np.nan, dtype=np.float32)
+        attend(qkv, np.array(positions), np.array(segments), 1, sizes, attended)
+        return owners, qkv, attended
+
+    for tokens in ({-1: num_prefix}, dict.fromkeys(range(len(counts)), own_tokens), dict(enumerate(counts))):
+        if not all(tokens.values()):
+            continue
+        for owner, row, result in zip(*read(tokens), strict=True):
+            history[owner].append(row[num_heads * head_dim :])
+            seen = (history[-1] if 0 <= owner < sharing else []) + history[owner]
+            keys, values = (
+                np.array(seen, dtype=np.float64).reshape(len(seen), 2, kv_heads, head_dim).swapaxes(0, 1)
+            )
+            for head in range(num_heads):
+                kv_head, part = head // (num_heads // kv_heads), slice(head * head_dim, (head + 1) * head_dim)
+                scores = keys[:, kv_head] @ row[part].astype(np.float64)
+                weights = np.exp(scores - scores.max())
+                reference = weights @ values[:, kv_head] / weights.sum()
+                np.testing.assert_allclose(result[part], reference, atol=1e-5 * spread)
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 20),
+    length=st.integers(1, 70),
+    outputs=st.integers(1, 70),
+)
+def test_a_product_of_a_packed_matrix_adds_to_what_is_there(rows: int, length: int, outputs: int) -> None:
+    rng = np.random.default_rng(rows)
+    a, matrix = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((rows, length), (outputs, length))
+    )
+    columns = round_up(outputs, LANES)
+    result = rng.standard_normal((rows, columns)).astype(np.float32)
+    before, packed = result.astype(np.float64), pack(matrix)
+    add_product(rows, a.ctypes.data, length, packed.ctypes.data, length, columns, result.ctypes.data, columns)
+    reference = before[:, :outputs] + a.astype(np.float64) @ matrix.T.astype(np.float64)
+    np.testing.assert_allclose(result[:, :outputs], reference, atol=1e-4)
+    np.testing.assert_array_equal(result[:, outputs:], before[:, outputs:])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,15 +27,6 @@ PARAMS = (
 Played = list[tuple[list[int], list[float]]]  # tokens and log-probs of each turn
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """As `CpuSampler` has it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module", params=[*KINDS, "shipped"])
 def model(request: pytest.FixtureRequest) -> Any:
     """Small models, and one of the shipped model's size, whose products take other paths of the library."""
@@ -100,7 +91,6 @@ def play(
 def reference(model: Any) -> dict[str, Played]:
     """Each episode in an engine of its own."""
     turns_by_episode: dict[str, Played] = {}
-    torch.set_num_threads(1)
     for episode in range(EPISODES):
         turns_by_episode |= play(
             make_engine(model, seed=3), EpisodeSet([episode]), rng=random.Random(0), patience=1
@@ -135,6 +125,11 @@ def test_whichever_of_two_engines_an_episode_is_played_by(model: Any, reference:
         episode_set = EpisodeSet(range(first, EPISODES, 2))
         turns_by_episode |= play(make_engine(model, seed=3), episode_set, rng=random.Random(6), patience=0.5)
     assert turns_by_episode == reference
+
+
+def test_however_many_threads_share_the_sequences(model: Any, reference: dict[str, Played]) -> None:
+    engine = make_engine(model, seed=3, threads=3)
+    assert play(engine, EpisodeSet(), rng=random.Random(8), patience=0.3) == reference
 
 
 def test_completions_that_start_again_with_the_same_weights(

@@ -8,16 +8,29 @@ arithmetic, `agents/samplers/sampling.py` the choice of tokens, `sampler.py` thr
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
-from agents.samplers.cpu.kv_cache import Prefix, PromptAttention, Segment, SlotAttention
+from agents.samplers.cpu.kv_cache import (
+    Batch,
+    Prefix,
+    Segment,
+    make_batch,
+    part_of,
+    prompt_batch,
+    share_out,
+)
 from agents.samplers.cpu.llama import Llama, ModelShape
 from agents.samplers.cpu.scheduler import CachedSequence, Scheduler
 from agents.samplers.sampling import check_params, random_key, sample_tokens, uniforms
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 CHUNK = 64
 """The most tokens of one observation that one step reads."""
@@ -66,24 +79,26 @@ class _Job:
 class CpuEngine:
     """Samples completions of a small Llama or Qwen2, keeping keys and values across an episode's turns.
 
-    The same seed, weights, episode id and prompts give the same tokens and log-probs to the last bit with one
-    torch thread, whatever else is in the batch (docs/decisions/0013-same-bits.md).
+    The same seed, weights, episode id and prompts give the same tokens and log-probs to the last bit,
+    whatever else is in the batch (docs/decisions/0013-same-bits.md).
     """
 
     def __init__(
         self,
         shape: ModelShape,
-        weights: Mapping[str, torch.Tensor],
+        weights: "Mapping[str, torch.Tensor]",
         *,
         context_length: int,
         max_sequences: int = 256,
         cache_gb: float = 4.0,
         seed: int = 0,
         policy_version: int = 0,
+        threads: int = 1,
     ) -> None:
         """`context_length`: tokens of a whole episode; `max_sequences`: episodes in the cache;
         `cache_gb`: the memory limit of keys and values, half for episodes and half for shared prompts,
-        committed only as it is used. If it does not suffice, fewer episodes are cached.
+        committed only as it is used. If it does not suffice, fewer episodes are cached. `threads`: that share
+        the sequences of each step.
 
         Raises `ConfigError` if the model, its context or the cache does not fit.
         """
@@ -104,6 +119,8 @@ class CpuEngine:
         self._jobs: dict[str, _Job] = {}  # by episode
         self._stats = EngineStats()
         self._clock = 0
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cpu-engine") if threads > 1 else None
 
     @property
     def is_busy(self) -> bool:
@@ -142,7 +159,7 @@ class CpuEngine:
         self._jobs.pop(episode_id, None)
         self._scheduler.pause(episode_id)
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+    def load_weights(self, weights: "Mapping[str, torch.Tensor]", *, policy_version: int) -> None:
         """Sample with `weights` (Hugging Face names) from the next step on.
 
         The cache is dropped. Completions in progress start again, so that each is sampled by one
@@ -159,7 +176,6 @@ class CpuEngine:
         self._waiting, self._jobs = {}, {}
         self._scheduler.clear()
 
-    @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
         """Advance every active sequence; returns (request id, completion) of those that finished.
 
@@ -190,7 +206,7 @@ class CpuEngine:
                 break
             self._start(request, sequence)
             prefix = sequence.prefix
-            if prefix.layers or prefix in new_prefixes:
+            if prefix.block is not None or prefix in new_prefixes:
                 self._count(reused_tokens=len(prefix))
             elif len(prefix):
                 new_prefixes.append(prefix)
@@ -211,44 +227,56 @@ class CpuEngine:
             batch = [prefixes.pop()]
             while prefixes and sum(map(len, batch)) + len(prefixes[-1]) <= PROMPT_TOKENS:
                 batch.append(prefixes.pop())
-            attention = PromptAttention(batch, shape=self.shape)
-            self._model.forward(
-                attention.tokens, positions=attention.positions, attend=attention, logits_of=None
-            )
-            self._count(forwards=1)
+            for prefix in batch:
+                prefix.allocate(self.shape)
+            self._compute(prompt_batch(batch), logits_of=np.zeros(0, dtype=np.int64))
 
     def _advance(self, active: Sequence[CachedSequence]) -> list[tuple[int, Completion]]:
         """One forward for all of `active`, and a token for each that has nothing left to read."""
-        segments = [
+        by_prefix: dict[Prefix, list[CachedSequence]] = {}
+        for sequence in active:
+            by_prefix.setdefault(sequence.prefix, []).append(sequence)
+        sequences = [sequence for group in by_prefix.values() for sequence in group]
+        slots = self._scheduler.slots
+        batch = make_batch(
             Segment(
-                slot=s.slot,
-                prefix=s.prefix,
-                start=s.num_cached,
                 tokens=s.tokens[s.num_cached : s.num_cached + CHUNK],
+                start=s.num_cached,
+                address=slots.address(s.slot),
+                columns=slots.columns,
+                prefix=s.prefix,
             )
-            for s in active
-        ]
-        attention = SlotAttention(segments, slots=self._scheduler.slots, shape=self.shape)
+            for s in sequences
+        )
         sampling: list[CachedSequence] = []
         logits_of: list[int] = []
-        for segment, last in zip(attention.segments, attention.last_of_segment, strict=True):
-            sequence = self._scheduler.sequence_in(segment.slot)
-            sequence.num_cached += len(segment.tokens)
+        for sequence, last in zip(sequences, batch.last_of_segment.tolist(), strict=True):
+            sequence.num_cached = min(sequence.num_cached + CHUNK, len(sequence.tokens))
             sequence.last_used = sequence.prefix.last_used = self._clock
             if sequence.num_cached == len(sequence.tokens):
                 sampling.append(sequence)
                 logits_of.append(last)
-        logits = self._model.forward(
-            attention.tokens,
-            positions=attention.positions,
-            attend=attention,
-            logits_of=torch.tensor(logits_of, dtype=torch.int64),
-        )
-        self._count(forwards=1, sampled_tokens=len(sampling))
+        logits = self._compute(batch, logits_of=np.array(logits_of, dtype=np.int64))
+        self._count(sampled_tokens=len(sampling))
         return self._sample(sampling, logits) if sampling else []
 
+    def _compute(self, batch: Batch, *, logits_of: np.ndarray) -> np.ndarray:
+        """`Llama.compute`, with the batch's sequences shared out among the threads."""
+        self._count(forwards=1)
+        if self._pool is None:
+            return self._model.compute(batch, logits_of=logits_of)
+
+        def compute(first: int, end: int) -> np.ndarray:
+            part = part_of(batch, first, end)
+            start = batch.segments[first, 0]
+            rows = logits_of[(logits_of >= start) & (logits_of < start + len(part.tokens))]
+            return self._model.compute(part, logits_of=rows - start)
+
+        parts = self._pool.map(lambda ends: compute(*ends), share_out(batch, self._threads))
+        return np.concatenate(list(parts))
+
     def _sample(
-        self, sequences: Sequence[CachedSequence], logits: torch.Tensor
+        self, sequences: Sequence[CachedSequence], logits: np.ndarray
     ) -> list[tuple[int, Completion]]:
         jobs = [self._jobs[sequence.episode_id] for sequence in sequences]
         uniform = uniforms([job.key for job in jobs], [sequence.num_cached for sequence in sequences])

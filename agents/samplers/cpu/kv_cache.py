@@ -1,135 +1,153 @@
-"""Keys and values of all live episodes on the CPU, and attention over them.
+"""Where the keys and values of all live episodes lie, and the batches of one forward.
 
 A sequence's cache has two parts. Its *prefix* (the first prompt) is stored once and shared by every
 episode that begins with it; the rest belongs to the episode and lies in a *slot* of one fixed array.
 Decoding is bound by memory bandwidth: a group of 8 reads its prompt once per step, not 8 times.
 
-Keys and values lie with a row for each number of a head and a column for each token, as the kernel
-(`attention.py`) reads them. Knows nothing of requests; the engine says which token goes where.
+`forward.py` describes the blocks. Knows nothing of requests; the engine says which token goes where.
 """
 
 import itertools
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from agents.samplers.cpu.attention import attend
-from agents.samplers.cpu.llama import ROWS, ModelShape, round_up
+from agents.samplers.cpu.forward import COUNT, FIRST, block_size
+from agents.samplers.cpu.llama import ModelShape
+from agents.samplers.cpu.tiles import BYTES, LANES, round_up
 
-BYTES_PER_NUMBER = 4
 _CACHE_LINE = 64  # bytes
 
 
 def bytes_per_token(shape: ModelShape) -> int:
     """Memory of one token's keys and values in all layers."""
-    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * BYTES_PER_NUMBER
+    return BYTES * block_size(shape.sizes, LANES) // LANES
 
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """Keys and values of a prompt's tokens, filled layer by layer."""
+    """A prompt's tokens, with their keys and values once a forward has written them."""
 
     tokens: tuple[int, ...]
-    layers: list[np.ndarray] = field(default_factory=list)  # [2, K, D, P] each
+    block: np.ndarray | None = None
     users: int = 0
     last_used: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def columns(self) -> int:
+        """Of its block."""
+        return round_up(len(self), LANES)
+
+    def allocate(self, shape: ModelShape) -> None:
+        """Make room for keys and values."""
+        self.block = _aligned(block_size(shape.sizes, self.columns))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Consecutive tokens of one episode, computed in one forward."""
+    """Consecutive tokens of one sequence, computed in one forward."""
 
-    slot: int
-    prefix: Prefix
+    tokens: Sequence[int]
     start: int
     """Position of the first token in the sequence."""
-    tokens: Sequence[int]
+    address: int
+    """Of the block that they are written to."""
+    columns: int
+    """Of that block."""
+    prefix: Prefix | None
+    """What precedes that block."""
 
 
-class PromptAttention:
-    """Attention of whole prefixes that start at position 0; fills their keys and values."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one forward computes; `forward.forward` describes the arrays."""
 
-    def __init__(self, prefixes: Sequence[Prefix], *, shape: ModelShape) -> None:
-        self._prefixes = prefixes
-        self._shape = shape
-        self._lengths = [len(prefix) for prefix in prefixes]
-        tokens = [token for prefix in prefixes for token in prefix.tokens]
-        positions = [position for length in self._lengths for position in range(length)]
-        self._padding = round_up(len(tokens), ROWS) - len(tokens)
-        self.tokens = torch.tensor(tokens + [0] * self._padding)
-        self.positions = torch.tensor(positions + [0] * self._padding)
+    tokens: np.ndarray  # [N]
+    positions: np.ndarray  # [N]
+    segments: np.ndarray  # [S, 7]
 
-    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        heads, kv_heads = self._shape.num_heads, self._shape.num_kv_heads
-        *parts, padding = qkv.split([*self._lengths, self._padding])
-        outputs = []
-        for prefix, part in zip(self._prefixes, parts, strict=True):
-            q, k, v = part.transpose(0, 1)[None].split([heads, kv_heads, kv_heads], dim=1)
-            prefix.layers.append(torch.cat([k, v]).transpose(2, 3).contiguous().numpy())
-            output = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=1.0, enable_gqa=kv_heads != heads
-            )
-            outputs.append(output[0].transpose(0, 1).flatten(1))
-        return torch.cat([*outputs, padding[:, :heads].flatten(1)])
+    @property
+    def last_of_segment(self) -> np.ndarray:
+        """[S], the row of each segment's last token."""
+        last: np.ndarray = self.segments[:, FIRST] + self.segments[:, COUNT] - 1
+        return last
+
+
+def make_batch(segments: Iterable[Segment]) -> Batch:
+    """The batch of `segments`, of which those with one prefix follow each other."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    table = []
+    for segment in segments:
+        prefix, count, start = segment.prefix, len(segment.tokens), segment.start
+        if prefix is None or prefix.block is None:
+            before = (0, 0, 0)
+        else:
+            before = (prefix.block.ctypes.data, prefix.columns, len(prefix))
+        table.append((len(tokens), count, segment.address, segment.columns, *before))
+        tokens += segment.tokens
+        positions += [start] if count == 1 else range(start, start + count)
+    return Batch(
+        tokens=np.array(tokens, dtype=np.int64),
+        positions=np.array(positions, dtype=np.int64),
+        segments=np.array(table, dtype=np.int64),
+    )
+
+
+def prompt_batch(prefixes: Sequence[Prefix]) -> Batch:
+    """The batch that writes the keys and values of whole prompts."""
+    return make_batch(
+        Segment(
+            tokens=prefix.tokens,
+            start=0,
+            address=prefix.block.ctypes.data,
+            columns=prefix.columns,
+            prefix=None,
+        )
+        for prefix in prefixes
+        if prefix.block is not None
+    )
 
 
 class Slots:
-    """The episodes' parts of the cache: one array of fixed size. A page takes memory once it is written."""
+    """The episodes' blocks: one array of fixed size. A page takes memory once it is written."""
 
     def __init__(self, shape: ModelShape, *, count: int, columns: int) -> None:
-        line = _CACHE_LINE // BYTES_PER_NUMBER
-        # A row begins with a cache line, and rows are not a power of two apart, which would share few sets.
-        columns = round_up(columns, line) + line
-        size = (shape.num_layers, 2, count, shape.num_kv_heads, shape.head_dim, columns)
-        numbers = np.zeros(math.prod(size) + line, dtype=np.float32)  # lazy pages
-        start = -numbers.ctypes.data % _CACHE_LINE // BYTES_PER_NUMBER
-        self._cache = numbers[start : start + math.prod(size)].reshape(size)
+        self.columns = round_up(columns, LANES)
+        """Of each slot."""
+        size = block_size(shape.sizes, self.columns)
+        self._blocks = _aligned(count * size)
+        self._size = BYTES * size
+        self._start = self._blocks.ctypes.data
 
-    def layer(self, index: int) -> np.ndarray:
-        """[2, count, K, D, columns]: keys, values."""
-        part: np.ndarray = self._cache[index]
-        return part
+    def address(self, slot: int) -> int:
+        """Of a slot's block."""
+        return self._start + slot * self._size
 
 
-class SlotAttention:
-    """Attention of segments of any length over their prefix and their slot; writes the slots."""
-
-    def __init__(self, segments: Sequence[Segment], *, slots: Slots, shape: ModelShape) -> None:
-        self._slots, self._shape = slots, shape
-        by_prefix: dict[Prefix, list[Segment]] = {}
-        for segment in segments:
-            by_prefix.setdefault(segment.prefix, []).append(segment)
-        self.segments = list(itertools.chain.from_iterable(by_prefix.values()))
-        lengths = [len(segment.tokens) for segment in self.segments]
-        self.last_of_segment = [end - 1 for end in itertools.accumulate(lengths)]
-        self._count = sum(lengths)
-        self._at_slot = np.repeat([segment.slot for segment in self.segments], lengths)
-        positions = np.concatenate([np.arange(s.start, s.start + len(s.tokens)) for s in self.segments])
-        self._at_column = positions - np.repeat([len(s.prefix) for s in self.segments], lengths)
-        ends = itertools.accumulate(sum(len(s.tokens) for s in group) for group in by_prefix.values())
-        self._runs = list(zip(by_prefix, itertools.pairwise([0, *ends]), strict=True))
-        padding = [0] * (round_up(self._count, ROWS) - self._count)
-        tokens = itertools.chain.from_iterable(segment.tokens for segment in self.segments)
-        self.tokens = torch.tensor([*tokens, *padding])
-        self.positions = torch.tensor([*positions.tolist(), *padding])
-
-    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        shape = self._shape
-        output = torch.zeros(len(qkv), shape.num_heads, shape.head_dim)
-        queries, results, slots = qkv.numpy(), output.numpy(), self._slots.layer(layer)
-        for prefix, (first, end) in self._runs:
-            rows = slice(first, end)
-            of_prefix = prefix.layers[layer] if prefix.layers else _nothing(shape)
-            attend(queries[rows], of_prefix, slots, self._at_slot[rows], self._at_column[rows], results[rows])
-        return output.flatten(1)
+def _aligned(size: int) -> np.ndarray:
+    """`size` float32 numbers, 0, that begin with a cache line."""
+    numbers = np.zeros(size + _CACHE_LINE // BYTES, dtype=np.float32)  # lazy pages
+    start = -numbers.ctypes.data % _CACHE_LINE // BYTES
+    return numbers[start : start + size]
 
 
-def _nothing(shape: ModelShape) -> np.ndarray:
-    """A prefix's keys and values if it has no tokens."""
-    return np.zeros((2, shape.num_kv_heads, shape.head_dim, 0), dtype=np.float32)
+def share_out(batch: Batch, parts: int) -> list[tuple[int, int]]:
+    """Ranges of segments for `parts` threads, with about as many tokens each; fewer if need be."""
+    ends = np.cumsum(batch.segments[:, COUNT])
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts) + 1
+    limits = sorted({0, len(ends), *(int(cut) for cut in cuts if cut < len(ends))})
+    return list(itertools.pairwise(limits))
+
+
+def part_of(batch: Batch, first: int, end: int) -> Batch:
+    """The batch of the segments `first` to `end` alone."""
+    segments = batch.segments[first:end].copy()
+    start = segments[0, FIRST]
+    rows = slice(start, segments[-1, FIRST] + segments[-1, COUNT])
+    segments[:, FIRST] -= start
+    return Batch(tokens=batch.tokens[rows], positions=batch.positions[rows], segments=segments)

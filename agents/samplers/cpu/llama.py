@@ -1,41 +1,27 @@
-"""A small Llama or Qwen2 on the CPU: the shape of a model, its weights, one forward over packed tokens.
+"""A small Llama or Qwen2 on the CPU: the shape of a model, and its weights as `forward.py` reads them.
 
-Owns which checkpoints are supported (all others are refused) and the arithmetic outside attention.
-Attention is a callback, because it depends on where keys and values are stored (`kv_cache.py`).
-Shapes: `N` tokens of any number of sequences, `E` hidden, `H` heads, `K` KV heads, `D` head dimension.
+Owns which checkpoints are supported; all others are refused.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
+import numpy as np
 
+from agents.samplers.cpu.forward import DOWN, GATE_UP, OUT, QKV, Sizes, forward
+from agents.samplers.cpu.tiles import LANES, pack, round_up
 from envs.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PretrainedConfig
+
+    from agents.samplers.cpu.kv_cache import Batch
 
 MODEL_TYPES = ("llama", "qwen2")
 """The supported architectures, by their names in config.json."""
-
-ROWS = 4
-"""Products have a multiple of this many rows: of fewer, libraries may compute sums in another order, and
-their last bits differ (docs/decisions/0013-same-bits.md)."""
-_PACKED_FOR = 64
-"""Rows of the products that the layout of packed matrices is chosen for; it serves all."""
-PADDING = 16
-"""Columns after the hidden ones; the first holds the least norm of a row, which its norm then includes."""
-
-Attend = Callable[[int, torch.Tensor], torch.Tensor]
-"""(layer, qkv [N, H + 2K, D], rotated, queries scaled) -> [N, H * D]."""
-
-
-def round_up(count: int, multiple: int) -> int:
-    """The least multiple that is not less than `count`."""
-    return -(-count // multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +42,19 @@ class ModelShape:
     is_tied: bool
     """Whether the output projection is the embedding matrix."""
     has_qkv_bias: bool
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the compiled functions need of it."""
+        return Sizes(
+            layers=self.num_layers,
+            width=self.hidden_size,
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            inner=self.intermediate_size,
+            inner_padded=round_up(self.intermediate_size, LANES),
+        )
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -111,8 +110,8 @@ def model_shape(config: "PretrainedConfig", *, source: str) -> ModelShape:
             raise ConfigError(f"{source}: {key} is {value!r}, not {' or '.join(map(str, options))}; {remedy}")
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    if head_dim % 8:
-        raise ConfigError(f"{source}: head_dim is {head_dim}, not a multiple of 8; {remedy}")
+    if head_dim % 2:
+        raise ConfigError(f"{source}: head_dim is {head_dim}, an odd number; {remedy}")
     return ModelShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -129,7 +128,7 @@ def model_shape(config: "PretrainedConfig", *, source: str) -> ModelShape:
     )
 
 
-def read_checkpoint(folder: Path) -> tuple[ModelShape, dict[str, torch.Tensor]]:
+def read_checkpoint(folder: Path) -> tuple[ModelShape, "dict[str, torch.Tensor]"]:
     """Shape and weights of a model folder in Hugging Face format (safetensors).
 
     Raises `ConfigError` if the folder holds no model, or one that is not supported.
@@ -148,126 +147,89 @@ def read_checkpoint(folder: Path) -> tuple[ModelShape, dict[str, torch.Tensor]]:
     return shape, weights
 
 
-class _Matrix:
-    """A linear map, packed where torch has oneDNN: on AMD, its products use AVX-512 where MKL's use AVX2."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """`weight`: [outputs, inputs]; `bias`: [outputs]."""
-        self._is_packed = torch.backends.mkldnn.is_available()
-        self._bias = bias
-        self._weight = weight.contiguous()
-        if self._is_packed:
-            # the operators of torch.compile on CPUs; torch.utils.mkldnn would copy inputs and outputs
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, _PACKED_FOR)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, inputs] -> [N, outputs]"""
-        if self._is_packed:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self._weight, self._bias, "none", [], ""
-            )
-            return product
-        return F.linear(x, self._weight, self._bias)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    """The maps of a layer."""
-
-    qkv: _Matrix  # E -> (H + 2K) * D
-    out: _Matrix  # H * D -> E
-    gate_up: _Matrix  # E -> 2 * inner
-    down: _Matrix  # inner -> E
-
-
 class Llama:
-    """Weights prepared for speed, in float32, and the forward.
+    """Weights prepared for speed, in float32.
 
-    Identities save operations per token: a norm's gain, and the root of the hidden size that makes
-    a norm a mean, scale the next matrix; the softmax scale is folded into the query projection; and with
-    the two halves of each head interleaved, rotary embedding is one complex product. The cache holds keys
-    in that order.
+    Identities save operations per token: a norm's gain scales the next matrix, and the softmax scale is
+    folded into the query projection.
     """
 
-    def __init__(self, shape: ModelShape, weights: Mapping[str, torch.Tensor], *, max_context: int) -> None:
+    def __init__(self, shape: ModelShape, weights: Mapping[str, "torch.Tensor"], *, max_context: int) -> None:
         """`weights` by Hugging Face name; raises `ConfigError` if they do not fit `shape`."""
-        self.shape = shape
         _check(weights, shape)
-        w = {name: weights[name].detach().to("cpu", torch.float32) for name in shape.weight_shapes}
-        self._embedding = F.pad(w["model.embed_tokens.weight"], (0, PADDING))
-        self._embedding[:, shape.hidden_size] = (shape.rms_norm_eps * shape.hidden_size) ** 0.5
+        w = {name: weights[name].detach().cpu().float().numpy() for name in shape.weight_shapes}
+        self.shape = shape
+        self._embedding = _pad(w["model.embed_tokens.weight"], columns=round_up(shape.hidden_size, LANES))
         head = w["model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"]
-        self._head = _Matrix(_after_norm(head, w["model.norm.weight"]))
-        self._layers = [_prepare(w, f"model.layers.{i}", shape) for i in range(shape.num_layers)]
-        exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
-        angles = torch.outer(torch.arange(max_context).float(), shape.rope_theta**-exponents)
-        self._rotation = torch.polar(torch.ones_like(angles), angles)[:, None]  # [T, 1, D / 2]
+        with np.errstate(all="ignore"):  # weights that have diverged are found in the logits
+            layers = [_pack_layer(w, f"model.layers.{index}", shape) for index in range(shape.num_layers)]
+            matrices = [matrix for packed, _ in layers for matrix in packed]
+            matrices.append(pack(head * w["model.norm.weight"]))
+        ends = np.cumsum([0, *map(len, matrices)])
+        self._offsets = np.zeros((shape.num_layers + 1, 4), dtype=np.int64)
+        self._offsets.flat[: len(matrices)] = ends[:-1]
+        self._weights = np.concatenate(matrices)
+        self._biases = np.stack([bias for _, bias in layers])
+        exponents = np.arange(0, shape.head_dim, 2) / shape.head_dim
+        angles = np.outer(np.arange(max_context), shape.rope_theta**-exponents)
+        self._cosine, self._sine = (f(angles).astype(np.float32) for f in (np.cos, np.sin))
+        self._head_columns = round_up(shape.vocab_size, LANES)
 
-    def forward(
-        self, tokens: torch.Tensor, *, positions: torch.Tensor, attend: Attend, logits_of: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Logits [W, vocab] of the tokens at indices `logits_of` [W]; `tokens`, `positions`: [N], a multiple
-        of `ROWS`.
+    def compute(self, batch: "Batch", *, logits_of: np.ndarray) -> np.ndarray:
+        """Write the keys and values of `batch`; returns logits [W, vocab] of its rows `logits_of` [W].
 
-        A token's logits, keys and values are the same to the last bit whatever the other tokens are, if this
-        holds for `attend`. `logits_of=None` only fills the cache: the rest is not computed, and [N, E] is
-        returned.
+        A token's logits, keys and values are the same to the last bit whatever else is in the batch.
         """
-        shape = self.shape
-        n, inner = tokens.numel(), shape.intermediate_size
-        width = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-        rotation = self._rotation[positions]
-        x = F.embedding(tokens, self._embedding)
-        hidden = x[:, : shape.hidden_size]
-        for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._norm(x))
-            pairs = qkv[:, :width].unflatten(1, (-1, shape.head_dim // 2, 2))
-            torch.view_as_complex(pairs).mul_(rotation)
-            output = attend(index, qkv.view(n, -1, shape.head_dim))
-            if logits_of is None and index == shape.num_layers - 1:
-                break
-            hidden.add_(layer.out(output))
-            gate_up = layer.gate_up(self._norm(x))
-            hidden.add_(layer.down(F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:])))
-        if logits_of is None:
-            return hidden
-        rows = F.pad(logits_of, (0, round_up(len(logits_of), ROWS) - len(logits_of)))
-        return self._head(self._norm(x[rows]))[: len(logits_of)]
-
-    def _norm(self, x: torch.Tensor) -> torch.Tensor:
-        """RMS norm [N, E] without its gain, over the root of the hidden size; `x`: [N, E + PADDING]."""
-        norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x[:, : self.shape.hidden_size] / norm
+        logits = np.empty((len(logits_of), self._head_columns), dtype=np.float32)
+        forward(
+            batch.tokens,
+            batch.positions,
+            batch.segments,
+            self.shape.sizes,
+            np.float32(self.shape.rms_norm_eps),
+            self._embedding,
+            self._cosine,
+            self._sine,
+            self._biases,
+            self._weights,
+            self._offsets,
+            logits_of,
+            logits,
+        )
+        return logits[:, : self.shape.vocab_size]
 
 
-def _after_norm(matrix: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    """`matrix` [outputs, E] with the factors that `_norm` leaves out."""
-    return (matrix * gain).mul_(gain.numel() ** 0.5)
+def _pack_layer(
+    w: Mapping[str, np.ndarray], layer: str, shape: ModelShape
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """The packed matrices of a layer, in the order of `forward.py`, and the biases [Q] of its first."""
 
-
-def _prepare(w: Mapping[str, torch.Tensor], layer: str, shape: ModelShape) -> _Layer:
-    half = shape.head_dim // 2
-    order = torch.stack([torch.arange(half), torch.arange(half) + half], dim=1).flatten()
-
-    def projections(kind: str) -> torch.Tensor:
+    def projections(kind: str) -> np.ndarray:
         q, k, v = (w[f"{layer}.self_attn.{name}_proj.{kind}"] for name in "qkv")
-        q = q.unflatten(0, (-1, shape.head_dim))[:, order].flatten(0, 1) * shape.head_dim**-0.5
-        k = k.unflatten(0, (-1, shape.head_dim))[:, order].flatten(0, 1)
-        return torch.cat([q, k, v])
+        return np.concatenate([q * np.float32(shape.head_dim**-0.5), k, v])
 
-    gate_up = torch.cat([w[f"{layer}.mlp.gate_proj.weight"], w[f"{layer}.mlp.up_proj.weight"]])
-    return _Layer(
-        qkv=_Matrix(
-            _after_norm(projections("weight"), w[f"{layer}.input_layernorm.weight"]),
-            projections("bias") if shape.has_qkv_bias else None,
-        ),
-        out=_Matrix(w[f"{layer}.self_attn.o_proj.weight"]),
-        gate_up=_Matrix(_after_norm(gate_up, w[f"{layer}.post_attention_layernorm.weight"])),
-        down=_Matrix(w[f"{layer}.mlp.down_proj.weight"]),
-    )
+    qkv = projections("weight") * w[f"{layer}.input_layernorm.weight"]
+    gain, inner = w[f"{layer}.post_attention_layernorm.weight"], shape.sizes.inner_padded
+    gate, up = (_pad(w[f"{layer}.mlp.{name}_proj.weight"] * gain, rows=inner) for name in ("gate", "up"))
+    biases = np.zeros(round_up(len(qkv), LANES), dtype=np.float32)
+    if shape.has_qkv_bias:
+        biases[: len(qkv)] = projections("bias")
+    matrices: dict[int, np.ndarray] = {
+        QKV: qkv,
+        OUT: w[f"{layer}.self_attn.o_proj.weight"],
+        GATE_UP: np.concatenate([gate, up]),
+        DOWN: w[f"{layer}.mlp.down_proj.weight"],
+    }
+    return [pack(matrices[index]) for index in sorted(matrices)], biases
 
 
-def _check(weights: Mapping[str, torch.Tensor], shape: ModelShape) -> None:
+def _pad(matrix: np.ndarray, *, rows: int = 0, columns: int = 0) -> np.ndarray:
+    """`matrix` with zeros up to so many rows and columns."""
+    missing = [(0, max(0, size - have)) for size, have in zip((rows, columns), matrix.shape, strict=True)]
+    return np.pad(matrix, missing)
+
+
+def _check(weights: Mapping[str, "torch.Tensor"], shape: ModelShape) -> None:
     sizes = shape.weight_shapes
     remedy = "weights and config.json must come from one model"
     for name, size in sizes.items():

@@ -32,8 +32,8 @@ class CpuSampler:
 
     Every method may be called from any event loop; only one thread touches the engine itself.
 
-    The same seed, weights, episode id and prompts give the same tokens and log-probs to the last bit with one
-    thread, whatever else is sampled at the same time.
+    The same seed, weights, episode id and prompts give the same tokens and log-probs to the last bit,
+    whatever else is sampled at the same time.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class CpuSampler:
     ) -> None:
         """`model`: a folder in Hugging Face format. `context_length`: tokens of a whole episode.
         `max_sequences`: episodes in the cache. `cache_gb`: the memory limit of keys and values, half for
-        episodes and half for shared prompts, committed only as it is used. `threads`: torch threads of this
-        process; more than one pays only on an otherwise idle machine.
+        episodes and half for shared prompts, committed only as it is used. `threads`: that
+        share the sequences of each step.
 
         Raises `ConfigError` if the model or a value is not supported.
         """
@@ -60,7 +60,7 @@ class CpuSampler:
             from agents.samplers.cpu.engine import CpuEngine
             from agents.samplers.cpu.llama import read_checkpoint
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(1)
         keep_freed_memory()
         shape, weights = read_checkpoint(Path(model))
         self._engine = CpuEngine(
@@ -71,13 +71,14 @@ class CpuSampler:
             cache_gb=cache_gb,
             seed=seed,
             policy_version=policy_version,
+            threads=threads,
         )
         self._folder = Path(model)
         self._tokenizer_decode: Decode | None = None
         self._ids = itertools.count()
         self._answers: dict[int, Callable[[Completion | WingspanError], None]] = {}
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, args=(threads,), name="cpu-sampler", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cpu-sampler", daemon=True)
         self._thread.start()
 
     async def sample(
@@ -167,10 +168,7 @@ class CpuSampler:
             raise SamplerFailed("the CPU sampler was closed; make a new one")
         self._commands.put(command)
 
-    def _run(self, threads: int) -> None:
-        import torch
-
-        torch.set_num_threads(threads)  # OpenMP counts per calling thread
+    def _run(self) -> None:
         while self._run_commands():
             try:
                 for request_id, completion in self._engine.step():

@@ -1,0 +1,310 @@
+"""The forward pass of the CPU engine: all layers over any number of sequences in one call, compiled by numba.
+
+What is computed for a token depends on its sequence alone, to the last bit: the order of a sum depends
+neither on the other tokens of the call nor on where the cache divides a sequence
+(docs/decisions/0013-same-bits.md).
+
+Keys and values lie in blocks, one for each sequence or shared prompt, of `C` columns, a multiple of `LANES`:
+per layer the keys [K, C / LANES, D, LANES], then the values [K, C, V], where V is D rounded up to `LANES`.
+A block is read in the order in which it lies in memory.
+
+Shapes: `N` tokens, `E` hidden, `H` heads, `K` KV heads, `D` head dimension, `I` inner, `Q` outputs of the
+query, key and value projections; `E`, `I` and `Q` are rounded up to `LANES` where they are widths of arrays.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import float32, int64, njit, types
+from numba.extending import intrinsic
+
+from agents.samplers.cpu.tiles import BYTES, LANES, ROWS, add_product, add_row, add_tile, round_up
+from agents.samplers.softmax import exponentiate, exponentiate_scores
+
+_BLOCK = 48
+"""Tokens that pass through a layer's inner matrices at once: their activations stay in the L2 cache."""
+
+FIRST, COUNT, OWN, OWN_COLUMNS, PREFIX, PREFIX_COLUMNS, PREFIX_LENGTH = range(7)
+"""The columns of `segments`: the first of a segment's rows, and how many there are; address and columns of
+the block that they are written to; address, columns and tokens of the block before it (0 without one)."""
+QKV, OUT, GATE_UP, DOWN = range(4)
+"""The columns of `offsets`: where in `weights` a layer's packed matrices begin. The last row has that of the
+output projection, in column 0."""
+
+
+class Sizes(NamedTuple):
+    """The numbers of a model that `forward` needs."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    inner_padded: int
+
+
+def block_size(sizes: Sizes, columns: int) -> int:
+    """The float32 numbers of a block of `columns` columns."""
+    value_dim = round_up(sizes.head_dim, LANES)
+    return sizes.layers * sizes.kv_heads * columns * (sizes.head_dim + value_dim)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _as_pointer(_, address):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+
+    return types.CPointer(types.float32)(types.int64), generate
+
+
+@njit(nogil=True, fastmath=True)
+def _normalize(x, width, eps, output):  # type: ignore[no-untyped-def]
+    """RMS norm of the first `width` columns of `x` [N, E], without its gain."""
+    for n in range(x.shape[0]):
+        total = float32(0.0)
+        for e in range(width):
+            total += x[n, e] * x[n, e]
+        scale = float32(1.0) / np.sqrt(total / float32(width) + eps)
+        for e in range(x.shape[1]):
+            output[n, e] = x[n, e] * scale
+
+
+@njit(nogil=True, fastmath=True)
+def _gate(gate_up, inner, output):  # type: ignore[no-untyped-def]
+    """silu(gate) * up; `gate_up`: [N, 2 I], `output`: [N, I]."""
+    powers = np.empty(inner, np.int32)
+    for n in range(gate_up.shape[0]):
+        gate, up, result = gate_up[n, :inner], gate_up[n, inner:], output[n]
+        for i in range(inner):
+            result[i] = -gate[i]
+        exponentiate(result, powers)
+        for i in range(inner):
+            result[i] = gate[i] / (float32(1.0) + result[i]) * up[i]
+
+
+@njit(nogil=True, fastmath=True)
+def _rotate(qkv, positions, heads, head_dim, cosine, sine):  # type: ignore[no-untyped-def]
+    """Rotary embedding of the first `heads` heads, in place; `cosine`, `sine`: [T, D / 2]."""
+    half = head_dim // 2
+    for n in range(qkv.shape[0]):
+        at = positions[n]
+        for head in range(heads):
+            low = qkv[n, head * head_dim : head * head_dim + half]
+            high = qkv[n, head * head_dim + half : (head + 1) * head_dim]
+            for d in range(half):
+                a, b = low[d], high[d]
+                low[d] = a * cosine[at, d] - b * sine[at, d]
+                high[d] = b * cosine[at, d] + a * sine[at, d]
+
+
+@njit(nogil=True)
+def _store(qkv, positions, segments, layer, heads, kv_heads, head_dim, value_dim):  # type: ignore[no-untyped-def]
+    """Write the keys and values of all tokens to their segments' blocks."""
+    for s in range(segments.shape[0]):
+        columns = segments[s, OWN_COLUMNS]
+        keys_size, values_size = kv_heads * head_dim * columns, kv_heads * columns * value_dim
+        start = segments[s, OWN] + BYTES * layer * (keys_size + values_size)
+        block = numba.carray(_as_pointer(start), keys_size + values_size)
+        for n in range(segments[s, FIRST], segments[s, FIRST] + segments[s, COUNT]):
+            column = positions[n] - segments[s, PREFIX_LENGTH]
+            lane = column % LANES
+            for k in range(kv_heads):
+                key, value = (heads + k) * head_dim, (heads + kv_heads + k) * head_dim
+                to_key = (k * columns + column - lane) * head_dim + lane
+                to_value = keys_size + (k * columns + column) * value_dim
+                for d in range(head_dim):
+                    block[to_key + d * LANES] = qkv[n, key + d]
+                    block[to_value + d] = qkv[n, value + d]
+
+
+@njit(nogil=True, fastmath=True, error_model="numpy")
+def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no-untyped-def]
+    """Attention of N tokens, each over the block before its segment and over its own up to itself.
+
+    First writes the tokens' keys and values. `qkv`: [N, Q], queries scaled; `positions`: [N];
+    `segments`: [S, 7], in the order of their rows, those of one prefix after each other; `attended`:
+    [N, H * D], overwritten.
+    """
+    _, _, heads, kv_heads, head_dim, _, _ = sizes
+    value_dim = (head_dim + LANES - 1) // LANES * LANES
+    _store(qkv, positions, segments, layer, heads, kv_heads, head_dim, value_dim)
+    longest = 0
+    for s in range(segments.shape[0]):
+        longest = max(longest, positions[segments[s, FIRST] + segments[s, COUNT] - 1] + 1)
+    stride = longest + 2 * LANES  # the last panel of keys may go beyond a sequence's end
+    scores, powers = np.empty((ROWS, stride), np.float32), np.empty(stride, np.int32)
+    sums, shares = np.empty((ROWS, value_dim), np.float32), np.empty(ROWS, np.float32)
+    at_qkv, at_scores, at_sums = qkv.ctypes.data, scores.ctypes.data, sums.ctypes.data
+    segment_of = np.empty(qkv.shape[0], np.int64)
+    for s in range(segments.shape[0]):
+        segment_of[segments[s, FIRST] : segments[s, FIRST] + segments[s, COUNT]] = s
+    first = 0
+    while first < qkv.shape[0]:
+        # a run of rows with one prefix, in parts of a tile's rows
+        s = segment_of[first]
+        prefix, columns, length = segments[s, PREFIX], segments[s, PREFIX_COLUMNS], segments[s, PREFIX_LENGTH]
+        run_end = first
+        while run_end < qkv.shape[0] and segments[segment_of[run_end], PREFIX] == prefix:
+            run_end += 1
+        prefix += BYTES * layer * kv_heads * columns * (head_dim + value_dim)
+        parts = (run_end - first + ROWS - 1) // ROWS
+        for head in range(heads):
+            k = head // (heads // kv_heads)
+            prefix_keys = prefix + BYTES * k * head_dim * columns
+            prefix_values = prefix + BYTES * (kv_heads * head_dim + k * value_dim) * columns
+            start = first
+            for part in range(parts):
+                end = first + (run_end - first) * (part + 1) // parts
+                rows = end - start
+                queries = at_qkv + BYTES * (start * qkv.shape[1] + head * head_dim)
+                scores[:rows, : length + LANES] = float32(0.0)
+                sums[:rows] = float32(0.0)
+                for column in range(0, length, LANES):
+                    add_tile(
+                        rows,
+                        queries,
+                        qkv.shape[1],
+                        prefix_keys + BYTES * column * head_dim,
+                        LANES,
+                        head_dim,
+                        at_scores + BYTES * column,
+                        stride,
+                    )
+                for r in range(rows):
+                    n = start + r
+                    own, own_columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
+                    own += BYTES * layer * kv_heads * own_columns * (head_dim + value_dim)
+                    count = positions[n] + 1 - length
+                    padded = (count + LANES - 1) // LANES * LANES
+                    scores[r, length : length + padded] = float32(0.0)
+                    add_row(
+                        queries + BYTES * r * qkv.shape[1],
+                        own + BYTES * k * head_dim * own_columns,
+                        LANES,
+                        LANES * head_dim,
+                        head_dim,
+                        padded,
+                        at_scores + BYTES * (r * stride + length),
+                    )
+                    total = exponentiate_scores(scores[r, : length + count], powers[: length + count])
+                    shares[r] = float32(1.0) / total
+                for column in range(0, value_dim, LANES):
+                    add_tile(
+                        rows,
+                        at_scores,
+                        stride,
+                        prefix_values + BYTES * column,
+                        value_dim,
+                        length,
+                        at_sums + BYTES * column,
+                        value_dim,
+                    )
+                for r in range(rows):
+                    n = start + r
+                    own, own_columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
+                    own += BYTES * layer * kv_heads * own_columns * (head_dim + value_dim)
+                    add_row(
+                        at_scores + BYTES * (r * stride + length),
+                        own + BYTES * (kv_heads * head_dim + k * value_dim) * own_columns,
+                        value_dim,
+                        LANES,
+                        positions[n] + 1 - length,
+                        value_dim,
+                        at_sums + BYTES * r * value_dim,
+                    )
+                    for d in range(head_dim):
+                        attended[n, head * head_dim + d] = sums[r, d] * shares[r]
+                start = end
+        first = run_end
+
+
+_Matrix = float32[:, ::1]
+
+
+@njit(
+    numba.void(
+        int64[::1],
+        int64[::1],
+        int64[:, ::1],
+        types.NamedUniTuple(int64, len(Sizes._fields), Sizes),
+        float32,
+        _Matrix,
+        _Matrix,
+        _Matrix,
+        _Matrix,
+        float32[::1],
+        int64[:, ::1],
+        int64[::1],
+        _Matrix,
+    ),
+    nogil=True,
+    fastmath=True,
+    error_model="numpy",  # weights that have diverged are found in the logits
+    cache=True,
+)
+def forward(  # type: ignore[no-untyped-def]
+    tokens,
+    positions,
+    segments,
+    sizes,
+    eps,
+    embedding,
+    cosine,
+    sine,
+    biases,
+    weights,
+    offsets,
+    logits_of,
+    logits,
+):
+    """Write the keys and values of N tokens, and the logits of some to `logits` [W, vocabulary].
+
+    `tokens`, `positions`: [N]; `segments`: [S, 7], as `attend` takes them; `embedding`: [vocabulary, E];
+    `cosine`, `sine`: [T, D / 2]; `biases`: [layers, Q]; `weights`: all matrices, packed, which begin at
+    `offsets` [layers + 1, 4]; `logits_of`: [W], indices of tokens. The matrices include the norms' gains and
+    the softmax scale.
+    """
+    n, width = tokens.shape[0], sizes.width
+    heads, head_dim, inner = sizes.heads, sizes.head_dim, sizes.inner_padded
+    e, q = embedding.shape[1], biases.shape[1]
+    x, normal = np.empty((n, e), np.float32), np.empty((n, e), np.float32)
+    qkv, attended = np.empty((n, q), np.float32), np.empty((n, heads * head_dim), np.float32)
+    gate_up, gated = np.empty((_BLOCK, 2 * inner), np.float32), np.empty((_BLOCK, inner), np.float32)
+    for i in range(n):
+        x[i] = embedding[tokens[i]]
+    matrices = weights.ctypes.data
+    for layer in range(sizes.layers):
+        _normalize(x, width, eps, normal)
+        for i in range(n):
+            qkv[i] = biases[layer]
+        matrix = matrices + BYTES * offsets[layer, QKV]
+        add_product(n, normal.ctypes.data, e, matrix, width, q, qkv.ctypes.data, q)
+        _rotate(qkv, positions, heads + sizes.kv_heads, head_dim, cosine, sine)
+        attend(qkv, positions, segments, layer, sizes, attended)
+        for first in range(0, n, _BLOCK):
+            end = min(n, first + _BLOCK)
+            rows, hidden = end - first, x[first:end]
+            matrix, inputs = matrices + BYTES * offsets[layer, OUT], heads * head_dim
+            add_product(rows, attended[first:].ctypes.data, inputs, matrix, inputs, e, hidden.ctypes.data, e)
+            _normalize(hidden, width, eps, normal[first:end])
+            gate_up[:rows] = float32(0.0)
+            matrix = matrices + BYTES * offsets[layer, GATE_UP]
+            at_normal = normal[first:].ctypes.data
+            add_product(rows, at_normal, e, matrix, width, 2 * inner, gate_up.ctypes.data, 2 * inner)
+            _gate(gate_up[:rows], inner, gated)
+            matrix = matrices + BYTES * offsets[layer, DOWN]
+            add_product(rows, gated.ctypes.data, inner, matrix, sizes.inner, e, hidden.ctypes.data, e)
+    count = logits_of.shape[0]
+    if count:
+        last = np.empty((count, e), np.float32)
+        for i in range(count):
+            last[i] = x[logits_of[i]]
+        _normalize(last, width, eps, last)
+        logits[:] = float32(0.0)
+        matrix = matrices + BYTES * offsets[sizes.layers, 0]
+        add_product(
+            count, last.ctypes.data, e, matrix, width, logits.shape[1], logits.ctypes.data, logits.shape[1]
+        )

@@ -1,0 +1,162 @@
+"""Matrix products for the CPU engine: tiles of a result that stay in vector registers, compiled by numba.
+
+A tile is written as LLVM code, because compilers do not keep a block of numbers in registers across a loop by
+themselves. Each number of a result is its initial value plus its products, added one after the other by fused
+multiply-add: its bits depend neither on the size of the tile nor on the other rows (docs/decisions/
+0017-fused-forward.md). Arrays are passed by address; strides and lengths count float32 numbers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16
+"""Columns of a vector: one register of AVX-512, two of AVX2, four of NEON."""
+ROWS = 6
+"""The most rows of a tile: with AVX2, twelve sums, two vectors of B and a number of A fill the registers."""
+BYTES = 4
+
+
+def _make_tile(rows: int, width: int) -> Callable[..., None]:
+    """A function `(a, a_stride, b, b_stride, b_panel, length, c, c_stride)` that adds to a tile of C.
+
+    C[r, w * LANES + lane] += sum over i < length of A[r, i] * B[w][i, lane], for `rows` rows and `width`
+    vectors. Row r of A begins at `a + r * a_stride`, row i of B[w] at `b + i * b_stride + w * b_panel`.
+    """
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        a, a_stride, b, b_stride, b_panel, length, c, c_stride = arguments
+        number, integer = ir.FloatType(), ir.IntType(64)
+        vector = ir.VectorType(number, LANES)
+        fma = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32"
+        )
+        no_vector = ir.Constant(vector, ir.Undefined)
+        first_lane = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+
+        def times(value: Any, count: int) -> Any:
+            return builder.mul(value, ir.Constant(integer, count))
+
+        def place(address: Any, offset: Any, kind: Any) -> Any:
+            return builder.inttoptr(builder.add(address, times(offset, BYTES)), kind.as_pointer())
+
+        def phis(starts: list[Any], block: Any) -> list[Any]:
+            nodes = [builder.phi(start.type) for start in starts]
+            for node, start in zip(nodes, starts, strict=True):
+                node.add_incoming(start, block)
+            return nodes
+
+        tile = [(r, w) for r in range(rows) for w in range(width)]
+        places = [
+            place(c, builder.add(times(c_stride, r), ir.Constant(integer, LANES * w)), vector)
+            for r, w in tile
+        ]
+        starts = [builder.load(at, align=BYTES) for at in places]
+        a_rows = [times(a_stride, r) for r in range(rows)]
+        b_panels = [times(b_panel, w) for w in range(width)]
+        before = builder.block
+        loop, after = builder.append_basic_block("tile.loop"), builder.append_basic_block("tile.after")
+        builder.cbranch(builder.icmp_signed(">", length, ir.Constant(integer, 0)), loop, after)
+
+        builder.position_at_end(loop)
+        i, *sums = phis([ir.Constant(integer, 0), *starts], before)
+        b_row = builder.mul(i, b_stride)
+        columns = [
+            builder.load(place(b, builder.add(b_row, panel), vector), align=BYTES) for panel in b_panels
+        ]
+        factors = []
+        for a_row in a_rows:
+            factor = builder.load(place(a, builder.add(a_row, i), number), align=BYTES)
+            lanes = builder.insert_element(no_vector, factor, ir.Constant(ir.IntType(32), 0))
+            factors.append(builder.shuffle_vector(lanes, no_vector, first_lane))
+        added = [
+            builder.call(fma, [factors[r], columns[w], total])
+            for (r, w), total in zip(tile, sums, strict=True)
+        ]
+        following = builder.add(i, ir.Constant(integer, 1))
+        builder.cbranch(builder.icmp_signed("<", following, length), loop, after)
+        for node, value in zip([i, *sums], [following, *added], strict=True):
+            node.add_incoming(value, loop)
+
+        builder.position_at_end(after)
+        results = phis(starts, before)
+        for node, value in zip(results, added, strict=True):
+            node.add_incoming(value, loop)
+        for node, at in zip(results, places, strict=True):
+            builder.store(node, at, align=BYTES)
+        return context.get_dummy_value()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def tile(_, a, a_stride, b, b_stride, b_panel, length, c, c_stride):  # type: ignore[no-untyped-def]
+        return types.void(*[types.int64] * 8), generate
+
+    function: Callable[..., None] = tile
+    return function
+
+
+_tile_1x1, _tile_1x2, _tile_1x4 = _make_tile(1, 1), _make_tile(1, 2), _make_tile(1, 4)
+_tile_2x1, _tile_3x1, _tile_4x1 = _make_tile(2, 1), _make_tile(3, 1), _make_tile(4, 1)
+_tile_5x1, _tile_6x1 = _make_tile(5, 1), _make_tile(6, 1)
+
+
+@njit(nogil=True)
+def add_tile(rows, a, a_stride, b, b_stride, length, c, c_stride):  # type: ignore[no-untyped-def]
+    """Add A [rows, length] times B [length, LANES] to C [rows, LANES]; `rows`: 1 to `ROWS`."""
+    if rows == 6:
+        _tile_6x1(a, a_stride, b, b_stride, 0, length, c, c_stride)
+    elif rows == 5:
+        _tile_5x1(a, a_stride, b, b_stride, 0, length, c, c_stride)
+    elif rows == 4:
+        _tile_4x1(a, a_stride, b, b_stride, 0, length, c, c_stride)
+    elif rows == 3:
+        _tile_3x1(a, a_stride, b, b_stride, 0, length, c, c_stride)
+    elif rows == 2:
+        _tile_2x1(a, a_stride, b, b_stride, 0, length, c, c_stride)
+    else:
+        _tile_1x1(a, a_stride, b, b_stride, 0, length, c, c_stride)
+
+
+@njit(nogil=True)
+def add_row(a, b, b_stride, b_panel, length, columns, c):  # type: ignore[no-untyped-def]
+    """Add A [length] times B to C [columns]; `columns`: a multiple of `LANES`, each in a panel of B."""
+    done = 0
+    while done + 4 * LANES <= columns:
+        _tile_1x4(a, 0, b, b_stride, b_panel, length, c, 0)
+        b, c, done = b + 4 * BYTES * b_panel, c + 4 * BYTES * LANES, done + 4 * LANES
+    if done + 2 * LANES <= columns:
+        _tile_1x2(a, 0, b, b_stride, b_panel, length, c, 0)
+        b, c, done = b + 2 * BYTES * b_panel, c + 2 * BYTES * LANES, done + 2 * LANES
+    if done < columns:
+        _tile_1x1(a, 0, b, b_stride, b_panel, length, c, 0)
+
+
+@njit(nogil=True)
+def add_product(n, a, a_stride, panels, length, columns, c, c_stride):  # type: ignore[no-untyped-def]
+    """Add A [n, length] times a packed matrix [length, columns] to C [n, columns]."""
+    parts = (n + ROWS - 1) // ROWS
+    for panel in range(columns // LANES):
+        b, to = panels + BYTES * panel * length * LANES, c + BYTES * panel * LANES
+        first = 0
+        for part in range(parts):
+            end = n * (part + 1) // parts  # rows are shared out evenly: 8 are 4 and 4, not 6 and 2
+            a_rows, c_rows = a + BYTES * first * a_stride, to + BYTES * first * c_stride
+            add_tile(end - first, a_rows, a_stride, b, LANES, length, c_rows, c_stride)
+            first = end
+
+
+def pack(matrix: np.ndarray) -> np.ndarray:
+    """`matrix` [outputs, inputs] as `add_product` reads it: panels [inputs, LANES], outputs padded with 0."""
+    outputs, inputs = matrix.shape
+    padded = np.zeros((round_up(outputs, LANES), inputs), dtype=np.float32)
+    padded[:outputs] = matrix
+    return np.ascontiguousarray(padded.reshape(-1, LANES, inputs).transpose(0, 2, 1)).ravel()
+
+
+def round_up(count: int, multiple: int) -> int:
+    """The least multiple that is not less than `count`."""
+    return -(-count // multiple) * multiple
