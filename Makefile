@@ -63,7 +63,9 @@ $(RUNS): pyproject.toml constraints.txt overrides.txt
 	fi; \
 	echo "installing the pinned packages (a few minutes on a first run)"; \
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt uv; \
-	$(into_venv) --editable .
+	$(into_venv) --editable .; \
+	echo "compiling the CPU engine"; \
+	.venv/bin/python -c "import agents.samplers.cpu.engine, agents.samplers.softmax"
 	@touch $@
 
 # What the tests speak to, and what environments need that not every machine can build.

@@ -59,7 +59,9 @@ def test_the_kernel_is_softmax_attention(
 
     def read(tokens: dict[int, int]) -> tuple[list[int], np.ndarray, np.ndarray]:
         """Attention for so many new tokens of each sequence (-1: the prefix itself), with random inputs."""
-        owners, positions, segments = [], [], []
+        owners: list[int] = []
+        positions: list[int] = []
+        segments = []
         for sequence, count in tokens.items():
             has_prefix = 0 <= sequence < sharing and num_prefix > 0
             before = (

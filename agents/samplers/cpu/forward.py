@@ -12,7 +12,7 @@ Shapes: `N` tokens, `E` hidden, `H` heads, `K` KV heads, `D` head dimension, `I`
 query, key and value projections; `E`, `I` and `Q` are rounded up to `LANES` where they are widths of arrays.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -52,7 +52,7 @@ def block_size(sizes: Sizes, columns: int) -> int:
     return sizes.layers * sizes.kv_heads * columns * (sizes.head_dim + value_dim)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _as_pointer(_, address):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
@@ -107,7 +107,7 @@ def _store(qkv, positions, segments, layer, heads, kv_heads, head_dim, value_dim
         columns = segments[s, OWN_COLUMNS]
         keys_size, values_size = kv_heads * head_dim * columns, kv_heads * columns * value_dim
         start = segments[s, OWN] + BYTES * layer * (keys_size + values_size)
-        block = numba.carray(_as_pointer(start), keys_size + values_size)
+        block = numba.carray(_as_pointer(start), keys_size + values_size)  # type: ignore[attr-defined, call-arg]
         for n in range(segments[s, FIRST], segments[s, FIRST] + segments[s, COUNT]):
             column = positions[n] - segments[s, PREFIX_LENGTH]
             lane = column % LANES
@@ -221,30 +221,26 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
         first = run_end
 
 
-_Matrix = float32[:, ::1]
-
-
-@njit(
-    numba.void(
-        int64[::1],
-        int64[::1],
-        int64[:, ::1],
-        types.NamedUniTuple(int64, len(Sizes._fields), Sizes),
-        float32,
-        _Matrix,
-        _Matrix,
-        _Matrix,
-        _Matrix,
-        float32[::1],
-        int64[:, ::1],
-        int64[::1],
-        _Matrix,
-    ),
-    nogil=True,
-    fastmath=True,
-    error_model="numpy",  # weights that have diverged are found in the logits
-    cache=True,
+_MATRIX = float32[:, ::1]
+_SIGNATURE: Any = numba.void(
+    int64[::1],
+    int64[::1],
+    int64[:, ::1],
+    types.NamedUniTuple(int64, len(Sizes._fields), Sizes),
+    float32,
+    _MATRIX,
+    _MATRIX,
+    _MATRIX,
+    _MATRIX,
+    float32[::1],
+    int64[:, ::1],
+    int64[::1],
+    _MATRIX,
 )
+
+
+# weights that have diverged are found in the logits
+@njit(_SIGNATURE, nogil=True, fastmath=True, error_model="numpy", cache=True)
 def forward(  # type: ignore[no-untyped-def]
     tokens,
     positions,

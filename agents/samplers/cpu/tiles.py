@@ -91,7 +91,7 @@ def _make_tile(rows: int, width: int) -> Callable[..., None]:
             builder.store(node, at, align=BYTES)
         return context.get_dummy_value()
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def tile(_, a, a_stride, b, b_stride, b_panel, length, c, c_stride):  # type: ignore[no-untyped-def]
         return types.void(*[types.int64] * 8), generate
 
