@@ -20,7 +20,6 @@ from agents.samplers.cpu.kv_cache import (
     Segment,
     make_batch,
     part_of,
-    prompt_batch,
     share_out,
 )
 from agents.samplers.cpu.llama import Llama, ModelShape
@@ -206,9 +205,9 @@ class CpuEngine:
                 break
             self._start(request, sequence)
             prefix = sequence.prefix
-            if prefix.block is not None or prefix in new_prefixes:
+            if prefix.is_filled or prefix in new_prefixes:
                 self._count(reused_tokens=len(prefix))
-            elif len(prefix):
+            else:
                 new_prefixes.append(prefix)
                 self._count(prefilled_tokens=len(prefix))
         if new_prefixes:
@@ -227,9 +226,10 @@ class CpuEngine:
             batch = [prefixes.pop()]
             while prefixes and sum(map(len, batch)) + len(prefixes[-1]) <= PROMPT_TOKENS:
                 batch.append(prefixes.pop())
+            segments = [Segment(prefix.tokens, 0, prefix.place) for prefix in batch]
+            self._compute(make_batch(segments), logits_of=np.zeros(0, dtype=np.int64))
             for prefix in batch:
-                prefix.allocate(self.shape)
-            self._compute(prompt_batch(batch), logits_of=np.zeros(0, dtype=np.int64))
+                prefix.is_filled = True
 
     def _advance(self, active: Sequence[CachedSequence]) -> list[tuple[int, Completion]]:
         """One forward for all of `active`, and a token for each that has nothing left to read."""
@@ -237,16 +237,8 @@ class CpuEngine:
         for sequence in active:
             by_prefix.setdefault(sequence.prefix, []).append(sequence)
         sequences = [sequence for group in by_prefix.values() for sequence in group]
-        slots = self._scheduler.slots
         batch = make_batch(
-            Segment(
-                tokens=s.tokens[s.num_cached : s.num_cached + CHUNK],
-                start=s.num_cached,
-                address=slots.address(s.slot),
-                columns=slots.columns,
-                prefix=s.prefix,
-            )
-            for s in sequences
+            Segment(s.tokens[s.num_cached : s.num_cached + CHUNK], s.num_cached, s.place) for s in sequences
         )
         sampling: list[CachedSequence] = []
         logits_of: list[int] = []

@@ -10,6 +10,7 @@ Decoding is bound by memory bandwidth: a group of 8 reads its prompt once per st
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,41 +26,43 @@ def bytes_per_token(shape: ModelShape) -> int:
     return BYTES * block_size(shape.sizes, LANES) // LANES
 
 
-@dataclass(slots=True, eq=False)
-class Prefix:
-    """A prompt's tokens, with their keys and values once a forward has written them."""
+class Place(NamedTuple):
+    """Where a sequence's keys and values lie; 0 for a block that it does not have."""
 
-    tokens: tuple[int, ...]
-    block: np.ndarray | None = None
-    users: int = 0
-    last_used: int = 0
+    address: int
+    """Of the block that its tokens are written to."""
+    columns: int
+    prefix_address: int = 0
+    """Of the block before it."""
+    prefix_columns: int = 0
+    prefix_length: int = 0
+    """Tokens in the block before it."""
+
+
+class Prefix:
+    """The keys and values of a prompt's tokens."""
+
+    def __init__(self, tokens: tuple[int, ...], *, shape: ModelShape) -> None:
+        self.tokens = tokens
+        self.is_filled = not tokens
+        """Whether a forward has written them."""
+        self.users = 0
+        self.last_used = 0
+        columns = round_up(len(tokens), LANES)
+        self._block = _aligned(block_size(shape.sizes, columns))
+        self.place = Place(self._block.ctypes.data, columns)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def columns(self) -> int:
-        """Of its block."""
-        return round_up(len(self), LANES)
 
-    def allocate(self, shape: ModelShape) -> None:
-        """Make room for keys and values."""
-        self.block = _aligned(block_size(shape.sizes, self.columns))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(NamedTuple):
     """Consecutive tokens of one sequence, computed in one forward."""
 
     tokens: Sequence[int]
     start: int
     """Position of the first token in the sequence."""
-    address: int
-    """Of the block that they are written to."""
-    columns: int
-    """Of that block."""
-    prefix: Prefix | None
-    """What precedes that block."""
+    place: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,34 +85,15 @@ def make_batch(segments: Iterable[Segment]) -> Batch:
     tokens: list[int] = []
     positions: list[int] = []
     table = []
-    for segment in segments:
-        prefix, count, start = segment.prefix, len(segment.tokens), segment.start
-        if prefix is None or prefix.block is None:
-            before = (0, 0, 0)
-        else:
-            before = (prefix.block.ctypes.data, prefix.columns, len(prefix))
-        table.append((len(tokens), count, segment.address, segment.columns, *before))
-        tokens += segment.tokens
-        positions += [start] if count == 1 else range(start, start + count)
+    for new_tokens, start, place in segments:
+        count = len(new_tokens)
+        table.append((len(tokens), count, *place))
+        tokens += new_tokens
+        positions += (start,) if count == 1 else range(start, start + count)
     return Batch(
         tokens=np.array(tokens, dtype=np.int64),
         positions=np.array(positions, dtype=np.int64),
         segments=np.array(table, dtype=np.int64),
-    )
-
-
-def prompt_batch(prefixes: Sequence[Prefix]) -> Batch:
-    """The batch that writes the keys and values of whole prompts."""
-    return make_batch(
-        Segment(
-            tokens=prefix.tokens,
-            start=0,
-            address=prefix.block.ctypes.data,
-            columns=prefix.columns,
-            prefix=None,
-        )
-        for prefix in prefixes
-        if prefix.block is not None
     )
 
 
@@ -124,9 +108,10 @@ class Slots:
         self._size = BYTES * size
         self._start = self._blocks.ctypes.data
 
-    def address(self, slot: int) -> int:
-        """Of a slot's block."""
-        return self._start + slot * self._size
+    def place(self, slot: int, prefix: Prefix) -> Place:
+        """That of a sequence in `slot`, after `prefix`."""
+        address = self._start + slot * self._size
+        return Place(address, self.columns, *prefix.place[:2], len(prefix))
 
 
 def _aligned(size: int) -> np.ndarray:

@@ -7,7 +7,7 @@ Owns the tokens that are cached; knows nothing of requests, sampling or time (a 
 
 from dataclasses import dataclass
 
-from agents.samplers.cpu.kv_cache import Prefix, Slots, bytes_per_token
+from agents.samplers.cpu.kv_cache import Place, Prefix, Slots, bytes_per_token
 from agents.samplers.cpu.llama import ModelShape
 from envs.errors import ConfigError
 
@@ -25,6 +25,7 @@ class CachedSequence:
 
     episode_id: str
     slot: int
+    place: Place
     prefix: Prefix
     tokens: list[int]
     num_cached: int
@@ -50,6 +51,7 @@ class Scheduler:
                 f"{context_length} tokens takes {per_slot / (1 - PREFIX_SHARE) / 1e9:.3g} GB; raise one, "
                 "or lower rollout.context_length"
             )
+        self._shape = shape
         self.slots = Slots(shape, count=count, columns=context_length)
         self.evictions = 0
         self._max_prefix_tokens = int(for_prefixes / bytes_per_token(shape))
@@ -63,12 +65,6 @@ class Scheduler:
         self._by_slot = [None] * len(self._by_slot)
         self._by_episode.clear()
         self._prefixes.clear()
-
-    def sequence_in(self, slot: int) -> CachedSequence:
-        """The sequence that holds `slot`."""
-        sequence = self._by_slot[slot]
-        assert sequence is not None
-        return sequence
 
     def pause(self, episode_id: str) -> None:
         """Stop advancing the episode until it is resumed or admitted again."""
@@ -100,7 +96,8 @@ class Scheduler:
             return None
         prefix = self._prefix_of(episode_id, prompt)
         prefix.users += 1
-        sequence = CachedSequence(episode_id, slot, prefix, list(prompt), len(prefix))
+        place = self.slots.place(slot, prefix)
+        sequence = CachedSequence(episode_id, slot, place, prefix, list(prompt), len(prefix))
         self._by_episode[episode_id] = self._by_slot[slot] = sequence
         return sequence
 
@@ -133,7 +130,7 @@ class Scheduler:
         if len(self._openings) > REMEMBERED:
             del self._openings[next(iter(self._openings))]
         if opening not in self._prefixes:
-            self._prefixes[opening] = Prefix(opening)
+            self._prefixes[opening] = Prefix(opening, shape=self._shape)
         return self._prefixes[opening]
 
     def _take_slot(self, clock: int) -> int | None:
