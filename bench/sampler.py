@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +29,7 @@ import torch
 from agents.samplers.sampler import Sampler
 from agents.types import SamplingParams
 from bench.samplers import SAMPLERS
+from tasks.verl.cpu.flops import ModelFlops, Work, best_seconds, matmul_flops
 
 PROMPT, TURNS, COMPLETION, OBSERVATION, GROUP = 300, 6, 20, 8, 8
 EPISODES = (1, 16, 64, 256)
@@ -45,34 +45,6 @@ def cpu_seconds() -> float:
     return time.process_time() + sum(times.user + times.system for times in children)
 
 
-def best_seconds(work: Callable[[], object], *, repeats: int = 7) -> float:
-    """CPU seconds of the quickest of several runs of `work`, after one to warm up."""
-    work()
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return min(times)
-
-
-def gemm_flops() -> float:
-    """Best FLOPs per CPU second of a float32 matrix product, by torch (MKL) or oneDNN."""
-    best = 0.0
-    for size in (512, 1024, 2048):
-        a, b = torch.randn(size, size), torch.randn(size, size)
-        best = max(best, *(2 * size**3 / best_seconds(product) for product in _products(a, b)))
-    return best
-
-
-def _products(a: torch.Tensor, b: torch.Tensor) -> Iterator[Callable[[], object]]:
-    """Ways to compute `a @ b`, of square matrices; which is transposed makes no difference to the time."""
-    yield lambda: a @ b
-    if torch.backends.mkldnn.is_available():
-        packed = torch.ops.mkldnn._reorder_linear_weight(b, len(a))
-        yield lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], "")
-
-
 def read_bytes_per_s(size: float) -> float:
     """Speed of reading a buffer of `size` bytes repeatedly: from the CPU's cache if it fits."""
     buffer = torch.ones(max(1024, int(size) // 4))
@@ -86,12 +58,7 @@ class Model:
 
     vocab_size: int
     parameters: int
-    linear: int
-    """Parameters of the layers' matrices."""
-    head: int
-    """Parameters of the output projection."""
-    attention: int
-    """FLOPs per token and key."""
+    flops: ModelFlops
     bytes_per_token: int
     """Of keys and values."""
 
@@ -107,11 +74,7 @@ class Model:
         return cls(
             vocab_size=config.vocab_size,
             parameters=sum(weight.numel() for weight in weights.values()),
-            linear=sum(
-                weight.numel() for name, weight in weights.items() if ".layers." in name and weight.dim() == 2
-            ),
-            head=config.vocab_size * config.hidden_size,
-            attention=4 * config.num_hidden_layers * config.num_attention_heads * head_dim,
+            flops=ModelFlops.of_folder(folder),
             bytes_per_token=2 * 4 * config.num_hidden_layers * config.num_key_value_heads * head_dim,
         )
 
@@ -119,13 +82,17 @@ class Model:
 def roofline(model: Model, *, episodes: int, flops_per_s: float) -> float:
     """CPU seconds that the load takes at least."""
     groups = -(-episodes // GROUP)
-    flops = 2.0 * model.linear * (groups * PROMPT + episodes * EPISODE)
-    flops += 2.0 * model.head * episodes * TURNS * COMPLETION
-    flops += model.attention * (groups * PROMPT**2 / 2 + episodes * EPISODE * (PROMPT + EPISODE / 2))
-    bytes_per_step = 4.0 * (model.linear + model.head)
+    work = Work(
+        tokens=groups * PROMPT + episodes * EPISODE,
+        logits=episodes * TURNS * COMPLETION,
+        pairs=groups * PROMPT**2 // 2 + episodes * EPISODE * (PROMPT + EPISODE // 2),
+    )
+    bytes_per_step = 2.0 * (model.flops.per_token + model.flops.per_logit)
     bytes_per_step += model.bytes_per_token * (groups * PROMPT + episodes * EPISODE / 2)
     steps = TURNS * COMPLETION
-    return max(flops / flops_per_s, steps * bytes_per_step / read_bytes_per_s(bytes_per_step))
+    return max(
+        model.flops.forward(work) / flops_per_s, steps * bytes_per_step / read_bytes_per_s(bytes_per_step)
+    )
 
 
 async def play(sampler: Sampler, *, episodes: int, vocab_size: int, seed: int) -> dict[str, float]:
@@ -183,7 +150,7 @@ async def measure(folder: Path, *, sampler: str, episodes: tuple[int, ...], thre
     """Everything that is printed."""
     torch.set_num_threads(threads)
     model = Model.read(folder)
-    flops_per_s = gemm_flops()
+    flops_per_s = matmul_flops()
     runs = []
     for count in episodes:
         with SAMPLERS[sampler](

@@ -36,10 +36,10 @@ from statistics import median
 from typing import Any
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
-from bench.sampler import Model, gemm_flops
 from envs.types import Item
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl.actor import environment_of
+from tasks.verl.cpu.flops import UPDATE_PASSES, ModelFlops, count_work, matmul_flops
 from tasks.verl.local_worker import join_process_group, start_actor
 from tasks.verl.rows import TrainingRow, fields_of, rows_of
 
@@ -99,29 +99,22 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
                 send(processes, signal.SIGSTOP)
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     cpu_s, wall_s = (median(times) for times in zip(*alone_times, strict=True))
-    pairs = sum(needed_pairs(b.prompt_length, b.response_lengths) for b in step_row.blocks)
-    sizes = Model.read(Path(pipeline.model))
-    forward = 2.0 * (sizes.linear * step_row.input_ids.shape[1] + sizes.head * len(step_row.labels))
-    flop = 3 * (forward + sizes.attention * pairs)
+    work = count_work(rows)
+    flop = UPDATE_PASSES * ModelFlops.of_folder(Path(pipeline.model)).forward(work)
     return Result(
         trajectories=len(rows),
-        tokens=step_row.input_ids.shape[1],
-        needed_pairs=pairs,
+        tokens=work.tokens,
+        needed_pairs=work.pairs,
         computed_pairs=computed_pairs(step_row.blocks),
         threads=threads,
         busy=busy,
         cpu_s=round(cpu_s, 3),
         wall_s=round(wall_s, 3),
         gflop=round(flop / 1e9, 1),
-        mfu=round(flop / cpu_s / gemm_flops(), 3),
+        mfu=round(flop / cpu_s / matmul_flops(), 3),
         slowdown=round(median(wall for _, wall in busy_times) / wall_s, 2) if busy else None,
         fair_slowdown=round(max(1.0, (busy + threads) / cores), 2) if busy else None,
     )
-
-
-def needed_pairs(prompt: int, responses: Sequence[int]) -> int:
-    """Of a group: the prompt over itself, each response over the prompt and itself."""
-    return prompt * (prompt + 1) // 2 + sum(r * prompt + r * (r + 1) // 2 for r in responses)
 
 
 def timed_update(worker: Any, data: Any) -> tuple[float, float]:

@@ -78,7 +78,7 @@ def step_metric(key: str) -> str:
         name = "time/step"
     elif key.startswith("seconds_"):
         name = f"time/{key.removeprefix('seconds_')}"
-    elif key == "tokens_per_s":
+    elif key in ("tokens_per_s", "mfu", "idle_cores"):
         name = f"time/{key}"
     elif key.startswith("env_step_seconds/"):
         name = f"time/env_step/{key.removeprefix('env_step_seconds/')}"

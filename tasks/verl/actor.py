@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from agents import process_memory
 from agents.samplers.vllm import PYTHON_VARIABLE, find_python
 from agents.types import Trajectory
@@ -31,6 +33,7 @@ from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV
 
 if TYPE_CHECKING:
     from tasks.rollout.served_policy import ServedAt
+    from tasks.verl.cpu.flops import CpuSpeed
 
 SAMPLED_ITEMS = 2
 """Groups whose trajectories are kept of every step, to look at."""
@@ -53,6 +56,7 @@ VERL_METRICS = {
     "explained_variance": "critic/vf_explained_var",
     "critic_grad_norm": "critic/grad_norm",
     "critic_lr": "critic/lr",
+    "mfu": "perf/mfu/actor",
     "rollout_probs_diff_mean": "training/rollout_probs_diff_mean",
     "rollout_probs_diff_max": "training/rollout_probs_diff_max",
     "importance_mean": "rollout_corr/mean",
@@ -82,16 +86,19 @@ class StepRecord:
     training temperature), `loss`, `grad_norm`, `kl` (to the policy that sampled), `kl_reference`,
     `observation_loss` (nats per token of the environment), `clip_fraction`, `lr`; `tokens_per_s` of the
     rollout; `horizon` (the longest; where parts have their own, also `horizon_<part>`), `temperature`,
-    `policy_version`; `seconds` and `seconds_<phase>`. With a critic: `value_loss`, `value_clip_fraction`,
-    `value_mean` and `explained_variance` (the share of the returns' variance that the values before the
-    update explain), `critic_grad_norm`, `critic_lr`. With a teacher: `distill/kl` (the estimate of the KL of
-    the policy that sampled from the teacher, nats per token), `distill/teacher_log_prob` (mean over the same
-    tokens) and `distill/scored` (the share of the trained conversations that these are of). With vLLM or
-    `train.rollout_correction`, where the trainer computes the log-probs of what was sampled once more, over
-    the tokens that are trained on: `rollout_probs_diff_mean` and `_max`, between the trainer's and the
-    sampler's probabilities; `importance_mean`, the weight of a token (`train.rollout_correction`),
-    `importance_capped` and `importance_rejected`, the shares of tokens whose ratio was cut and set to 0;
-    `entropy_exact`, of the policy's whole distributions (nats, mean over rows). Otherwise verl takes the
+    `policy_version`; `seconds` and `seconds_<phase>`; `idle_cores` (the share of the machine's core-seconds
+    in which a core was idle), `mfu` (the share of the FLOPs that the machine could have done during the
+    update that were needed for it; on GPUs verl's estimate). With a critic: `value_loss`,
+    `value_clip_fraction`, `value_mean` and `explained_variance` (the share of the returns' variance that
+    the values before the update explain), `critic_grad_norm`, `critic_lr`. With a teacher: `distill/kl`
+    (the estimate of the KL of the policy that sampled from the teacher, nats per token),
+    `distill/teacher_log_prob` (mean over the same tokens) and `distill/scored` (the share of the trained
+    conversations that these are of). With vLLM or `train.rollout_correction`, where the trainer computes
+    the log-probs of what was sampled once more, over the tokens that are trained on:
+    `rollout_probs_diff_mean` and `_max`, between the trainer's and the sampler's probabilities;
+    `importance_mean`, the weight of a token (`train.rollout_correction`), `importance_capped` and
+    `importance_rejected`, the shares of tokens whose ratio was cut and set to 0; `entropy_exact`, of the
+    policy's whole distributions (nats, mean over rows). Otherwise verl takes the
     sampler's log-probs as they are and computes none of these."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
@@ -145,6 +152,7 @@ class Trainer:
         self._episode_file = episode_file
         self._config: Any = None
         self._record: StepRecord | None = None
+        self._cpu_speed: CpuSpeed | None = None
 
     def prepare(self) -> None:
         """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
@@ -211,6 +219,13 @@ class Trainer:
             episode_file=self._episode_file,
         )
         self._trainer.attach(self._manager, teacher)
+        if self._pipeline.backend.device == "cpu":
+            from tasks.verl.cpu.engine import threads_per_process
+            from tasks.verl.cpu.flops import CpuSpeed
+
+            workers = self._pipeline.backend.workers
+            threads = workers * threads_per_process(workers)
+            self._cpu_speed = CpuSpeed.measure(Path(self._model), threads=threads)
         if step := int(self._trainer.global_steps):
             self._manager.restore_ahead(checkpoints.checkpoint_folder(self._checkpoints, step=step))
         if self._serve is not None:
@@ -222,7 +237,7 @@ class Trainer:
 
         `steps_to_keep`: checkpoints that are kept besides the newest.
         """
-        start_time = time.perf_counter()
+        start_time, cores_before = time.perf_counter(), psutil.cpu_times()
         verl_metrics, verl_seconds = self._trainer.run_step(save=save, steps_to_keep=steps_to_keep)
         self._manager.on_new_weights()
         step = int(self._trainer.global_steps)
@@ -249,6 +264,10 @@ class Trainer:
         metrics |= {
             name: float(verl_metrics[key]) for name, key in VERL_METRICS.items() if key in verl_metrics
         }
+        metrics["idle_cores"] = _idle_share(cores_before, psutil.cpu_times())
+        if self._cpu_speed is not None and (update_s := verl_seconds.get("update_actor")):
+            passes = self._pipeline.train.epochs
+            metrics["mfu"] = self._cpu_speed.utilization(rollout.work, passes=passes, seconds=update_s)
         for phase, parts in _PHASES.items():
             metrics[f"seconds_{phase}"] = sum(verl_seconds.get(part, 0.0) for part in parts)
         trajectories = [t for group in rollout.sample.groups[:SAMPLED_ITEMS] for t in group]
@@ -304,6 +323,13 @@ class Trainer:
 
         self._manager.close()
         tq.close()
+
+
+def _idle_share(before: Any, after: Any) -> float:
+    """The share of idle time between two results of `psutil.cpu_times`."""
+    spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
+    total = sum(spent.values())
+    return (spent["idle"] + spent.get("iowait", 0.0)) / total if total > 0 else 0.0
 
 
 def _environments(pools: Mapping[str, PoolMetrics]) -> dict[str, float]:

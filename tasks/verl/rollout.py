@@ -33,6 +33,7 @@ from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
 from tasks.rollout.step import Group, StepSample, StepSampler
+from tasks.verl.cpu.flops import Work, count_work
 from tasks.verl.rows import fields_of, observation_tokens, parent_key, rows_of, tag_of, trainable
 
 T = TypeVar("T")
@@ -121,6 +122,8 @@ class StepRollout:
     """Those that were handed to the trainer, by the key of their rows without the segment's number."""
     observation_tokens: int
     """Of those that were handed to the trainer: tokens that the environment wrote."""
+    work: Work
+    """Of one pass over what was handed to the trainer."""
     greedy_rewards: Mapping[str, float]
     """`sample.greedy_rewards`, by the group's uid."""
     num_informative: int
@@ -213,6 +216,7 @@ class RolloutManager:
             sample=sample,
             trained={parent_key(row.key): row.trajectory for row in rows},
             observation_tokens=observation_tokens(rows),
+            work=count_work(rows),
             greedy_rewards=greedy_rewards,
             num_informative=sum(map(is_informative, sample.groups)),
             environments=self._runner.environments,

@@ -1,0 +1,132 @@
+"""How many floating-point operations an update needs, and how many the machine could do in the same time.
+
+An update takes three times the operations of its forward pass: forward, and backward by weights and by
+inputs. What packed rows need is counted (`packing.py`): each prompt of a group once, the pairs of query and
+key that a causal mask leaves, and logits only where there is a loss.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from tasks.verl.rows import TrainingRow
+
+UPDATE_PASSES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What the forward passes of a step's update compute, besides how large the model is."""
+
+    tokens: int
+    logits: int
+    pairs: int
+    """Of query and key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlops:
+    """FLOPs of a forward pass."""
+
+    per_token: float
+    per_logit: float
+    """Of the distribution over the vocabulary, for one token."""
+    per_pair: float
+    """Of query and key, in all layers."""
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> "ModelFlops":
+        """Of a model in Hugging Face format."""
+        from safetensors import safe_open
+
+        from agents.huggingface import AutoConfig
+
+        config = AutoConfig.from_pretrained(folder)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        numbers = 0
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, framework="pt") as weights:
+                shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+            numbers += sum(
+                shape[0] * shape[1]
+                for name, shape in shapes.items()
+                if ".layers." in name and len(shape) == 2
+            )
+        return cls(
+            per_token=2.0 * numbers,
+            per_logit=2.0 * config.vocab_size * config.hidden_size,
+            per_pair=4.0 * config.num_hidden_layers * config.num_attention_heads * head_dim,
+        )
+
+    def forward(self, work: Work) -> float:
+        """FLOPs of the forward passes of `work`."""
+        return self.per_token * work.tokens + self.per_logit * work.logits + self.per_pair * work.pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuSpeed:
+    """How fast this machine could update a model, if it computed matrix products alone."""
+
+    model: ModelFlops
+    flops_per_s: float
+
+    @classmethod
+    def measure(cls, folder: Path, *, threads: int) -> "CpuSpeed":
+        """Of the model in `folder`, with so many threads that do not slow each other down."""
+        return cls(model=ModelFlops.of_folder(folder), flops_per_s=threads * matmul_flops())
+
+    def utilization(self, work: Work, *, passes: int, seconds: float) -> float:
+        """The FLOPs of an update with `passes` over `work`, as a share of those possible in its time."""
+        return UPDATE_PASSES * passes * self.model.forward(work) / (seconds * self.flops_per_s)
+
+
+def count_work(rows: Iterable["TrainingRow"]) -> Work:
+    """The work of one pass over `rows`."""
+    responses: dict[tuple[int, ...], list[int]] = {}
+    logits = 0
+    for row in rows:
+        responses.setdefault(row.packed.prompt_ids, []).append(len(row.packed.response_ids))
+        logits += sum(row.packed.response_mask)
+    return Work(
+        tokens=sum(len(prompt) + sum(lengths) for prompt, lengths in responses.items()),
+        logits=logits,
+        pairs=sum(needed_pairs(len(prompt), lengths) for prompt, lengths in responses.items()),
+    )
+
+
+def needed_pairs(prompt: int, responses: Sequence[int]) -> int:
+    """Of a group: the prompt over itself, each response over the prompt and itself."""
+    return prompt * (prompt + 1) // 2 + sum(r * prompt + r * (r + 1) // 2 for r in responses)
+
+
+def matmul_flops() -> float:
+    """FLOPs per CPU second of the fastest float32 matrix product here, by torch (MKL) or oneDNN."""
+    best = 0.0
+    for size in (512, 1024):
+        a, b = torch.randn(size, size), torch.randn(size, size)
+        best = max(best, *(2 * size**3 / best_seconds(product) for product in _products(a, b)))
+    return best
+
+
+def best_seconds(work: Callable[[], object], *, repeats: int = 5) -> float:
+    """CPU seconds of the quickest of several runs of `work`, after one to warm up."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def _products(a: torch.Tensor, b: torch.Tensor) -> Iterator[Callable[[], object]]:
+    """Ways to compute `a @ b`, of square matrices; which is transposed makes no difference to the time."""
+    yield lambda: a @ b
+    if torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(b, len(a))
+        yield lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], "")
