@@ -65,12 +65,13 @@ def sample_tokens(
     if not np.isfinite(highest).all():
         raise SamplerFailed("the policy's logits are not numbers: its weights have diverged; lower train.lr")
     temperatures = np.array([p.temperature or 1.0 for p in params], dtype=np.float32)
-    masses, log_totals = np.empty_like(logits), np.empty(len(logits))
-    exponentiate_logits(logits, highest, temperatures, masses, log_totals)
+    masses, totals, log_totals = np.empty_like(logits), np.empty(len(logits)), np.empty(len(logits))
+    exponentiate_logits(logits, highest, temperatures, masses, totals, log_totals)
     filtered = [i for i, p in enumerate(params) if p.temperature and (p.top_p < 1 or p.top_k)]
     if filtered:
         masses[filtered] = _filter(masses[filtered], params=[params[i] for i in filtered])
-    tokens = draw(masses, uniform)
+        totals[filtered] = masses[filtered].sum(axis=1, dtype=np.float64)
+    tokens = draw(masses, totals, uniform)
     greedy = [i for i, p in enumerate(params) if p.temperature == 0]
     if greedy:
         tokens[greedy] = logits[greedy].argmax(axis=1)

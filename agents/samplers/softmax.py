@@ -48,13 +48,14 @@ def exponentiate_scores(scores, powers):  # type: ignore[no-untyped-def]
 
 
 @njit(
-    numba.void(float32[:, ::1], float32[::1], float32[::1], float32[:, ::1], float64[::1]),
+    numba.void(float32[:, ::1], float32[::1], float32[::1], float32[:, ::1], float64[::1], float64[::1]),
     fastmath={"reassoc", "nsz", "arcp", "contract"},  # a logit may be −∞
     nogil=True,
     cache=True,
 )
-def exponentiate_logits(logits, highest, temperatures, masses, log_totals):  # type: ignore[no-untyped-def]
-    """Write exp((logit - highest) / temperature) to `masses` [N, V], and the logarithms of their sums [N]."""
+def exponentiate_logits(logits, highest, temperatures, masses, totals, log_totals):  # type: ignore[no-untyped-def]
+    """Write exp((logit - highest) / temperature) to `masses` [N, V], and their sums [N] and these sums'
+    logarithms."""
     powers = np.empty(logits.shape[1], np.int32)
     for n in range(logits.shape[0]):
         row, factor = masses[n], float32(1.0) / temperatures[n]
@@ -66,7 +67,7 @@ def exponentiate_logits(logits, highest, temperatures, masses, log_totals):  # t
             if row[v] < _LEAST_MASS:
                 row[v] = float32(0.0)
             total += float64(row[v])
-        log_totals[n] = math.log(total)
+        totals[n], log_totals[n] = total, math.log(total)
 
 
 @njit(inline="always")
@@ -77,20 +78,20 @@ def _mass(row, start):  # type: ignore[no-untyped-def]
     return mass
 
 
-@njit(int64[::1](float32[:, ::1], float32[::1]), nogil=True, cache=True)
-def draw(masses, uniform):  # type: ignore[no-untyped-def]
-    """For each row of `masses` [N, V], the first token at which the cumulative mass exceeds `uniform` [N], in
-    [0, 1), times the total; a token without mass is never drawn."""
+@njit(int64[::1](float32[:, ::1], float64[::1], float32[::1]), nogil=True, cache=True)
+def draw(masses, totals, uniform):  # type: ignore[no-untyped-def]
+    """For each row of `masses` [N, V], with the sums `totals` [N], the first token at which the cumulative
+    mass exceeds the total times `uniform` [N], in [0, 1); a token without mass is never drawn."""
     tokens = np.empty(masses.shape[0], np.int64)
     vocab_size = masses.shape[1]
     for n in range(masses.shape[0]):
         row = masses[n]
-        total = float64(0.0)
-        for start in range(0, vocab_size, _BLOCK):
-            total += _mass(row, start)
-        target, before, start = float64(uniform[n]) * total, float64(0.0), 0
-        while start + _BLOCK < vocab_size and before + _mass(row, start) <= target:
-            before += _mass(row, start)
+        target, before, start = float64(uniform[n]) * totals[n], float64(0.0), 0
+        while start + _BLOCK < vocab_size:
+            mass = _mass(row, start)
+            if before + mass > target:
+                break
+            before += mass
             start += _BLOCK
         last = -1
         for v in range(start, vocab_size):

@@ -1,15 +1,16 @@
 """The CPU rollout engine: continuous batching over live episodes, synchronous and without Ray.
 
-Every `step` is one forward in which each active sequence advances: by one token while it is sampled, by
+Every `step` is one forward in which some active sequences advance: by one token while it is sampled, by
 up to `CHUNK` tokens while an observation is read. New requests join at any step. Owns requests and the
 order of work within a step. `scheduler.py` owns the slots of the cache, `llama.py` and `kv_cache.py` the
 arithmetic, `agents/samplers/sampling.py` the choice of tokens, `sampler.py` threads and futures.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,12 +19,14 @@ from agents.samplers.cpu.kv_cache import (
     Batch,
     Prefix,
     Segment,
+    bytes_per_token,
     make_batch,
     part_of,
     share_out,
 )
 from agents.samplers.cpu.llama import Llama, ModelShape
 from agents.samplers.cpu.scheduler import CachedSequence, Scheduler
+from agents.samplers.cpu.tiles import BYTES
 from agents.samplers.sampling import check_params, random_key, sample_tokens, uniforms
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import ConfigError
@@ -33,6 +36,11 @@ if TYPE_CHECKING:
 
 CHUNK = 64
 """The most tokens of one observation that one step reads."""
+HOT_BYTES = 5e6
+"""Keys and values of the sequences that are advanced together. More of them than the processor's cache holds
+would be read from memory at every step, which takes longer than to read the weights more often."""
+MIN_HOT = 8
+"""The fewest sequences that are advanced together, if there are so many."""
 PROMPT_TOKENS = 768
 """Tokens of new prompts in one forward (unless one prompt is longer); more is not faster."""
 
@@ -111,13 +119,17 @@ class CpuEngine:
         self._context = context_length
         self._seed = seed
         self._model = Llama(shape, weights, max_context=context_length)
+        weights_bytes = BYTES * sum(weight.numel() for weight in weights.values())
+        # weights beyond the cache are read from memory at every step: then many sequences must share it
+        self._hot_tokens = HOT_BYTES / bytes_per_token(shape) if weights_bytes < HOT_BYTES else math.inf
         self._scheduler = Scheduler(
             shape, context_length=context_length, max_sequences=max_sequences, cache_gb=cache_gb
         )
         self._waiting: dict[str, Request] = {}  # by episode, first come first
         self._jobs: dict[str, _Job] = {}  # by episode
-        self._stats = EngineStats()
+        self._counts = dict.fromkeys((f.name for f in fields(EngineStats)), 0.0)
         self._clock = 0
+        self._hot: list[CachedSequence] = []
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cpu-engine") if threads > 1 else None
 
@@ -129,7 +141,9 @@ class CpuEngine:
     @property
     def stats(self) -> EngineStats:
         """Counts since the engine was made."""
-        return replace(self._stats, evictions=self._scheduler.evictions)
+        counts = {name: int(count) for name, count in self._counts.items() if name != "seconds"}
+        counts["evictions"] = self._scheduler.evictions
+        return EngineStats(**counts, seconds=self._counts["seconds"])
 
     def submit(self, request: Request) -> None:
         """Add a request; `step` will return its completion. Raises `ConfigError` for an invalid one."""
@@ -172,7 +186,7 @@ class CpuEngine:
 
     def reset(self) -> None:
         """Drop every request, episode and prompt."""
-        self._waiting, self._jobs = {}, {}
+        self._waiting, self._jobs, self._hot = {}, {}, []
         self._scheduler.clear()
 
     def step(self) -> list[tuple[int, Completion]]:
@@ -183,14 +197,14 @@ class CpuEngine:
         start = time.perf_counter()
         self._clock += 1
         self._admit()
-        active = self._scheduler.active()
-        completions = self._advance(active) if active else []
+        self._choose_hot()
+        completions = self._advance(self._hot) if self._hot else []
         self._count(seconds=time.perf_counter() - start)
         return completions
 
     def _count(self, **increments: float) -> None:
-        stats = self._stats
-        self._stats = replace(stats, **{name: getattr(stats, name) + n for name, n in increments.items()})
+        for name, increment in increments.items():
+            self._counts[name] += increment
 
     def _admit(self) -> None:
         """Give waiting requests their slots, as far as there are any, and compute new prompts."""
@@ -230,6 +244,24 @@ class CpuEngine:
             self._compute(make_batch(segments), logits_of=np.zeros(0, dtype=np.int64))
             for prefix in batch:
                 prefix.is_filled = True
+
+    def _choose_hot(self) -> None:
+        """Which sequences the next step advances: the same until their turns end, then those that came first,
+        as many as the processor's cache has room for."""
+        sequences = [sequence for sequence in self._hot if sequence.is_active]
+        if len(sequences) < len(self._jobs):
+            prefixes = {sequence.prefix for sequence in sequences}
+            room = self._hot_tokens - sum(map(len, prefixes)) - sum(s.own_length for s in sequences)
+            hot = {sequence.episode_id for sequence in sequences}
+            for episode in self._jobs:
+                if room <= 0 and len(sequences) >= MIN_HOT:
+                    break
+                if episode not in hot:
+                    sequence = self._scheduler.sequence_of(episode)
+                    room -= sequence.own_length + (0 if sequence.prefix in prefixes else len(sequence.prefix))
+                    prefixes.add(sequence.prefix)
+                    sequences.append(sequence)
+        self._hot = sequences
 
     def _advance(self, active: Sequence[CachedSequence]) -> list[tuple[int, Completion]]:
         """One forward for all of `active`, and a token for each that has nothing left to read."""

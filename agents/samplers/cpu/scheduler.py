@@ -34,6 +34,11 @@ class CachedSequence:
     """Whether steps advance it; if not, it waits for its next turn."""
     last_used: int = 0
 
+    @property
+    def own_length(self) -> int:
+        """Tokens that no other sequence shares."""
+        return len(self.tokens) - len(self.prefix)
+
 
 class Scheduler:
     """All sequences in the cache, by slot and by episode, and the prompts that they share."""
@@ -111,9 +116,9 @@ class Scheduler:
                 del self._prefixes[prefix.tokens]
                 excess -= len(prefix)
 
-    def active(self) -> list[CachedSequence]:
-        """The sequences to advance, by slot."""
-        return [sequence for sequence in self._by_slot if sequence and sequence.is_active]
+    def sequence_of(self, episode_id: str) -> CachedSequence:
+        """The episode's sequence, which must be cached."""
+        return self._by_episode[episode_id]
 
     def _prefix_of(self, episode_id: str, prompt: list[int]) -> Prefix:
         """The episode's opening: its first prompt, for as long as its prompts begin with that.
