@@ -101,23 +101,31 @@ def _rotate(qkv, positions, heads, head_dim, cosine, sine):  # type: ignore[no-u
 
 
 @njit(nogil=True)
-def _store(qkv, positions, segments, layer, heads, kv_heads, head_dim, value_dim):  # type: ignore[no-untyped-def]
+def _keys_and_values(address, columns, layer, k, sizes, value_dim):  # type: ignore[no-untyped-def]
+    """The addresses of a KV head's keys and values in a block."""
+    per_column = sizes.head_dim + value_dim
+    start = address + BYTES * layer * sizes.kv_heads * columns * per_column
+    values = sizes.kv_heads * sizes.head_dim + k * value_dim
+    return start + BYTES * k * sizes.head_dim * columns, start + BYTES * values * columns
+
+
+@njit(nogil=True)
+def _store(qkv, positions, segments, layer, sizes, value_dim):  # type: ignore[no-untyped-def]
     """Write the keys and values of all tokens to their segments' blocks."""
+    head_dim = sizes.head_dim
     for s in range(segments.shape[0]):
-        columns = segments[s, OWN_COLUMNS]
-        keys_size, values_size = kv_heads * head_dim * columns, kv_heads * columns * value_dim
-        start = segments[s, OWN] + BYTES * layer * (keys_size + values_size)
-        block = numba.carray(_as_pointer(start), keys_size + values_size)  # type: ignore[attr-defined, call-arg]
-        for n in range(segments[s, FIRST], segments[s, FIRST] + segments[s, COUNT]):
-            column = positions[n] - segments[s, PREFIX_LENGTH]
-            lane = column % LANES
-            for k in range(kv_heads):
-                key, value = (heads + k) * head_dim, (heads + kv_heads + k) * head_dim
-                to_key = (k * columns + column - lane) * head_dim + lane
-                to_value = keys_size + (k * columns + column) * value_dim
+        own, columns = segments[s, OWN], segments[s, OWN_COLUMNS]
+        for k in range(sizes.kv_heads):
+            at_keys, at_values = _keys_and_values(own, columns, layer, k, sizes, value_dim)
+            keys = numba.carray(_as_pointer(at_keys), columns * head_dim)  # type: ignore[attr-defined, call-arg]
+            values = numba.carray(_as_pointer(at_values), columns * value_dim)  # type: ignore[attr-defined, call-arg]
+            key, value = (sizes.heads + k) * head_dim, (sizes.heads + sizes.kv_heads + k) * head_dim
+            for n in range(segments[s, FIRST], segments[s, FIRST] + segments[s, COUNT]):
+                column = positions[n] - segments[s, PREFIX_LENGTH]
+                lane = column % LANES
                 for d in range(head_dim):
-                    block[to_key + d * LANES] = qkv[n, key + d]
-                    block[to_value + d] = qkv[n, value + d]
+                    keys[(column - lane) * head_dim + d * LANES + lane] = qkv[n, key + d]
+                    values[column * value_dim + d] = qkv[n, value + d]
 
 
 @njit(nogil=True, fastmath=True, error_model="numpy")
@@ -128,97 +136,67 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
     `segments`: [S, 7], in the order of their rows, those of one prefix after each other; `attended`:
     [N, H * D], overwritten.
     """
-    _, _, heads, kv_heads, head_dim, _, _ = sizes
+    heads, head_dim = sizes.heads, sizes.head_dim
     value_dim = (head_dim + LANES - 1) // LANES * LANES
-    _store(qkv, positions, segments, layer, heads, kv_heads, head_dim, value_dim)
+    _store(qkv, positions, segments, layer, sizes, value_dim)
     longest = 0
+    segment_of = np.empty(qkv.shape[0], np.int64)
     for s in range(segments.shape[0]):
-        longest = max(longest, positions[segments[s, FIRST] + segments[s, COUNT] - 1] + 1)
+        end = segments[s, FIRST] + segments[s, COUNT]
+        segment_of[segments[s, FIRST] : end] = s
+        longest = max(longest, positions[end - 1] + 1)
     stride = longest + 2 * LANES  # the last panel of keys may go beyond a sequence's end
     scores, powers = np.empty((ROWS, stride), np.float32), np.empty(stride, np.int32)
     sums, shares = np.empty((ROWS, value_dim), np.float32), np.empty(ROWS, np.float32)
-    at_qkv, at_scores, at_sums = qkv.ctypes.data, scores.ctypes.data, sums.ctypes.data
-    segment_of = np.empty(qkv.shape[0], np.int64)
-    for s in range(segments.shape[0]):
-        segment_of[segments[s, FIRST] : segments[s, FIRST] + segments[s, COUNT]] = s
+    at_scores, at_sums, q = scores.ctypes.data, sums.ctypes.data, qkv.shape[1]
     first = 0
     while first < qkv.shape[0]:
-        # a run of rows with one prefix, in parts of a tile's rows
+        # the rows of one prefix, a tile's rows at a time
         s = segment_of[first]
-        prefix, columns, length = segments[s, PREFIX], segments[s, PREFIX_COLUMNS], segments[s, PREFIX_LENGTH]
-        run_end = first
-        while run_end < qkv.shape[0] and segments[segment_of[run_end], PREFIX] == prefix:
-            run_end += 1
-        prefix += BYTES * layer * kv_heads * columns * (head_dim + value_dim)
-        parts = (run_end - first + ROWS - 1) // ROWS
+        prefix, prefix_columns, length = (
+            segments[s, PREFIX],
+            segments[s, PREFIX_COLUMNS],
+            segments[s, PREFIX_LENGTH],
+        )
+        end_of_prefix = first
+        while end_of_prefix < qkv.shape[0] and segments[segment_of[end_of_prefix], PREFIX] == prefix:
+            end_of_prefix += 1
+        count = end_of_prefix - first
+        parts = (count + ROWS - 1) // ROWS
         for head in range(heads):
-            k = head // (heads // kv_heads)
-            prefix_keys = prefix + BYTES * k * head_dim * columns
-            prefix_values = prefix + BYTES * (kv_heads * head_dim + k * value_dim) * columns
-            start = first
+            k = head // (heads // sizes.kv_heads)
+            keys, values = _keys_and_values(prefix, prefix_columns, layer, k, sizes, value_dim)
             for part in range(parts):
-                end = first + (run_end - first) * (part + 1) // parts
-                rows = end - start
-                queries = at_qkv + BYTES * (start * qkv.shape[1] + head * head_dim)
+                start, end = first + count * part // parts, first + count * (part + 1) // parts
+                rows, queries = end - start, qkv.ctypes.data + BYTES * (start * q + head * head_dim)
                 scores[:rows, : length + LANES] = float32(0.0)
-                sums[:rows] = float32(0.0)
-                for column in range(0, length, LANES):
-                    add_tile(
-                        rows,
-                        queries,
-                        qkv.shape[1],
-                        prefix_keys + BYTES * column * head_dim,
-                        LANES,
-                        head_dim,
-                        at_scores + BYTES * column,
-                        stride,
-                    )
+                for c in range(0, length, LANES):
+                    panel, to = keys + BYTES * c * head_dim, at_scores + BYTES * c
+                    add_tile(rows, queries, q, panel, LANES, head_dim, to, stride)
                 for r in range(rows):
                     n = start + r
-                    own, own_columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
-                    own += BYTES * layer * kv_heads * own_columns * (head_dim + value_dim)
-                    count = positions[n] + 1 - length
-                    padded = (count + LANES - 1) // LANES * LANES
+                    own, columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
+                    own_keys, _ = _keys_and_values(own, columns, layer, k, sizes, value_dim)
+                    own_length = positions[n] + 1 - length
+                    padded = (own_length + LANES - 1) // LANES * LANES
+                    query, to = queries + BYTES * r * q, at_scores + BYTES * (r * stride + length)
                     scores[r, length : length + padded] = float32(0.0)
-                    add_row(
-                        queries + BYTES * r * qkv.shape[1],
-                        own + BYTES * k * head_dim * own_columns,
-                        LANES,
-                        LANES * head_dim,
-                        head_dim,
-                        padded,
-                        at_scores + BYTES * (r * stride + length),
-                    )
-                    total = exponentiate_scores(scores[r, : length + count], powers[: length + count])
+                    add_row(query, own_keys, LANES, LANES * head_dim, head_dim, padded, to)
+                    total = exponentiate_scores(scores[r, : positions[n] + 1], powers[: positions[n] + 1])
                     shares[r] = float32(1.0) / total
-                for column in range(0, value_dim, LANES):
-                    add_tile(
-                        rows,
-                        at_scores,
-                        stride,
-                        prefix_values + BYTES * column,
-                        value_dim,
-                        length,
-                        at_sums + BYTES * column,
-                        value_dim,
-                    )
+                sums[:rows] = float32(0.0)
+                for d in range(0, value_dim, LANES):
+                    panel, to = values + BYTES * d, at_sums + BYTES * d
+                    add_tile(rows, at_scores, stride, panel, value_dim, length, to, value_dim)
                 for r in range(rows):
                     n = start + r
-                    own, own_columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
-                    own += BYTES * layer * kv_heads * own_columns * (head_dim + value_dim)
-                    add_row(
-                        at_scores + BYTES * (r * stride + length),
-                        own + BYTES * (kv_heads * head_dim + k * value_dim) * own_columns,
-                        value_dim,
-                        LANES,
-                        positions[n] + 1 - length,
-                        value_dim,
-                        at_sums + BYTES * r * value_dim,
-                    )
+                    own, columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
+                    _, own_values = _keys_and_values(own, columns, layer, k, sizes, value_dim)
+                    weights, to = at_scores + BYTES * (r * stride + length), at_sums + BYTES * r * value_dim
+                    add_row(weights, own_values, value_dim, LANES, positions[n] + 1 - length, value_dim, to)
                     for d in range(head_dim):
                         attended[n, head * head_dim + d] = sums[r, d] * shares[r]
-                start = end
-        first = run_end
+        first = end_of_prefix
 
 
 _MATRIX = float32[:, ::1]
