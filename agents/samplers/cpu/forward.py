@@ -60,6 +60,11 @@ def _as_pointer(_, address):  # type: ignore[no-untyped-def]
     return types.CPointer(types.float32)(types.int64), generate
 
 
+@njit(nogil=True)
+def _array(address, size):  # type: ignore[no-untyped-def]
+    return numba.carray(_as_pointer(address), size)  # type: ignore[attr-defined, call-arg]
+
+
 @njit(nogil=True, fastmath=True)
 def _normalize(x, width, eps, output):  # type: ignore[no-untyped-def]
     """RMS norm of the first `width` columns of `x` [N, E], without its gain."""
@@ -117,8 +122,8 @@ def _store(qkv, positions, segments, layer, sizes, value_dim):  # type: ignore[n
         own, columns = segments[s, OWN], segments[s, OWN_COLUMNS]
         for k in range(sizes.kv_heads):
             at_keys, at_values = _keys_and_values(own, columns, layer, k, sizes, value_dim)
-            keys = numba.carray(_as_pointer(at_keys), columns * head_dim)  # type: ignore[attr-defined, call-arg]
-            values = numba.carray(_as_pointer(at_values), columns * value_dim)  # type: ignore[attr-defined, call-arg]
+            keys = _array(at_keys, columns * head_dim)
+            values = _array(at_values, columns * value_dim)
             key, value = (sizes.heads + k) * head_dim, (sizes.heads + sizes.kv_heads + k) * head_dim
             for n in range(segments[s, FIRST], segments[s, FIRST] + segments[s, COUNT]):
                 column = positions[n] - segments[s, PREFIX_LENGTH]
