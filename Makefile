@@ -65,7 +65,7 @@ $(RUNS): pyproject.toml constraints.txt overrides.txt
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt uv; \
 	$(into_venv) --editable .; \
 	echo "compiling the CPU engine"; \
-	.venv/bin/python -c "import agents.samplers.cpu.engine, agents.samplers.softmax"
+	.venv/bin/python -c "import agents.samplers.cpu.engine, agents.samplers.kernels"
 	@touch $@
 
 # What the tests speak to, and what environments need that not every machine can build.

@@ -41,11 +41,11 @@ def random_key(*parts: str | int) -> int:
 
 def uniforms(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
     """[N] float32 in [0, 1): splitmix64 of each key at each position."""
-    x = np.array(keys, dtype=np.uint64) + np.array(positions, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    numbers: np.ndarray = ((x >> np.uint64(40)) * 2.0**-24).astype(np.float32)
+    from agents.samplers import kernels  # numba takes a while to import
+
+    numbers: np.ndarray = kernels.uniforms(
+        np.array(keys, dtype=np.uint64), np.array(positions, dtype=np.uint64)
+    )
     return numbers
 
 
@@ -58,26 +58,30 @@ def sample_tokens(
     is what a trainer computes; for greedy rows, of the plain distribution. Raises `SamplerFailed` for logits
     that are not numbers.
     """
-    from agents.samplers.softmax import draw, exponentiate_logits  # numba takes a while to import
+    from agents.samplers.kernels import draw_rows, exponentiate_rows  # numba takes a while to import
 
     logits = np.ascontiguousarray(logits, dtype=np.float32)
-    highest = logits.max(axis=1)
-    if not np.isfinite(highest).all():
-        raise SamplerFailed("the policy's logits are not numbers: its weights have diverged; lower train.lr")
     temperatures = np.array([p.temperature or 1.0 for p in params], dtype=np.float32)
-    masses, totals, log_totals = np.empty_like(logits), np.empty(len(logits)), np.empty(len(logits))
-    exponentiate_logits(logits, highest, temperatures, masses, totals, log_totals)
+    masses = np.empty_like(logits)
+    totals, excesses = exponentiate_rows(logits, temperatures, masses)
+    if not np.isfinite(totals).all():
+        raise not_numbers()
     filtered = [i for i, p in enumerate(params) if p.temperature and (p.top_p < 1 or p.top_k)]
     if filtered:
         masses[filtered] = _filter(masses[filtered], params=[params[i] for i in filtered])
         totals[filtered] = masses[filtered].sum(axis=1, dtype=np.float64)
-    tokens = draw(masses, totals, uniform)
+    tokens = draw_rows(masses, totals, uniform)
     greedy = [i for i, p in enumerate(params) if p.temperature == 0]
     if greedy:
         tokens[greedy] = logits[greedy].argmax(axis=1)
     chosen = logits[np.arange(len(tokens)), tokens].astype(np.float64)
-    logprobs = (chosen - highest) / temperatures - log_totals
+    logprobs = chosen * (np.float32(1.0) / temperatures) - excesses
     return tokens.tolist(), logprobs.tolist()
+
+
+def not_numbers() -> SamplerFailed:
+    """The failure of a policy whose logits are infinite or no numbers."""
+    return SamplerFailed("the policy's logits are not numbers: its weights have diverged; lower train.lr")
 
 
 def _filter(masses: np.ndarray, *, params: Sequence[SamplingParams]) -> np.ndarray:

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from agents.samplers.cpu import CpuSampler
-from agents.samplers.cpu.engine import CHUNK, Request
+from agents.samplers.cpu.engine import CHUNK, STEPS, Request
 from agents.samplers.cpu.llama import Llama, model_shape
 from agents.samplers.sampling import sample_tokens, uniforms
 from agents.types import Completion, FinishReason, SamplingParams
@@ -175,7 +175,7 @@ def test_new_weights_leave_nothing_of_the_old_in_the_cache(llama: Any, rng: rand
     other_model = make_model("mha-tied", seed=1)
     engine = make_engine(llama, policy_version=4)
     prompt = random_tokens(rng, 30)
-    params = SamplingParams(max_tokens=6)
+    params = SamplingParams(max_tokens=STEPS + 3)
     old = complete(engine, {"e": prompt}, params=params)["e"]
     assert old.policy_version == 4
     history = prompt + old.token_ids + [5]
@@ -190,7 +190,7 @@ def test_new_weights_leave_nothing_of_the_old_in_the_cache(llama: Any, rng: rand
     for request_id, tokens in ((0, history), (1, prompt)):
         completion = completions[request_id]
         assert completion.policy_version == 5
-        assert len(completion.token_ids) == 6
+        assert len(completion.token_ids) == STEPS + 3
         reference = reference_logprobs(other_model, tokens, completion.token_ids)
         assert completion.logprobs == pytest.approx(reference, abs=1e-4)
 
@@ -494,8 +494,11 @@ def test_new_weights_through_the_front(sampler: CpuSampler) -> None:
 def test_a_cancelled_request_makes_room(folder: Path) -> None:
     async def cancel_then_ask(sampler: CpuSampler) -> Completion:
         params = SamplingParams(max_tokens=10**9)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(sampler.sample([1, 2], params=params, episode_id="a"), timeout=0.01)
+        request = asyncio.ensure_future(sampler.sample([1, 2], params=params, episode_id="a"))
+        await asyncio.sleep(0)  # it is with the engine
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
         # the same episode may ask again, and there is only one slot
         for episode in ("a", "b"):
             params = SamplingParams(max_tokens=2)

@@ -1,7 +1,7 @@
 """The CPU rollout engine: continuous batching over live episodes, synchronous and without Ray.
 
-Every `step` is one forward in which some active sequences advance: by one token while it is sampled, by
-up to `CHUNK` tokens while an observation is read. New requests join at any step. Owns requests and the
+In every `step` some active sequences advance: by up to `STEPS` sampled tokens, or `CHUNK` tokens of an
+observation that is read. New requests join at any step. Owns requests and the
 order of work within a step. `scheduler.py` owns the slots of the cache, `llama.py` and `kv_cache.py` the
 arithmetic, `agents/samplers/sampling.py` the choice of tokens, `sampler.py` threads and futures.
 """
@@ -17,6 +17,7 @@ import numpy as np
 
 from agents.samplers.cpu.kv_cache import (
     Batch,
+    Draws,
     Prefix,
     Segment,
     bytes_per_token,
@@ -36,11 +37,14 @@ if TYPE_CHECKING:
 
 CHUNK = 64
 """The most tokens of one observation that one step reads."""
-HOT_BYTES = 5e6
+HOT_BYTES = 4e6
 """Keys and values of the sequences that are advanced together. More of them than the processor's cache holds
 would be read from memory at every step, which takes longer than to read the weights more often."""
 MIN_HOT = 8
 """The fewest sequences that are advanced together, if there are so many."""
+STEPS = 8
+"""Tokens that are sampled for a sequence before other requests can join."""
+NO_ROWS = np.zeros(0, dtype=np.int64)
 PROMPT_TOKENS = 768
 """Tokens of new prompts in one forward (unless one prompt is longer); more is not faster."""
 
@@ -81,6 +85,12 @@ class _Job:
     key: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only temperature, stop tokens and lengths decide on its tokens."""
+        params = self.request.params
+        return self.request.is_complete is None and not params.top_k and params.top_p == 1
 
 
 class CpuEngine:
@@ -241,7 +251,7 @@ class CpuEngine:
             while prefixes and sum(map(len, batch)) + len(prefixes[-1]) <= PROMPT_TOKENS:
                 batch.append(prefixes.pop())
             segments = [Segment(prefix.tokens, 0, prefix.place) for prefix in batch]
-            self._compute(make_batch(segments), logits_of=np.zeros(0, dtype=np.int64))
+            self._compute(make_batch(segments), logits_of=NO_ROWS)
             for prefix in batch:
                 prefix.is_filled = True
 
@@ -263,72 +273,114 @@ class CpuEngine:
                     sequences.append(sequence)
         self._hot = sequences
 
-    def _advance(self, active: Sequence[CachedSequence]) -> list[tuple[int, Completion]]:
-        """One forward for all of `active`, and a token for each that has nothing left to read."""
+    def _advance(self, hot: Sequence[CachedSequence]) -> list[tuple[int, Completion]]:
+        """Compute what `hot` have not read, but for their last tokens, and sample for those that have."""
         by_prefix: dict[Prefix, list[CachedSequence]] = {}
-        for sequence in active:
+        for sequence in hot:
             by_prefix.setdefault(sequence.prefix, []).append(sequence)
-        sequences = [sequence for group in by_prefix.values() for sequence in group]
-        batch = make_batch(
-            Segment(s.tokens[s.num_cached : s.num_cached + CHUNK], s.num_cached, s.place) for s in sequences
-        )
-        sampling: list[CachedSequence] = []
-        logits_of: list[int] = []
-        for sequence, last in zip(sequences, batch.last_of_segment.tolist(), strict=True):
-            sequence.num_cached = min(sequence.num_cached + CHUNK, len(sequence.tokens))
             sequence.last_used = sequence.prefix.last_used = self._clock
-            if sequence.num_cached == len(sequence.tokens):
-                sampling.append(sequence)
-                logits_of.append(last)
-        logits = self._compute(batch, logits_of=np.array(logits_of, dtype=np.int64))
-        self._count(sampled_tokens=len(sampling))
-        return self._sample(sampling, logits) if sampling else []
+        sequences = [sequence for group in by_prefix.values() for sequence in group]
+        if reading := [s for s in sequences if s.num_unread > 1]:
+            self._compute(make_batch(self._unread(s) for s in reading), logits_of=NO_ROWS)
+            for sequence in reading:
+                sequence.num_cached = min(sequence.num_cached + CHUNK, len(sequence.tokens) - 1)
+        ready = [(s, self._jobs[s.episode_id]) for s in sequences if s.num_unread == 1]
+        plain = [(s, job) for s, job in ready if job.is_plain]
+        others = [(s, job) for s, job in ready if not job.is_plain]
+        completions = self._generate(plain) if plain else []
+        return completions + (self._sample(others) if others else [])
+
+    def _unread(self, sequence: CachedSequence) -> Segment:
+        """What one step reads of it."""
+        end = min(sequence.num_cached + CHUNK, len(sequence.tokens) - 1)
+        return Segment(sequence.tokens[sequence.num_cached : end], sequence.num_cached, sequence.place)
 
     def _compute(self, batch: Batch, *, logits_of: np.ndarray) -> np.ndarray:
         """`Llama.compute`, with the batch's sequences shared out among the threads."""
         self._count(forwards=1)
-        if self._pool is None:
-            return self._model.compute(batch, logits_of=logits_of)
 
         def compute(first: int, end: int) -> np.ndarray:
-            part = part_of(batch, first, end)
-            start = batch.segments[first, 0]
+            part, start = part_of(batch, first, end), batch.segments[first, 0]
             rows = logits_of[(logits_of >= start) & (logits_of < start + len(part.tokens))]
             return self._model.compute(part, logits_of=rows - start)
 
+        if self._pool is None:
+            return self._model.compute(batch, logits_of=logits_of)
         parts = self._pool.map(lambda ends: compute(*ends), share_out(batch, self._threads))
         return np.concatenate(list(parts))
 
-    def _sample(
-        self, sequences: Sequence[CachedSequence], logits: np.ndarray
-    ) -> list[tuple[int, Completion]]:
-        jobs = [self._jobs[sequence.episode_id] for sequence in sequences]
-        uniform = uniforms([job.key for job in jobs], [sequence.num_cached for sequence in sequences])
-        tokens, logprobs = sample_tokens(logits, params=[job.request.params for job in jobs], uniform=uniform)
+    def _generate(self, pairs: Sequence[tuple[CachedSequence, _Job]]) -> list[tuple[int, Completion]]:
+        """Up to `STEPS` tokens for each sequence."""
+        batch = make_batch(Segment(s.tokens[-1:], s.num_cached, s.place) for s, _ in pairs)
+        params = [job.request.params for _, job in pairs]
+        stops = [p.stop_token_ids for p in params]
+        width = max(map(len, stops))
+        draws = Draws(
+            keys=np.array([job.key for _, job in pairs], dtype=np.uint64),
+            temperatures=np.array([p.temperature for p in params], dtype=np.float32),
+            stops=np.array([[*ids, *[-1] * (width - len(ids))] for ids in stops], dtype=np.int64),
+            limits=np.array([self._room(*pair) for pair in pairs], dtype=np.int64),
+        )
+        self._count(forwards=STEPS)
+
+        def generate(first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+            return self._model.generate(part_of(batch, first, end), draws.part(first, end), steps=STEPS)
+
+        if self._pool is None:
+            tokens, logprobs = self._model.generate(batch, draws, steps=STEPS)
+        else:
+            parts = list(self._pool.map(lambda ends: generate(*ends), share_out(batch, self._threads)))
+            tokens, logprobs = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         completions = []
-        for sequence, job, token, logprob in zip(sequences, jobs, tokens, logprobs, strict=True):
-            sequence.tokens.append(token)
-            job.token_ids.append(token)
-            job.logprobs.append(logprob)
-            reason = self._finish_reason(job, sequence)
-            if reason is not None:
-                completion = Completion(
-                    token_ids=job.token_ids,
-                    logprobs=job.logprobs,
-                    finish_reason=reason,
-                    policy_version=self.policy_version,
-                )
-                del self._jobs[sequence.episode_id]
-                sequence.is_active = False
-                completions.append((job.request.request_id, completion))
+        for (sequence, job), row, row_logprobs in zip(pairs, tokens.tolist(), logprobs.tolist(), strict=True):
+            count = row.index(-1) if row[-1] < 0 else len(row)
+            sequence.num_cached += count
+            completions += self._append(sequence, job, row[:count], row_logprobs[:count])
         return completions
 
-    def _finish_reason(self, job: _Job, sequence: CachedSequence) -> FinishReason | None:
-        params, is_complete = job.request.params, job.request.is_complete
-        if job.token_ids[-1] in params.stop_token_ids:
+    def _sample(self, pairs: Sequence[tuple[CachedSequence, _Job]]) -> list[tuple[int, Completion]]:
+        """A token for each sequence."""
+        batch = make_batch(Segment(s.tokens[-1:], s.num_cached, s.place) for s, _ in pairs)
+        logits = self._compute(batch, logits_of=np.arange(len(pairs)))
+        numbers = uniforms([job.key for _, job in pairs], [len(s.tokens) for s, _ in pairs])
+        params = [job.request.params for _, job in pairs]
+        tokens, logprobs = sample_tokens(logits, params=params, uniform=numbers)
+        completions = []
+        for (sequence, job), token, logprob in zip(pairs, tokens, logprobs, strict=True):
+            sequence.num_cached += 1
+            completions += self._append(sequence, job, [token], [logprob])
+        return completions
+
+    def _append(
+        self, sequence: CachedSequence, job: _Job, tokens: list[int], logprobs: list[float]
+    ) -> list[tuple[int, Completion]]:
+        """Add sampled tokens to a completion; returns it if it is finished."""
+        sequence.tokens += tokens
+        job.token_ids += tokens
+        job.logprobs += logprobs
+        self._count(sampled_tokens=len(tokens))
+        reason = self._finish_reason(sequence, job)
+        if reason is None:
+            return []
+        del self._jobs[sequence.episode_id]
+        sequence.is_active = False
+        completion = Completion(
+            token_ids=job.token_ids,
+            logprobs=job.logprobs,
+            finish_reason=reason,
+            policy_version=self.policy_version,
+        )
+        return [(job.request.request_id, completion)]
+
+    def _finish_reason(self, sequence: CachedSequence, job: _Job) -> FinishReason | None:
+        is_complete = job.request.is_complete
+        if job.token_ids[-1] in job.request.params.stop_token_ids:
             return FinishReason.STOP
         if is_complete is not None and is_complete(job.token_ids):
             return FinishReason.CUT
-        if len(job.token_ids) >= params.max_tokens or len(sequence.tokens) >= self._context:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if self._room(sequence, job) <= 0 else None
+
+    def _room(self, sequence: CachedSequence, job: _Job) -> int:
+        """How many more tokens may be sampled."""
+        left = job.request.params.max_tokens - len(job.token_ids)
+        return min(left, self._context - len(sequence.tokens))

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import float32, int64, njit, types
+from numba import float32, float64, int64, njit, types, uint64
 from numba.extending import intrinsic
 
 from agents.samplers.cpu.tiles import BYTES, LANES, ROWS, add_product, add_row, add_tile, round_up
-from agents.samplers.softmax import exponentiate, exponentiate_scores
+from agents.samplers.kernels import draw, exponentiate, exponentiate_logits, exponentiate_scores, uniform
 
 _BLOCK = 48
 """Tokens that pass through a layer's inner matrices at once: their activations stay in the L2 cache."""
@@ -204,86 +204,129 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
         first = end_of_prefix
 
 
-_MATRIX = float32[:, ::1]
-_SIGNATURE: Any = numba.void(
+class Model(NamedTuple):
+    """The numbers of a model. The matrices include the norms' gains and the softmax scale."""
+
+    sizes: Sizes
+    eps: np.float32
+    """Of the norms."""
+    embedding: np.ndarray  # [vocabulary, E]
+    cosine: np.ndarray  # [T, D / 2]
+    sine: np.ndarray  # [T, D / 2]
+    biases: np.ndarray  # [layers, Q]
+    weights: np.ndarray
+    """All matrices, packed."""
+    offsets: np.ndarray  # [layers + 1, 4], where they begin
+
+
+_MATRIX, _SIZES = float32[:, ::1], types.NamedUniTuple(int64, len(Sizes._fields), Sizes)
+_MODEL = types.NamedTuple(
+    [_SIZES, float32, _MATRIX, _MATRIX, _MATRIX, _MATRIX, float32[::1], int64[:, ::1]], Model
+)
+_FORWARD: Any = numba.void(int64[::1], int64[::1], int64[:, ::1], _MODEL, int64[::1], _MATRIX)
+_GENERATE: Any = numba.boolean(
     int64[::1],
     int64[::1],
     int64[:, ::1],
-    types.NamedUniTuple(int64, len(Sizes._fields), Sizes),
-    float32,
-    _MATRIX,
-    _MATRIX,
-    _MATRIX,
-    _MATRIX,
+    _MODEL,
+    uint64[::1],
     float32[::1],
     int64[:, ::1],
     int64[::1],
     _MATRIX,
+    int64[:, ::1],
+    float64[:, ::1],
 )
 
 
 # weights that have diverged are found in the logits
-@njit(_SIGNATURE, nogil=True, fastmath=True, error_model="numpy", cache=True)
-def forward(  # type: ignore[no-untyped-def]
-    tokens,
-    positions,
-    segments,
-    sizes,
-    eps,
-    embedding,
-    cosine,
-    sine,
-    biases,
-    weights,
-    offsets,
-    logits_of,
-    logits,
-):
-    """Write the keys and values of N tokens, and the logits of some to `logits` [W, vocabulary].
+@njit(_FORWARD, nogil=True, fastmath=True, error_model="numpy", cache=True)
+def forward(tokens, positions, segments, model, logits_of, logits):  # type: ignore[no-untyped-def]
+    """Write the keys and values of N tokens, and the logits of some to `logits` [W, vocabulary, rounded up].
 
-    `tokens`, `positions`: [N]; `segments`: [S, 7], as `attend` takes them; `embedding`: [vocabulary, E];
-    `cosine`, `sine`: [T, D / 2]; `biases`: [layers, Q]; `weights`: all matrices, packed, which begin at
-    `offsets` [layers + 1, 4]; `logits_of`: [W], indices of tokens. The matrices include the norms' gains and
-    the softmax scale.
+    `tokens`, `positions`: [N]; `segments`: [S, 7], as `attend` takes them; `logits_of`: [W], rows.
     """
-    n, width = tokens.shape[0], sizes.width
-    heads, head_dim, inner = sizes.heads, sizes.head_dim, sizes.inner_padded
-    e, q = embedding.shape[1], biases.shape[1]
+    sizes, eps, weights, offsets = model.sizes, model.eps, model.weights.ctypes.data, model.offsets
+    n, width, inner, inputs = tokens.shape[0], sizes.width, sizes.inner_padded, sizes.heads * sizes.head_dim
+    e, q = model.embedding.shape[1], model.biases.shape[1]
     x, normal = np.empty((n, e), np.float32), np.empty((n, e), np.float32)
-    qkv, attended = np.empty((n, q), np.float32), np.empty((n, heads * head_dim), np.float32)
+    qkv, attended = np.empty((n, q), np.float32), np.empty((n, inputs), np.float32)
     gate_up, gated = np.empty((_BLOCK, 2 * inner), np.float32), np.empty((_BLOCK, inner), np.float32)
     for i in range(n):
-        x[i] = embedding[tokens[i]]
-    matrices = weights.ctypes.data
+        x[i] = model.embedding[tokens[i]]
     for layer in range(sizes.layers):
         _normalize(x, width, eps, normal)
         for i in range(n):
-            qkv[i] = biases[layer]
-        matrix = matrices + BYTES * offsets[layer, QKV]
+            qkv[i] = model.biases[layer]
+        matrix = weights + BYTES * offsets[layer, QKV]
         add_product(n, normal.ctypes.data, e, matrix, width, q, qkv.ctypes.data, q)
-        _rotate(qkv, positions, heads + sizes.kv_heads, head_dim, cosine, sine)
+        _rotate(qkv, positions, sizes.heads + sizes.kv_heads, sizes.head_dim, model.cosine, model.sine)
         attend(qkv, positions, segments, layer, sizes, attended)
         for first in range(0, n, _BLOCK):
             end = min(n, first + _BLOCK)
             rows, hidden = end - first, x[first:end]
-            matrix, inputs = matrices + BYTES * offsets[layer, OUT], heads * head_dim
+            matrix = weights + BYTES * offsets[layer, OUT]
             add_product(rows, attended[first:].ctypes.data, inputs, matrix, inputs, e, hidden.ctypes.data, e)
             _normalize(hidden, width, eps, normal[first:end])
             gate_up[:rows] = float32(0.0)
-            matrix = matrices + BYTES * offsets[layer, GATE_UP]
-            at_normal = normal[first:].ctypes.data
+            matrix, at_normal = weights + BYTES * offsets[layer, GATE_UP], normal[first:].ctypes.data
             add_product(rows, at_normal, e, matrix, width, 2 * inner, gate_up.ctypes.data, 2 * inner)
             _gate(gate_up[:rows], inner, gated)
-            matrix = matrices + BYTES * offsets[layer, DOWN]
+            matrix = weights + BYTES * offsets[layer, DOWN]
             add_product(rows, gated.ctypes.data, inner, matrix, sizes.inner, e, hidden.ctypes.data, e)
-    count = logits_of.shape[0]
+    count, columns = logits_of.shape[0], logits.shape[1]
     if count:
         last = np.empty((count, e), np.float32)
         for i in range(count):
             last[i] = x[logits_of[i]]
         _normalize(last, width, eps, last)
-        logits[:] = float32(0.0)
-        matrix = matrices + BYTES * offsets[sizes.layers, 0]
-        add_product(
-            count, last.ctypes.data, e, matrix, width, logits.shape[1], logits.ctypes.data, logits.shape[1]
-        )
+        logits[:count] = float32(0.0)
+        matrix = weights + BYTES * offsets[sizes.layers, 0]
+        add_product(count, last.ctypes.data, e, matrix, width, columns, logits.ctypes.data, columns)
+
+
+@njit(_GENERATE, nogil=True, cache=True)
+def generate(  # type: ignore[no-untyped-def]
+    tokens, positions, segments, model, keys, temperatures, stops, limits, logits, sampled, logprobs
+):
+    """Sample up to M tokens for each of N sequences; whether all logits were numbers.
+
+    `tokens`, `positions`: [N], each sequence's last token, which has no keys and values yet; `segments`:
+    [N, 7], one for each; `keys`: [N], of the random numbers; `temperatures`: [N], 0 for the most probable
+    token; `stops`: [N, any], ids that end a sequence, filled up with -1; `limits`: [N], of tokens to sample;
+    `logits`: [N, vocabulary, rounded up], to work in; `sampled`: [N, M], filled up with -1; `logprobs`:
+    [N, M]. The first three are overwritten.
+    """
+    vocab_size, live = model.embedding.shape[0], tokens.shape[0]
+    masses, powers = np.empty(vocab_size, np.float32), np.empty(vocab_size, np.int32)
+    rows = np.arange(live)  # the sequences that go on
+    sampled[:] = -1
+    for step in range(sampled.shape[1]):
+        forward(tokens[:live], positions[:live], segments[:live], model, np.arange(live), logits)
+        staying = 0
+        for i in range(live):
+            n, temperature = rows[i], temperatures[rows[i]]
+            is_greedy = temperature == float32(0.0)
+            scale, row = float32(1.0) if is_greedy else temperature, logits[i, :vocab_size]
+            total, excess = exponentiate_logits(row, scale, masses, powers)
+            if not np.isfinite(total):
+                return False
+            if is_greedy:
+                token = np.argmax(row)
+            else:
+                number = uniform(keys[n], np.uint64(positions[i] + 1))
+                token = draw(masses, total, number)
+            sampled[n, step] = token
+            logprobs[n, step] = float64(row[token]) * float64(float32(1.0) / scale) - excess
+            is_over = step + 1 >= limits[n]
+            for stop in stops[n]:
+                is_over = is_over or token == stop
+            if not is_over:
+                rows[staying], tokens[staying], positions[staying] = n, token, positions[i] + 1
+                segments[staying] = segments[i]
+                segments[staying, FIRST] = staying
+                staying += 1
+        live = staying
+        if live == 0:
+            break
+    return True

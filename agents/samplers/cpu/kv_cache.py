@@ -80,6 +80,26 @@ class Batch:
         return last
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """How the next tokens of a batch's sequences are drawn; `forward.generate` describes the arrays."""
+
+    keys: np.ndarray  # [N]
+    temperatures: np.ndarray  # [N]
+    stops: np.ndarray  # [N, any]
+    limits: np.ndarray  # [N]
+
+    def part(self, first: int, end: int) -> "Draws":
+        """That of some sequences alone."""
+        rows = slice(first, end)
+        return Draws(
+            keys=self.keys[rows],
+            temperatures=self.temperatures[rows],
+            stops=self.stops[rows],
+            limits=self.limits[rows],
+        )
+
+
 def make_batch(segments: Iterable[Segment]) -> Batch:
     """The batch of `segments`, of which those with one prefix follow each other."""
     tokens: list[int] = []

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.samplers.cpu.forward import DOWN, GATE_UP, OUT, QKV, Sizes, forward
+from agents.samplers.cpu.forward import DOWN, GATE_UP, OUT, QKV, Model, Sizes, forward, generate
 from agents.samplers.cpu.tiles import LANES, pack, round_up
+from agents.samplers.sampling import not_numbers
 from envs.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
-    from agents.samplers.cpu.kv_cache import Batch
+    from agents.samplers.cpu.kv_cache import Batch, Draws
 
 MODEL_TYPES = ("llama", "qwen2")
 """The supported architectures, by their names in config.json."""
@@ -158,45 +159,62 @@ class Llama:
         """`weights` by Hugging Face name; raises `ConfigError` if they do not fit `shape`."""
         _check(weights, shape)
         w = {name: weights[name].detach().cpu().float().numpy() for name in shape.weight_shapes}
-        self.shape = shape
-        self._embedding = _pad(w["model.embed_tokens.weight"], columns=round_up(shape.hidden_size, LANES))
         head = w["model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"]
         with np.errstate(all="ignore"):  # weights that have diverged are found in the logits
             layers = [_pack_layer(w, f"model.layers.{index}", shape) for index in range(shape.num_layers)]
             matrices = [matrix for packed, _ in layers for matrix in packed]
             matrices.append(pack(head * w["model.norm.weight"]))
-        ends = np.cumsum([0, *map(len, matrices)])
-        self._offsets = np.zeros((shape.num_layers + 1, 4), dtype=np.int64)
-        self._offsets.flat[: len(matrices)] = ends[:-1]
-        self._weights = np.concatenate(matrices)
-        self._biases = np.stack([bias for _, bias in layers])
+        offsets = np.zeros((shape.num_layers + 1, 4), dtype=np.int64)
+        offsets.flat[: len(matrices)] = np.cumsum([0, *map(len, matrices)])[:-1]
         exponents = np.arange(0, shape.head_dim, 2) / shape.head_dim
         angles = np.outer(np.arange(max_context), shape.rope_theta**-exponents)
-        self._cosine, self._sine = (f(angles).astype(np.float32) for f in (np.cos, np.sin))
-        self._head_columns = round_up(shape.vocab_size, LANES)
+        self.shape = shape
+        self._model = Model(
+            sizes=shape.sizes,
+            eps=np.float32(shape.rms_norm_eps),
+            embedding=_pad(w["model.embed_tokens.weight"], columns=round_up(shape.hidden_size, LANES)),
+            cosine=np.cos(angles).astype(np.float32),
+            sine=np.sin(angles).astype(np.float32),
+            biases=np.stack([bias for _, bias in layers]),
+            weights=np.concatenate(matrices),
+            offsets=offsets,
+        )
 
     def compute(self, batch: "Batch", *, logits_of: np.ndarray) -> np.ndarray:
         """Write the keys and values of `batch`; returns logits [W, vocab] of its rows `logits_of` [W].
 
         A token's logits, keys and values are the same to the last bit whatever else is in the batch.
         """
-        logits = np.empty((len(logits_of), self._head_columns), dtype=np.float32)
-        forward(
-            batch.tokens,
-            batch.positions,
-            batch.segments,
-            self.shape.sizes,
-            np.float32(self.shape.rms_norm_eps),
-            self._embedding,
-            self._cosine,
-            self._sine,
-            self._biases,
-            self._weights,
-            self._offsets,
-            logits_of,
-            logits,
-        )
+        logits = self._empty_logits(len(logits_of))
+        forward(batch.tokens, batch.positions, batch.segments, self._model, logits_of, logits)
         return logits[:, : self.shape.vocab_size]
+
+    def generate(self, batch: "Batch", draws: "Draws", *, steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sample up to `steps` tokens after each sequence of `batch`, of which it has the last token alone.
+
+        Returns tokens [N, steps], filled up with -1, and log-probs [N, steps]. Raises `SamplerFailed` for
+        logits that are not numbers.
+        """
+        sampled = np.empty((len(batch.tokens), steps), dtype=np.int64)
+        logprobs = np.empty(sampled.shape)
+        if not generate(
+            batch.tokens.copy(),
+            batch.positions.copy(),
+            batch.segments.copy(),
+            self._model,
+            draws.keys,
+            draws.temperatures,
+            draws.stops,
+            draws.limits,
+            self._empty_logits(len(sampled)),
+            sampled,
+            logprobs,
+        ):
+            raise not_numbers()
+        return sampled, logprobs
+
+    def _empty_logits(self, rows: int) -> np.ndarray:
+        return np.empty((rows, round_up(self.shape.vocab_size, LANES)), dtype=np.float32)
 
 
 def _pack_layer(

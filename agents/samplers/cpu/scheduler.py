@@ -35,6 +35,11 @@ class CachedSequence:
     last_used: int = 0
 
     @property
+    def num_unread(self) -> int:
+        """Tokens without keys and values."""
+        return len(self.tokens) - self.num_cached
+
+    @property
     def own_length(self) -> int:
         """Tokens that no other sequence shares."""
         return len(self.tokens) - len(self.prefix)

@@ -1,0 +1,151 @@
+"""Exponentials, random numbers, and tokens drawn from logits, compiled by numba.
+
+A row's result depends on that row alone, and is the same in one call for many rows and in many calls.
+"""
+
+import math
+
+import numba
+import numpy as np
+from numba import float32, float64, int32, int64, njit, uint64
+
+_LOG2_E = np.float32(1 / math.log(2))
+_LEAST_EXPONENT, _MOST_EXPONENT = np.float32(-126.0), np.float32(126.0)
+# Taylor coefficients of 2^x: the error is below 2e-7 for |x| <= 1/2.
+_C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
+_MINUS_INFINITY = np.float32(-np.inf)
+_LEAST_MASS = np.float32(2.0**-125)
+"""Less counts as 0: smaller numbers have the same exponential."""
+_BLOCK = 16
+"""Tokens whose mass is added up before one of them is looked for."""
+
+
+@njit(fastmath=True, inline="always")
+def exponentiate(numbers, powers):  # type: ignore[no-untyped-def]
+    """Replace `numbers` [C] by their exponentials; `powers`: int32 [C], to work in."""
+    for c in range(numbers.shape[0]):
+        x = min(max(numbers[c] * _LOG2_E, _LEAST_EXPONENT), _MOST_EXPONENT)
+        whole = int32(np.floor(x + float32(0.5)))
+        part = x - float32(whole)
+        powers[c] = (whole + int32(127)) << int32(23)  # the bits of 2^whole
+        numbers[c] = float32(1.0) + part * (
+            _C1 + part * (_C2 + part * (_C3 + part * (_C4 + part * (_C5 + part * _C6))))
+        )
+    two_to_whole = powers.view(np.float32)
+    for c in range(numbers.shape[0]):
+        numbers[c] *= two_to_whole[c]
+
+
+@njit(fastmath=True, inline="always")
+def exponentiate_scores(scores, powers):  # type: ignore[no-untyped-def]
+    """Replace `scores` [C] by exp(score - highest score), and return their sum; `powers` as above."""
+    highest = scores[0]
+    for c in range(scores.shape[0]):
+        highest = max(highest, scores[c])
+    for c in range(scores.shape[0]):
+        scores[c] -= highest
+    exponentiate(scores, powers)
+    total = np.float32(0.0)
+    for c in range(scores.shape[0]):
+        total += scores[c]
+    return total
+
+
+@njit(inline="always")
+def uniform(key, position):  # type: ignore[no-untyped-def]
+    """A float32 in [0, 1) for a key and a position, both uint64: splitmix64 of the key at that position."""
+    x = key + position * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return float32(float64(x >> np.uint64(40)) * 2.0**-24)
+
+
+@njit(float32[::1](uint64[::1], uint64[::1]), nogil=True, cache=True)
+def uniforms(keys, positions):  # type: ignore[no-untyped-def]
+    """[N]: `uniform` of each key at each position."""
+    numbers = np.empty(keys.shape[0], np.float32)
+    for n in range(keys.shape[0]):
+        numbers[n] = uniform(keys[n], positions[n])
+    return numbers
+
+
+_STRICT = {"reassoc", "nsz", "arcp", "contract"}
+"""What a compiler may assume where a number may be infinite, or none."""
+
+
+@njit(nogil=True, fastmath=_STRICT)
+def exponentiate_logits(logits, temperature, masses, powers):  # type: ignore[no-untyped-def]
+    """Write exp((logit - highest) / temperature) to `masses` [V]; returns their sum, and what a tempered
+    logit exceeds its log-prob by. A logit may be −∞; where one is +∞ or no number, the sum is no number."""
+    highest, check, factor = logits[0], float32(0.0), float32(1.0) / temperature
+    for v in range(logits.shape[0]):
+        highest = max(highest, logits[v])
+        check += float32(0.0) * (logits[v] if logits[v] != _MINUS_INFINITY else float32(0.0))
+    for v in range(logits.shape[0]):
+        masses[v] = (logits[v] - highest) * factor
+    exponentiate(masses, powers)
+    total = float64(check)
+    for v in range(logits.shape[0]):
+        if masses[v] < _LEAST_MASS:
+            masses[v] = float32(0.0)
+        total += float64(masses[v])
+    return total, float64(highest) * float64(factor) + math.log(total)
+
+
+@njit(inline="always")
+def _mass(row, start):  # type: ignore[no-untyped-def]
+    mass = float64(0.0)
+    for v in range(start, min(start + _BLOCK, row.shape[0])):
+        mass += float64(row[v])
+    return mass
+
+
+@njit(nogil=True)
+def draw(masses, total, number):  # type: ignore[no-untyped-def]
+    """The first token at which the cumulative mass exceeds `total` times `number`, in [0, 1).
+
+    `masses`: [V], of sum `total`; a token without mass is never drawn.
+    """
+    target, before, start = float64(number) * total, float64(0.0), 0
+    while start + _BLOCK < masses.shape[0]:
+        mass = _mass(masses, start)
+        if before + mass > target:
+            break
+        before += mass
+        start += _BLOCK
+    last = -1
+    for v in range(start, masses.shape[0]):
+        if masses[v] > 0:
+            last = v
+            before += float64(masses[v])
+            if before > target:
+                break
+    if last < 0:  # rounding has gone past the last token that has mass
+        for v in range(start):
+            if masses[v] > 0:
+                last = v
+    return last
+
+
+@njit(
+    numba.types.UniTuple(float64[::1], 2)(float32[:, ::1], float32[::1], float32[:, ::1]),
+    nogil=True,
+    cache=True,
+)
+def exponentiate_rows(logits, temperatures, masses):  # type: ignore[no-untyped-def]
+    """`exponentiate_logits` of each row [N, V]: sums and excesses [N]."""
+    totals, excesses = np.empty(logits.shape[0]), np.empty(logits.shape[0])
+    powers = np.empty(logits.shape[1], np.int32)
+    for n in range(logits.shape[0]):
+        totals[n], excesses[n] = exponentiate_logits(logits[n], temperatures[n], masses[n], powers)
+    return totals, excesses
+
+
+@njit(int64[::1](float32[:, ::1], float64[::1], float32[::1]), nogil=True, cache=True)
+def draw_rows(masses, totals, numbers):  # type: ignore[no-untyped-def]
+    """`draw` from each row [N, V]: tokens [N]."""
+    tokens = np.empty(masses.shape[0], np.int64)
+    for n in range(masses.shape[0]):
+        tokens[n] = draw(masses[n], totals[n], numbers[n])
+    return tokens
