@@ -1,4 +1,4 @@
-"""The FLOPs of an update, beside a count by hand and torch's own counter."""
+"""The FLOPs of an update, compared with a count by hand and with torch's own counter."""
 
 from pathlib import Path
 
@@ -6,41 +6,20 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
-from envs.types import Item
 from tasks.verl.cpu.flops import CpuSpeed, ModelFlops, Work, count_work
 from tasks.verl.rows import TrainingRow, rows_of
 from tests.support.sampler_toy import make_model
+from tests.support.scored_episodes import episode_of, make_turn
 
 
-def group(item: str, prompt: list[int], *responses: int) -> list[TrainingRow]:
+def group(uid: str, prompt: tuple[int, ...], *responses: int) -> list[TrainingRow]:
     """Rows of one turn each, with responses of so many tokens."""
-    trajectories = []
-    for sample_index, count in enumerate(responses):
-        completion = Completion(
-            token_ids=[5] * count,
-            logprobs=[-1.0] * count,
-            finish_reason=FinishReason.STOP,
-            policy_version=0,
-        )
-        turn = Turn(completion=completion, text="", action="", observation="", reward=0.0, observation_ids=())
-        trajectories.append(
-            Trajectory(
-                item=Item(item_id=item, env="random"),
-                sample_index=sample_index,
-                prompt_ids=tuple(prompt),
-                turns=(turn,),
-                stop_reason=StopReason.TERMINATED,
-                reward=0.0,
-                success=False,
-                seconds=0.0,
-            )
-        )
-    return rows_of(item, trajectories)
+    turns = [make_turn([5] * count, [-1.0] * count, ()) for count in responses]
+    return rows_of(uid, [episode_of(index, prompt, [turn]) for index, turn in enumerate(turns)])
 
 
 def test_a_prompt_is_counted_once_a_group_and_each_token_attends_to_what_precedes_it() -> None:
-    rows = [*group("a", [1, 2, 3], 2, 4), *group("b", [7], 1)]
+    rows = [*group("a", (1, 2, 3), 2, 4), *group("b", (7,), 1)]
     # pairs: prompt 1 + 2 + 3; responses 4 + 5 and 4 + 5 + 6 + 7; then 1; 2
     assert count_work(rows) == Work(tokens=3 + 2 + 4 + 1 + 1, logits=7, pairs=6 + 9 + 22 + 1 + 2)
 
