@@ -23,13 +23,14 @@ settings.load_profile("wingspan")
 pytest_plugins = ["tests.support.sandboxes"]
 SLOW_TIMEOUT_S = 600
 LONGEST_FILES = (
-    "test_verl_train.py",
     "test_flow.py",
-    "test_verl_ppo.py",
-    "test_offline.py",
-    "test_network.py",
     "test_tutorial.py",
-    "test_program_train.py",
+    "test_verl_ppo.py",
+    "test_deployments.py",
+    "test_verl_train.py",
+    "test_cluster.py",
+    "test_network.py",
+    "test_offline.py",
 )
 """A worker takes whole files: one of these that began last would leave all cores but one idle."""
 PROGRAMS = {"browser": ("test_browser.py", "miniwob", "webarena"), "java": ("sciworld", "jvm")}
