@@ -2,7 +2,7 @@
 
 One story in one project, told in order, because each chapter costs a start of Prefect and of verl: a run is
 stopped by Ctrl-C twice in the warm-up, then killed in training; the same command finishes it though Prefect's
-server dies; once more, it does nothing; DVC agrees; a lost output is made again. (`test_cancelling.py` has
+server dies; once more, it does nothing; DVC agrees; a lost output is made again. (`test_deployments.py` has
 SIGTERM in training, which is how a worker cancels a run.)
 """
 
