@@ -50,13 +50,21 @@ def pytest_configure() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Import all files of tests without garbage collection: half of their time is spent in it, and what they
-    make stays. It is not looked through later, either."""
+    make stays. It is not looked through later, either, and what tests import is not each time."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(100_000, 50, 100)
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Leave what there is to the end of the process: pytest would look through it five times, for seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
