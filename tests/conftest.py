@@ -23,13 +23,14 @@ settings.load_profile("wingspan")
 pytest_plugins = ["tests.support.sandboxes"]
 SLOW_TIMEOUT_S = 600
 LONGEST_FILES = (
-    "test_verl_train.py",
     "test_flow.py",
-    "test_verl_ppo.py",
-    "test_offline.py",
-    "test_network.py",
     "test_tutorial.py",
-    "test_program_train.py",
+    "test_verl_ppo.py",
+    "test_deployments.py",
+    "test_verl_train.py",
+    "test_cluster.py",
+    "test_network.py",
+    "test_offline.py",
 )
 """A worker takes whole files: one of these that began last would leave all cores but one idle."""
 PROGRAMS = {"browser": ("test_browser.py", "miniwob", "webarena"), "java": ("sciworld", "jvm")}
@@ -49,13 +50,21 @@ def pytest_configure() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Import all files of tests without garbage collection: half of their time is spent in it, and what they
-    make stays. It is not looked through later, either."""
+    make stays. It is not looked through later, either, and what tests import is not each time."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(100_000, 50, 100)
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Leave what there is to the end of the process: pytest would look through it five times, for seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

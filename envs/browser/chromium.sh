@@ -2,9 +2,16 @@
 # Runs $WINGSPAN_CHROMIUM with the arguments that Playwright gives: as nobody where we are root, behind
 # bubblewrap where $WINGSPAN_BUBBLEWRAP is 1 (envs/browser/program.py), and without our environment.
 set -eu
+# An address bar that nobody sees has pages of its own, in a process that takes half of the CPU time of a start.
+unseen=WebUIOmniboxPopup,WebUIOmniboxFullPopup,WebUIOmniboxAimPopup
 profile=
 for argument; do
-    case $argument in --user-data-dir=*) profile=${argument#*=} ;; esac
+    shift
+    case $argument in
+        --user-data-dir=*) profile=${argument#*=} ;;
+        --disable-features=*) argument=$argument,$unseen ;; # of two such arguments Chromium reads the last
+    esac
+    set -- "$@" "$argument"
 done
 [ -d "$profile" ] || { echo "no --user-data-dir among: $*" >&2; exit 2; }
 folder=$(dirname "$WINGSPAN_CHROMIUM")

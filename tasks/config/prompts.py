@@ -7,6 +7,7 @@ asks no server; elsewhere the prompt without the observation is a lower bound.
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,7 @@ def check_prompts(pipeline: Pipeline, items: Sequence[Item]) -> None:
     if pipeline.warmup is not None and pipeline.warmup.new_words:
         return  # the policy gets another vocabulary
     for name in pipeline.data.parts:
-        part_items = [item for item in items if pipeline.data.part_of(item) == name][:ITEMS]
+        part_items = list(islice((item for item in items if pipeline.data.part_of(item) == name), ITEMS))
         spec = specs[pipeline.data.parts[name].env]
         sizes = []
         for item, observation in zip(

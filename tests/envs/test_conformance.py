@@ -215,7 +215,7 @@ def test_nothing_is_left_behind(sample: Sample, is_hosted: bool) -> None:
     if is_hosted and not is_light:
         pytest.skip("it has a process of its own already")
     # Each process of a hosted one makes its item anew, which TextWorld does by a compiler, for seconds.
-    cycles, warm_up = {(True, False): (40, 13), (True, True): (4, 2), (False, False): (2, 0)}[
+    cycles, warm_up = {(True, False): (40, 13), (True, True): (2, 1), (False, False): (2, 0)}[
         is_light, is_hosted
     ]
 

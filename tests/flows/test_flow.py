@@ -2,7 +2,7 @@
 
 One story in one project, told in order, because each chapter costs a start of Prefect and of verl: a run is
 stopped by Ctrl-C twice in the warm-up, then killed in training; the same command finishes it though Prefect's
-server dies; once more, it does nothing; DVC agrees; a lost output is made again. (`test_cancelling.py` has
+server dies; once more, it does nothing; DVC agrees; a lost output is made again. (`test_deployments.py` has
 SIGTERM in training, which is how a worker cancels a run.)
 """
 
@@ -214,10 +214,11 @@ def test_dvc_reruns_exactly_what_a_parameter_touches(project: Project) -> None:
     lines = project.run(sys.executable, "-m", "dvc", "repro", f"report@{NAME}")
     rerun = [line.split("'")[1] for line in lines if line.startswith("Running stage")]
     assert rerun == [f"evaluate@{NAME}", f"report@{NAME}"]
-    # 100 items, by two policies, twice sampled and once greedy.
+    # Each item by two policies, twice sampled and once greedy.
+    items = len((project.run_folder / "data" / "test.jsonl").read_text().splitlines())
     episodes = [line for line in lines if line.startswith("evaluate: episode ")]
-    assert episodes[-1] == "evaluate: episode 600/600"
+    assert episodes[-1] == f"evaluate: episode {6 * items}/{6 * items}"
     evaluation = json.loads((project.run_folder / "evaluation.json").read_text())
-    assert evaluation["after"]["sampled"]["episodes"] == 200
+    assert evaluation["after"]["sampled"]["episodes"] == 2 * items
     for policy in ("before", "after"):
-        assert evaluation[policy]["greedy"]["episodes"] + evaluation[policy]["greedy"]["dropped"] == 100
+        assert evaluation[policy]["greedy"]["episodes"] + evaluation[policy]["greedy"]["dropped"] == items

@@ -56,6 +56,7 @@ async def measure(env: str, *, cycles: int, is_hosted: bool, warm_up: int = WARM
     spec = get_env(env)
     items = some_items(spec)
     earlier = set(psutil.Process().children(recursive=True))  # what they do is not the environment's doing
+    gc.freeze()  # nor is what this process has: to look through it would take seconds
     host = ProcessHost(spec.make, preload=spec.preload) if is_hosted else None
     make = spec.make if host is None else partial(HostedEnv, host)
     await _cycle(make, items, times=warm_up)

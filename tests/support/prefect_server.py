@@ -67,11 +67,11 @@ def prefect_server(folder: Path, *, environment: Mapping[str, str]) -> Iterator[
 def process_worker(
     folder: Path, *, pool: str, environment: Mapping[str, str], client: SyncPrefectClient
 ) -> Iterator[None]:
-    """A worker of the work pool `pool`, which it makes; it looks for runs every second."""
+    """A worker of the work pool `pool`, which it makes; it looks for runs every three seconds."""
     with program(
         *(sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"),
         log=folder / "prefect-worker.log",
-        environment={**environment, "PREFECT_WORKER_QUERY_SECONDS": "1"},
+        environment={**environment, "PREFECT_WORKER_QUERY_SECONDS": "3"},
         cwd=folder,
     ):
         wait_until(lambda: bool(client.read_work_pools()), timeout_s=START_TIMEOUT_S, poll_s=0.2)

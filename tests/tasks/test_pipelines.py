@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from envs.errors import ConfigError
 from envs.registry import get_env
-from flows.commands.deploy import ENTRYPOINT, deploy
 from flows.lineage.stages import declared_stages, default_workspace
 from flows.run import STAGES
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
@@ -58,43 +56,6 @@ def test_a_stage_reads_only_what_an_earlier_one_or_nobody_writes(monkeypatch: py
     for stage in declared_stages(name, pipeline=load_pipeline(name), workspace=home).values():
         assert {dep for dep in stage.deps if dep.is_relative_to(home)} <= outputs
         outputs.update(stage.outs)
-
-
-@pytest.mark.slow
-def test_every_pipeline_is_deployed_to_prefect_without_being_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.testing.utilities import prefect_test_harness
-
-    monkeypatch.chdir(ROOT)
-    pipelines = {name: load_pipeline(name) for name in NAMES}
-    with prefect_test_harness(server_startup_timeout=300), get_client(sync_client=True) as client:
-        with pytest.raises(ConfigError, match=r"--pool nowhere.*prefect work-pool create nowhere"):
-            list(deploy(pipelines, secrets={}, pool="nowhere"))
-        client.create_work_pool(WorkPoolCreate(name="here", type="process"))
-        deployments = list(deploy(pipelines, secrets={}, pool="here"))
-        assert deployments == [
-            *(f"train-agent/{name}" for name in NAMES),
-            "evaluate-policy/any-policy",
-            "sweep/any-pipeline",
-        ]
-        evaluation = client.read_deployment_by_name(deployments[-2])
-        assert evaluation.entrypoint == "flows/evaluate_policy.py:evaluate_policy"
-        schema = evaluation.parameter_openapi_schema
-        assert schema
-        assert {"policy", "envs", "samples"} <= schema["properties"].keys()
-        sweep = client.read_deployment_by_name(deployments[-1])
-        assert sweep.entrypoint == "flows/sweep/flow.py:sweep"
-        assert sweep.parameter_openapi_schema
-        assert {"seeds", "vary", "at_once"} <= sweep.parameter_openapi_schema["properties"].keys()
-        for name in NAMES:
-            deployment = client.read_deployment_by_name(f"train-agent/{name}")
-            assert deployment.parameters == {"pipeline": name}
-            assert deployment.work_pool_name == "here"
-            step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
-            assert deployment.pull_steps == [step]  # no copy of the folder
-            assert deployment.entrypoint == ENTRYPOINT
-            assert deployment.description
 
 
 def test_dvc_knows_every_cpu_pipeline_and_no_other() -> None:

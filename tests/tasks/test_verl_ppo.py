@@ -1,4 +1,4 @@
-"""Real verl on the CPU: PPO of adapters, sampled ahead, through a kill -9."""
+"""Real verl on the CPU: PPO of adapters, sampled ahead, through a kill -9 of training and Ray."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,19 +14,23 @@ from safetensors.torch import load_file
 from tasks.config.capacity import checkpoint_bytes, read_model_size
 from tasks.data.trajectories import read_trajectories
 from tasks.progress import Progress
+from tasks.rollout.history import History
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.policies import copy_policy
 from tests.support.adapters import check_adapter
-from tests.support.verl_runs import Repeats, pid_of_trainer, prepare_toy_run
+from tests.support.verl_runs import Repeats, are_equal, checkpoint_tensors, pid_of_trainer, prepare_toy_run
 from tests.support.verl_toy import toy_pipeline
 
 pytestmark = pytest.mark.slow
 
 
-def test_ppo_that_samples_ahead_resumes_policy_critic_and_the_step_begun(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_ppo_that_samples_ahead_survives_what_kills_it_and_resumes_policy_critic_and_the_step_begun(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """At step 5 the training process is killed with Ray's control service, and the checkpoint of step 4 is
+    cut short: a second process repeats what is lost, steps 3 to 5 and the first round's evaluation.
+    """
     model = prepare_toy_run(monkeypatch, tmp_path)
     pipeline = toy_pipeline(
         model,
@@ -34,10 +39,13 @@ def test_ppo_that_samples_ahead_resumes_policy_critic_and_the_step_begun(
         train__lora={"rank": 8},
         train__kl={"coef": 0.01},  # the reference is the policy without its adapters
         train__steps=6,
-        train__steps_per_round=6,
+        train__steps_per_round=4,
+        backend__samplers=2,
     )
     folder = tmp_path / "train"
     weights: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
+    lost_tensors: dict[str, torch.Tensor] = {}
+    repeated_tensors: dict[str, torch.Tensor] = {}
     step_numbers: list[int] = []
     repeats = Repeats(folder)
 
@@ -49,15 +57,51 @@ def test_ppo_that_samples_ahead_resumes_policy_critic_and_the_step_begun(
         if step in (2, 4):
             weights.update({(step, role): read_weights(folder, step, role) for role in ("actor", "critic")})
         if step_numbers == [1, 2, 3, 4, 5]:  # step 5 is in no checkpoint, nor is the policy that sampled it
-            os.kill(pid_of_trainer(), signal.SIGKILL)
+            last = folder / "checkpoints" / "global_step_4"
+            lost_tensors.update(checkpoint_tensors(last))
+            actor = next((last / "actor").glob("model_world_size_1_rank_0.pt"))
+            actor.write_bytes(actor.read_bytes()[:1000])
+            (folder / "checkpoints" / "global_step_5").mkdir()  # as if it died while writing one
+            (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("")
+            [control_service] = [p for p in psutil.Process().children() if p.name() == "gcs_server"]
+            trainer = pid_of_trainer()
+            control_service.kill()  # the next steps may not miss it
+            os.kill(trainer, signal.SIGKILL)
+        if step_numbers == [1, 2, 3, 4, 5, 3, 4]:
+            repeated_tensors.update(checkpoint_tensors(folder / "checkpoints" / "global_step_4"))
 
     with TrainSession(pipeline, tmp_path, Progress(on_step=on_step)) as session:
-        session.evaluate_round(session.train_round(0))
-    assert step_numbers == [1, 2, 3, 4, 5, 5, 6]
-    assert repeats.count == 1
+        first = session.evaluate_round(session.train_round(0))
+        second = session.evaluate_round(session.train_round(1))
+
+    output = "".join(capfd.readouterr())
+    assert not [word for word in ("Traceback", "state-dump") if word in output], output
+
+    # The second process has left the same bits as the first.
+    assert step_numbers == [1, 2, 3, 4, 5, 3, 4, 5, 6]
+    assert repeats.count == 3
+    assert are_equal(repeated_tensors, lost_tensors)
     for step, version in ((1, 0), (2, 0), (3, 1), (4, 2), (5, 3), (6, 4)):
         trajectories = read_trajectories(folder / "trajectories" / f"step_{step:04d}.jsonl")
         assert {turn.completion.policy_version for t in trajectories for turn in t.turns} == {version}
+
+    # What decides about horizons and items has outlived the killed process.
+    history = History.read(checkpoints.checkpoint_folder(folder / "checkpoints", step=6))
+    assert [step.episodes for step in history.evidence["parity"]] == [16] * 6
+    assert len(history.success) == 12
+    item_ids = [
+        t.item.item_id
+        for s in (1, 2, 3)
+        for t in read_trajectories(folder / "trajectories" / f"step_{s:04d}.jsonl")
+    ]
+    assert len(set(item_ids)) == 3 * 2  # none comes twice within the first 12 of an epoch
+
+    # The round that was evaluated before the kill was evaluated again, as it was.
+    with TrainSession(pipeline, tmp_path) as session:
+        repeated = session.evaluate_round(session.train_round(0))
+        assert session.evaluate_round(session.train_round(1)) == second
+    assert repeated != first
+    assert repeated.evaluation == first.evaluation
 
     start = load_file(model / "model.safetensors")
     assert not differ(start, weights[2, "actor"]), "the first two steps train the critic alone"

@@ -1,15 +1,10 @@
-"""Two rounds of real verl on the CPU, stopped and killed on the way: what is on disk afterwards."""
+"""Two rounds of real verl on the CPU, stopped on the way: what is on disk afterwards."""
 
 import json
-import os
-import signal
-from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 import pytest
 import ray
-import torch
 
 from envs.errors import WingspanError
 from tasks.config.capacity import checkpoint_bytes, read_model_size
@@ -20,18 +15,17 @@ from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
-from tests.support.verl_runs import Repeats, are_equal, checkpoint_tensors, pid_of_trainer, prepare_toy_run
+from tests.support.verl_runs import prepare_toy_run
 from tests.support.verl_toy import toy_items, toy_pipeline
 
 pytestmark = pytest.mark.slow
 
 
-def test_training_survives_what_stops_it_and_counts_every_step_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_training_that_stopped_at_a_collapse_goes_on_and_counts_every_step_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A sign of a collapse stops it at step 2, which is saved. From there another process trains to step 4,
-    when it is killed with Ray's control service, and the checkpoint of step 3 is cut short: a third process
-    repeats what is lost, and goes on. Each start of verl takes half a minute, hence the one story.
+    """A sign of a collapse stops it at step 2, which is saved; another process trains on from there. Each
+    start of verl takes half a minute, hence the one story; that of a kill is in `test_verl_ppo.py`.
     """
     from transformers import AutoModelForCausalLM
 
@@ -41,7 +35,6 @@ def test_training_survives_what_stops_it_and_counts_every_step_once(
         model,
         agent__context={"when_full": "drop"},
         rollout__context_length=136,
-        backend__samplers=2,
         train__steps=6,
         train__steps_per_round=3,
         train__save_every=3,
@@ -49,25 +42,7 @@ def test_training_survives_what_stops_it_and_counts_every_step_once(
     )
     folder = tmp_path / "train"
     step_numbers: list[int] = []
-    repeats = Repeats(folder)
-    lost_tensors: dict[str, torch.Tensor] = {}
-
-    def on_step(values: Mapping[str, float]) -> None:
-        step_numbers.append(int(values["step"]))
-        repeats.compare(values)
-        if step_numbers == [1, 2, 3, 4]:  # step 4 is in no checkpoint
-            last = folder / "checkpoints" / "global_step_3"
-            lost_tensors.update(checkpoint_tensors(last))
-            weights = next(last.rglob("model_world_size_1_rank_0.pt"))
-            weights.write_bytes(weights.read_bytes()[:1000])
-            (folder / "checkpoints" / "global_step_4").mkdir()  # as if it died while writing one
-            (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("")
-            [control_service] = [p for p in psutil.Process().children() if p.name() == "gcs_server"]
-            trainer = pid_of_trainer()
-            control_service.kill()  # the next steps may not miss it
-            os.kill(trainer, signal.SIGKILL)
-
-    progress = Progress(on_step=on_step)
+    progress = Progress(on_step=lambda values: step_numbers.append(int(values["step"])))
     with (
         TrainSession(pipeline, tmp_path, progress) as session,
         pytest.raises(Collapsed, match="training stopped at step 2, which is saved: the entropy"),
@@ -85,13 +60,7 @@ def test_training_survives_what_stops_it_and_counts_every_step_once(
         )
         policy = session.export()
 
-    output = "".join(capfd.readouterr())
-    assert not [word for word in ("Traceback", "state-dump") if word in output], output
-
-    # Three processes have trained these steps, and the last one has left the same bits as those before it.
-    assert step_numbers == [1, 2, 3, 4, 3, 4, 5, 6]
-    assert repeats.count == 2
-    assert are_equal(checkpoint_tensors(folder / "checkpoints" / "global_step_3"), lost_tensors)
+    assert step_numbers == [1, 2, 3, 4, 5, 6]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [line["policy_version"] for line in lines] == [0, 1, 2, 3, 4, 5]
@@ -100,13 +69,13 @@ def test_training_survives_what_stops_it_and_counts_every_step_once(
     assert all(line["segments"] > 1 for line in lines)
     assert all(line["trained"] == 16 * line["informative_groups"] for line in lines)  # episodes, not segments
     assert all(line["envs_live/parity"] == 16 for line in lines)  # an instance for each of 2 x 8 episodes
-    assert [line["envs_created/parity"] for line in lines] == [16] * 6  # the killed one's are gone
+    assert [line["envs_created/parity"] for line in lines] == [16] * 6  # the first process's are gone
     assert [round(line["temperature"], 6) for line in lines] == [1.3, 1.24, 1.18, 1.12, 1.06, 1.0]
     assert (first.first_step, first.last_step) == (1, 3)
     assert (second.first_step, second.last_step) == (4, 6)
     assert second.evaluation["episodes"] == 4
     assert checkpoints.complete_steps(folder / "checkpoints") == [3, 6]
-    # What decides about horizons and items has outlived the killed process.
+    # What decides about horizons and items has outlived the first process.
     history = History.read(checkpoints.checkpoint_folder(folder / "checkpoints", step=6))
     assert [step.episodes for step in history.evidence["parity"]] == [16] * 6
     assert len(history.success) == 12
@@ -126,7 +95,7 @@ def test_training_survives_what_stops_it_and_counts_every_step_once(
         trajectories = read_trajectories(folder / "trajectories" / f"step_{step:04d}.jsonl")
         assert {turn.completion.policy_version for t in trajectories for turn in t.turns} == {step - 1}
 
-    # No item comes twice within the first 12 of an epoch, the killed process notwithstanding.
+    # No item comes twice within the first 12 of an epoch, though another process goes on.
     item_ids = [
         t.item.item_id
         for s in (1, 2, 3)
@@ -152,11 +121,10 @@ def test_training_survives_what_stops_it_and_counts_every_step_once(
             t.completion.token_ids for t in repeated_sample.turns
         ]
 
-    # Finished rounds are read, that of the repeated steps among them; nothing starts for them.
+    # Finished rounds are read; nothing starts for them.
     with TrainSession(pipeline, tmp_path) as session:
-        repeated = session.evaluate_round(session.train_round(0))
+        assert session.evaluate_round(session.train_round(0)) == first
         assert session.evaluate_round(session.train_round(1)) == second
-    assert repeated.evaluation == first.evaluation
     assert not ray.is_initialized()
 
     # With none that is whole, one line says so before anything starts.

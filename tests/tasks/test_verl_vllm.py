@@ -47,7 +47,7 @@ def test_a_training_with_vllm_knows_how_far_its_probabilities_are_from_the_train
         step_numbers.append(int(values["step"]))
         [process] = find_vllm()
         pids.append(process.pid)
-        open_to = {name: address for name, address, _, _ in listening()}
+        open_to = {name: address for name, address, _ in listening()}
         assert any("vllm_program" in name for name in open_to)
         assert {name: address for name, address in open_to.items() if not is_loopback(address)} == {}
         if step_numbers == [1, 2]:

@@ -8,7 +8,7 @@ learn its recipes by heart.
 
 import random
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from envs.builtin.textcraft.env import INSTRUCTIONS, PACKAGES, TextCraftEnv
@@ -56,6 +56,7 @@ def make_item(index: int) -> Item:
     return Item(item_id=f"{NAME}_{index}", env=NAME, metadata={"depth": _depth(index)})
 
 
+@cache
 def _depth(index: int) -> int:
     if not 0 <= index < NUM_ITEMS:
         raise unknown_item(NAME, index, count=NUM_ITEMS)

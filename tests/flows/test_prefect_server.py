@@ -1,23 +1,31 @@
-"""What Prefect shows of a run, read from a server as its pages read it."""
+"""Runs and a Prefect server: what its pages show of them, and its limits, for which they wait.
+
+The pages' contents are read as the pages read them.
+"""
 
 import hashlib
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx import HTTPStatusError
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.objects import Artifact
 from prefect.runtime import flow_run
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_LOGGING_TO_API_ENABLED,
     PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL,
+    get_current_settings,
     temporary_settings,
 )
 from prefect.testing.cli import invoke_and_assert
@@ -27,9 +35,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from envs.errors import ConfigError
 from flows.display.display import Display
 from flows.lineage.stages import Receipt, Stage
 from flows.orchestrator.events import emit_collapse
+from flows.orchestrator.limits import hold_slots, missing_limits
 from flows.orchestrator.page import PrefectPage
 from flows.plan import Plan
 from flows.run import Run
@@ -53,6 +63,7 @@ PROMOTION = Promotion(model=NAME, version="2", test={"against": "version 1", "di
 EVALUATION = {policy: {"sampled": {"success": rate}} for policy, rate in (("before", 0.25), ("after", 0.75))}
 KEYS = {f"{NAME}-{name}" for name in ("progress", "rounds", "curves", "links")}
 SLOW_S = 3600.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -391,3 +402,108 @@ def test_the_automations_do_what_their_page_says(
         "envs": ["textcraft"],
         "samples": 8,
     }
+
+
+# --- limits: runs that share GPUs or environments wait for each other
+
+
+def create(client: SyncPrefectClient, name: str, limit: int) -> str:
+    client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=limit))
+    return name
+
+
+def active_slots(client: SyncPrefectClient, name: str) -> int:
+    return client.read_global_concurrency_limit_by_name(name).active_slots
+
+
+def hold_in_flow(work: Callable[[], None]) -> None:
+    in_flow(lambda _: work())
+
+
+def test_of_two_runs_for_which_there_is_no_room_the_second_waits(
+    client: SyncPrefectClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpus, sites = create(client, "gpus", 3), create(client, "sites", 2)
+    first_may_end, second_holds = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with hold_slots({gpus: 2, sites: 1}):
+            assert first_may_end.wait(WAIT_S)
+
+    def second() -> None:
+        with hold_slots({sites: 1, gpus: 2}):
+            second_holds.set()
+
+    with ThreadPoolExecutor(2) as threads:
+        runs: list[Future[None]] = [threads.submit(hold_in_flow, first)]
+        wait_until(lambda: (active_slots(client, gpus), active_slots(client, sites)) == (2, 1))
+        runs.append(threads.submit(hold_in_flow, second))
+        try:
+            wait_until(lambda: caplog.messages.count(f"waiting for 2 of 3 slots of {gpus}") == 2)
+            ask = {"names": [gpus], "slots": 2, "mode": "concurrency"}
+            with pytest.raises(HTTPStatusError, match="423"):
+                client.request("POST", "/v2/concurrency_limits/increment", json=ask)
+            assert not second_holds.is_set()
+            assert active_slots(client, gpus) == 2
+        finally:
+            first_may_end.set()
+        assert second_holds.wait(WAIT_S)
+        for run in runs:
+            run.result(WAIT_S)
+    assert (active_slots(client, gpus), active_slots(client, sites)) == (0, 0)
+
+
+def test_a_run_that_fails_gives_its_slots_back(client: SyncPrefectClient) -> None:
+    name = create(client, "fails", 1)
+
+    def fail() -> None:
+        with hold_slots({name: 1}):
+            assert active_slots(client, name) == 1
+            raise ValueError("no such model")
+
+    with pytest.raises(ValueError, match="no such model"):
+        hold_in_flow(fail)
+    assert active_slots(client, name) == 0
+
+
+def test_more_slots_than_there_are_is_refused(client: SyncPrefectClient) -> None:
+    name = create(client, "few", 2)
+
+    def ask() -> None:
+        with hold_slots({name: 3}):
+            pass
+
+    with pytest.raises(
+        ConfigError,
+        match=r"needs 3 slots of few, which has 2; .* prefect global-concurrency-limit update few",
+    ):
+        hold_in_flow(ask)
+
+
+def test_a_limit_that_does_not_exist_is_named_with_its_command(
+    client: SyncPrefectClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = "prefect global-concurrency-limit create none --limit N"
+    line = f"there is no limit none: runs do not wait for each other; {command}"
+    name = create(client, "some", 1)
+    assert missing_limits([name, "none"]) == [line]
+
+    def work() -> None:
+        with hold_slots({"none": 1}):
+            pass
+
+    hold_in_flow(work)
+    assert line in caplog.messages
+
+
+def test_a_run_on_a_temporary_server_waits_for_nothing(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = create(client, "unused", 1)
+    monkeypatch.setenv("WINGSPAN_TEMPORARY_PREFECT", str(get_current_settings().api.url))
+
+    def work() -> None:
+        with hold_slots({name: 2}):
+            assert active_slots(client, name) == 0
+
+    hold_in_flow(work)

@@ -1,4 +1,5 @@
-"""A deployed run on a process worker is cancelled in training; the command that its log names goes on."""
+"""Deployments on a Prefect server; a run that a process worker has started is cancelled in training, and the
+command that its log names goes on."""
 
 import os
 import re
@@ -15,13 +16,17 @@ import pytest
 import yaml
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.states import Cancelling
 from pydantic import SecretStr
 
+from envs.errors import ConfigError
+from flows.commands.deploy import ENTRYPOINT, deploy
 from flows.endings.guardian import MARK
+from tasks.config.pipelines import load_pipeline, pipeline_names
 from tests.support.prefect_server import prefect_client, prefect_server, process_worker
-from tests.support.project import NAME, RUN_TIMEOUT_S, Project
+from tests.support.project import NAME, ROOT, RUN_TIMEOUT_S, Project
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -83,12 +88,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         stack.enter_context(process_worker(project.folder, pool=POOL, environment=environment, client=client))
         served = Served(project, client, environment)
         secret = ("--secret", f"{SECRET_VARIABLE}={SECRET_BLOCK}")
-        deploy = ("wingspan", "deploy", NAME, "--pool", POOL, *secret)
-        with pytest.raises(subprocess.CalledProcessError) as error:
-            served.run(*deploy)
-        assert "there is no Secret block 'judge-api-key'" in error.value.stderr
+        with pytest.raises(ConfigError, match=f"there is no Secret block '{SECRET_BLOCK}'"):
+            list(deploy({}, pool=POOL, secrets={SECRET_VARIABLE: SECRET_BLOCK}))
         Secret(value=SecretStr(CANARY)).save(SECRET_BLOCK)
-        assert f"train-agent/{NAME}" in served.run(*deploy)
+        assert f"train-agent/{NAME}" in served.run("wingspan", "deploy", NAME, "--pool", POOL, *secret)
         yield served
 
 
@@ -134,7 +137,7 @@ def cancel_in_training(served: Served, flow_run_id: UUID) -> list[str]:
         assert served.state(flow_run_id) in ("SCHEDULED", "PENDING", "RUNNING"), served.logs(flow_run_id)
         return bool(project.finished_steps())
 
-    wait_until(has_trained, timeout_s=RUN_TIMEOUT_S, poll_s=0.1)
+    wait_until(has_trained, timeout_s=RUN_TIMEOUT_S, poll_s=1.0)  # each question takes CPU time of the server
     assert any("gcs_server" in line for line in served.run_processes().values())
     assert any(has_secret(pid) for pid, line in served.run_processes().items() if "prefect" in line)
     folders = {folder for pid in served.run_processes() for folder in folders_of(pid)}
@@ -149,7 +152,7 @@ def cancel_in_training(served: Served, flow_run_id: UUID) -> list[str]:
 
 def cancel_at_start(served: Served, flow_run_id: UUID) -> None:
     """Cancel a run as its own process begins it."""
-    wait_until(lambda: served.state(flow_run_id) == "RUNNING", timeout_s=RUN_TIMEOUT_S, poll_s=0.1)
+    wait_until(lambda: served.state(flow_run_id) == "RUNNING", timeout_s=RUN_TIMEOUT_S, poll_s=0.5)
     cancel(served, flow_run_id)
 
 
@@ -157,8 +160,43 @@ def cancel(served: Served, flow_run_id: UUID) -> None:
     """Cancel a run as Prefect's page does; nothing of it is left within `END_S`."""
     start = time.monotonic()
     served.client.set_flow_run_state(flow_run_id, Cancelling())
-    wait_until(lambda: not served.run_processes(), timeout_s=END_S, poll_s=0.1)
+    wait_until(lambda: not served.run_processes(), timeout_s=END_S, poll_s=0.3)
     print(f"ended within {time.monotonic() - start:.1f} s")
     wait_until(lambda: served.state(flow_run_id) == "CANCELLED")
     # Not for a moment crashed, which hooks and automations would notice.
     assert "Crashed" not in served.state_names(flow_run_id)
+
+
+def test_every_pipeline_is_deployed_without_being_listed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    names = pipeline_names(ROOT / "pipelines.yaml")
+    pipelines = {name: load_pipeline(name) for name in names}
+    client = served.client
+    with pytest.raises(ConfigError, match=r"--pool nowhere.*prefect work-pool create nowhere"):
+        list(deploy(pipelines, secrets={}, pool="nowhere"))
+    client.create_work_pool(WorkPoolCreate(name="here", type="process"))
+    deployments = list(deploy(pipelines, secrets={}, pool="here"))
+    assert deployments == [
+        *(f"train-agent/{name}" for name in names),
+        "evaluate-policy/any-policy",
+        "sweep/any-pipeline",
+    ]
+    evaluation = client.read_deployment_by_name(deployments[-2])
+    assert evaluation.entrypoint == "flows/evaluate_policy.py:evaluate_policy"
+    schema = evaluation.parameter_openapi_schema
+    assert schema
+    assert {"policy", "envs", "samples"} <= schema["properties"].keys()
+    sweep = client.read_deployment_by_name(deployments[-1])
+    assert sweep.entrypoint == "flows/sweep/flow.py:sweep"
+    assert sweep.parameter_openapi_schema
+    assert {"seeds", "vary", "at_once"} <= sweep.parameter_openapi_schema["properties"].keys()
+    for name in names:
+        deployment = client.read_deployment_by_name(f"train-agent/{name}")
+        assert deployment.parameters == {"pipeline": name}
+        assert deployment.work_pool_name == "here"
+        step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+        assert deployment.pull_steps == [step]  # no copy of the folder
+        assert deployment.entrypoint == ENTRYPOINT
+        assert deployment.description
