@@ -15,7 +15,7 @@ _LEAST_EXPONENT, _MOST_EXPONENT = np.float32(-126.0), np.float32(126.0)
 _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
 _MINUS_INFINITY = np.float32(-np.inf)
 _LEAST_MASS = np.float32(2.0**-125)
-"""Less counts as 0: smaller numbers have the same exponential."""
+"""Less counts as 0: `exponentiate` gives about as much for everything below."""
 _BLOCK = 16
 """Tokens whose mass is added up before one of them is looked for."""
 
@@ -70,14 +70,14 @@ def uniforms(keys, positions):  # type: ignore[no-untyped-def]
     return numbers
 
 
-_STRICT = {"reassoc", "nsz", "arcp", "contract"}
-"""What a compiler may assume where a number may be infinite, or none."""
+_WITH_NAN = {"reassoc", "nsz", "arcp", "contract"}
+"""Flags of fast mathematics that leave infinities and NaN what they are."""
 
 
-@njit(nogil=True, fastmath=_STRICT)
+@njit(nogil=True, fastmath=_WITH_NAN)
 def exponentiate_logits(logits, temperature, masses, powers):  # type: ignore[no-untyped-def]
-    """Write exp((logit - highest) / temperature) to `masses` [V]; returns their sum, and what a tempered
-    logit exceeds its log-prob by. A logit may be −∞; where one is +∞ or no number, the sum is no number."""
+    """Write exp((logit - highest) / temperature) to `masses` [V]; returns their sum, and the logarithm of the
+    sum of the exponentials of the tempered logits. A logit may be −∞; with +∞ or NaN, the sum is NaN."""
     highest, check, factor = logits[0], float32(0.0), float32(1.0) / temperature
     for v in range(logits.shape[0]):
         highest = max(highest, logits[v])
@@ -134,12 +134,12 @@ def draw(masses, total, number):  # type: ignore[no-untyped-def]
     cache=True,
 )
 def exponentiate_rows(logits, temperatures, masses):  # type: ignore[no-untyped-def]
-    """`exponentiate_logits` of each row [N, V]: sums and excesses [N]."""
-    totals, excesses = np.empty(logits.shape[0]), np.empty(logits.shape[0])
+    """`exponentiate_logits` of each row [N, V]: sums and logarithms [N]."""
+    totals, log_sums = np.empty(logits.shape[0]), np.empty(logits.shape[0])
     powers = np.empty(logits.shape[1], np.int32)
     for n in range(logits.shape[0]):
-        totals[n], excesses[n] = exponentiate_logits(logits[n], temperatures[n], masses[n], powers)
-    return totals, excesses
+        totals[n], log_sums[n] = exponentiate_logits(logits[n], temperatures[n], masses[n], powers)
+    return totals, log_sums
 
 
 @njit(int64[::1](float32[:, ::1], float64[::1], float32[::1]), nogil=True, cache=True)

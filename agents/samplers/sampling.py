@@ -5,7 +5,6 @@ Owns the valid range of each sampling parameter. The uniform number behind a tok
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +17,10 @@ def check_params(params: SamplingParams, *, vocab_size: int) -> None:
     """Raise `ConfigError` for a value out of range."""
     problems = {
         "max_tokens": (params.max_tokens < 1, "at least 1"),
-        "temperature": (not 0 <= params.temperature < math.inf, "0 (greedy) or more"),
+        "temperature": (
+            params.temperature != 0 and not 1e-3 <= params.temperature <= 1e3,
+            "0 (greedy), or from 0.001 to 1000",
+        ),
         "top_p": (not 0 < params.top_p <= 1, "above 0 and at most 1 (1 keeps all)"),
         "top_k": (params.top_k < 0, "0 (keeps all) or more"),
         "stop_token_ids": (
@@ -63,9 +65,9 @@ def sample_tokens(
     logits = np.ascontiguousarray(logits, dtype=np.float32)
     temperatures = np.array([p.temperature or 1.0 for p in params], dtype=np.float32)
     masses = np.empty_like(logits)
-    totals, excesses = exponentiate_rows(logits, temperatures, masses)
+    totals, log_sums = exponentiate_rows(logits, temperatures, masses)
     if not np.isfinite(totals).all():
-        raise not_numbers()
+        raise diverged_policy_error()
     filtered = [i for i, p in enumerate(params) if p.temperature and (p.top_p < 1 or p.top_k)]
     if filtered:
         masses[filtered] = _filter(masses[filtered], params=[params[i] for i in filtered])
@@ -75,12 +77,12 @@ def sample_tokens(
     if greedy:
         tokens[greedy] = logits[greedy].argmax(axis=1)
     chosen = logits[np.arange(len(tokens)), tokens].astype(np.float64)
-    logprobs = chosen * (np.float32(1.0) / temperatures) - excesses
+    logprobs = chosen * (np.float32(1.0) / temperatures) - log_sums
     return tokens.tolist(), logprobs.tolist()
 
 
-def not_numbers() -> SamplerFailed:
-    """The failure of a policy whose logits are infinite or no numbers."""
+def diverged_policy_error() -> SamplerFailed:
+    """The failure of a policy whose logits are infinite or NaN."""
     return SamplerFailed("the policy's logits are not numbers: its weights have diverged; lower train.lr")
 
 

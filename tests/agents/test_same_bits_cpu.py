@@ -29,7 +29,7 @@ Played = list[tuple[list[int], list[float]]]  # tokens and log-probs of each tur
 
 @pytest.fixture(scope="module", params=[*KINDS, "shipped"])
 def model(request: pytest.FixtureRequest) -> Any:
-    """Small models, and one of the shipped model's size, whose products take other paths of the library."""
+    """Small models, and one of the shipped model's size, whose products have more panels and rows."""
     if request.param != "shipped":
         return make_model(request.param)
     torch.manual_seed(1)
@@ -125,6 +125,17 @@ def test_whichever_of_two_engines_an_episode_is_played_by(model: Any, reference:
         episode_set = EpisodeSet(range(first, EPISODES, 2))
         turns_by_episode |= play(make_engine(model, seed=3), episode_set, rng=random.Random(6), patience=0.5)
     assert turns_by_episode == reference
+
+
+def test_however_few_sequences_advance_together(
+    model: Any, reference: dict[str, Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "HOT_BYTES", 1)
+    monkeypatch.setattr(engine_module, "MIN_HOT", 2)
+    monkeypatch.setattr(engine_module, "TOKENS_PER_STEP", 3)
+    for threads in (1, 3):
+        engine = make_engine(model, seed=3, max_sequences=5, threads=threads)
+        assert play(engine, EpisodeSet(), rng=random.Random(9), patience=0.5) == reference
 
 
 def test_however_many_threads_share_the_sequences(model: Any, reference: dict[str, Played]) -> None:

@@ -1,8 +1,10 @@
 """The CPU sampler against Hugging Face's own forward and `generate`, and against itself when cold."""
 
 import asyncio
+import inspect
 import math
 import random
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,8 +15,9 @@ import pytest
 import torch
 import transformers
 
-from agents.samplers.cpu import CpuSampler
-from agents.samplers.cpu.engine import CHUNK, STEPS, Request
+from agents.samplers import kernels
+from agents.samplers.cpu import CpuSampler, forward, tiles
+from agents.samplers.cpu.engine import TOKENS_PER_STEP, Request
 from agents.samplers.cpu.llama import Llama, model_shape
 from agents.samplers.sampling import sample_tokens, uniforms
 from agents.types import Completion, FinishReason, SamplingParams
@@ -91,7 +94,7 @@ def test_logprobs_ignore_the_filters(llama: Any, rng: random.Random) -> None:
 def test_requests_join_and_leave_at_any_step(model: Any, rng: random.Random) -> None:
     """Prompts and observations of every length, in one batch with decoding, at random moments."""
     engine = make_engine(model, max_sequences=12)
-    conversations = {str(i): random_tokens(rng, rng.randrange(1, 2 * CHUNK)) for i in range(12)}
+    conversations = {str(i): random_tokens(rng, rng.randrange(1, 130)) for i in range(12)}
     conversations |= {f"{i}'": list(conversations[str(i)]) for i in range(0, 12, 2)}
     ready, running, num_checked = list(conversations), dict[int, str](), 0
     while num_checked < 60:
@@ -113,7 +116,7 @@ def test_requests_join_and_leave_at_any_step(model: Any, rng: random.Random) -> 
             prompt = conversations[episode]
             reference = reference_logprobs(model, prompt, completion.token_ids)
             assert completion.logprobs == pytest.approx(reference, abs=1e-4)
-            prompt += completion.token_ids + random_tokens(rng, rng.choice([1, 2, 5, CHUNK + 3]))
+            prompt += completion.token_ids + random_tokens(rng, rng.choice([1, 2, 5, 67]))
             num_checked += 1
             if len(prompt) < CONTEXT - 10:
                 ready.append(episode)
@@ -175,7 +178,7 @@ def test_new_weights_leave_nothing_of_the_old_in_the_cache(llama: Any, rng: rand
     other_model = make_model("mha-tied", seed=1)
     engine = make_engine(llama, policy_version=4)
     prompt = random_tokens(rng, 30)
-    params = SamplingParams(max_tokens=STEPS + 3)
+    params = SamplingParams(max_tokens=TOKENS_PER_STEP + 3)
     old = complete(engine, {"e": prompt}, params=params)["e"]
     assert old.policy_version == 4
     history = prompt + old.token_ids + [5]
@@ -190,7 +193,7 @@ def test_new_weights_leave_nothing_of_the_old_in_the_cache(llama: Any, rng: rand
     for request_id, tokens in ((0, history), (1, prompt)):
         completion = completions[request_id]
         assert completion.policy_version == 5
-        assert len(completion.token_ids) == STEPS + 3
+        assert len(completion.token_ids) == TOKENS_PER_STEP + 3
         reference = reference_logprobs(other_model, tokens, completion.token_ids)
         assert completion.logprobs == pytest.approx(reference, abs=1e-4)
 
@@ -515,7 +518,7 @@ def test_a_broken_engine_fails_everyone_and_recovers(
     def fail(*_: object, **__: object) -> Never:
         raise TypeError("broken")
 
-    async def break_and_mend() -> Sequence[Any]:
+    async def break_and_fix() -> Sequence[Any]:
         params = SamplingParams(max_tokens=4)
         with monkeypatch.context() as patch:
             patch.setattr(Llama, "compute", fail)
@@ -524,7 +527,7 @@ def test_a_broken_engine_fails_everyone_and_recovers(
         await sampler.sample([1, 2], params=params, episode_id="0")
         return failures
 
-    failures = asyncio.run(break_and_mend())
+    failures = asyncio.run(break_and_fix())
     assert all(isinstance(failure, SamplerFailed) for failure in failures)
 
 
@@ -538,13 +541,36 @@ def test_weights_that_have_diverged_are_named_as_the_cause(sampler: CpuSampler) 
     asyncio.run(ask())
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "name", ["embed_tokens", "q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "layernorm"]
+)
+def test_a_weight_that_is_no_number_is_found(llama: Any, name: str, value: float) -> None:
+    weights = {key: weight.clone() for key, weight in llama.state_dict().items()}
+    next(weight for key, weight in weights.items() if name in key).view(-1)[5] = value
+    engine = make_engine(llama)
+    engine.load_weights(weights, policy_version=1)
+    for top_p in (1.0, 0.9):
+        engine.reset()
+        params = SamplingParams(max_tokens=3, top_p=top_p)
+        with pytest.raises(SamplerFailed, match="diverged"):
+            complete(engine, {"e": [0, 1, 2, 3]}, params=params)
+
+
+def test_what_is_compiled_belongs_to_the_files_that_it_was_compiled_from() -> None:
+    """numba looks at the function's own file, and at its closure."""
+    sources = b"".join(Path(inspect.getfile(module)).read_bytes() for module in (tiles, kernels))
+    for function in (forward.forward, forward.generate):
+        assert inspect.getclosurevars(function.py_func).nonlocals["digest"] == zlib.crc32(sources)
+
+
 def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:
-    sampler = CpuSampler(folder, context_length=CONTEXT)
+    sampler = CpuSampler(folder, context_length=512)
 
     async def close_under_a_request() -> None:
-        params = SamplingParams(max_tokens=200)
+        params = SamplingParams(max_tokens=500)
         requests = asyncio.create_task(sampler.sample([1, 2], params=params, episode_id="e"))
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0)  # it is with the engine
         await asyncio.to_thread(sampler.close)
         with pytest.raises(SamplerFailed, match="closed"):
             await requests

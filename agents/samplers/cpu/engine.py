@@ -1,30 +1,24 @@
 """The CPU rollout engine: continuous batching over live episodes, synchronous and without Ray.
 
-In every `step` some active sequences advance: by up to `STEPS` sampled tokens, or `CHUNK` tokens of an
-observation that is read. New requests join at any step. Owns requests and the
-order of work within a step. `scheduler.py` owns the slots of the cache, `llama.py` and `kv_cache.py` the
-arithmetic, `agents/samplers/sampling.py` the choice of tokens, `sampler.py` threads and futures.
+In every `step` some active sequences advance: by up to `TOKENS_PER_STEP` sampled tokens, or by `CHUNK` tokens
+of an observation that is read. New requests join at any step. Owns requests and the order of work within a
+step. `scheduler.py` owns the slots of the cache, `batch.py`, `llama.py` and `forward.py` the arithmetic and
+the choice of tokens, `agents/samplers/sampling.py` the choice by parameters that few requests have,
+`sampler.py` threads and futures.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from agents.samplers.cpu.kv_cache import (
-    Batch,
-    Draws,
-    Prefix,
-    Segment,
-    bytes_per_token,
-    make_batch,
-    part_of,
-    share_out,
-)
+from agents.samplers.cpu.batch import Batch, Draws, Segment, make_batch
+from agents.samplers.cpu.kv_cache import Prefix, bytes_per_token
 from agents.samplers.cpu.llama import Llama, ModelShape
 from agents.samplers.cpu.scheduler import CachedSequence, Scheduler
 from agents.samplers.cpu.tiles import BYTES
@@ -35,14 +29,18 @@ from envs.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-CHUNK = 64
+_Result = TypeVar("_Result")
+
+CHUNK = 256
 """The most tokens of one observation that one step reads."""
 HOT_BYTES = 4e6
 """Keys and values of the sequences that are advanced together. More of them than the processor's cache holds
 would be read from memory at every step, which takes longer than to read the weights more often."""
+SMALL_MODEL_BYTES = 8e6
+"""Weights beyond this are read from memory at every step anyway: then all sequences advance together."""
 MIN_HOT = 8
 """The fewest sequences that are advanced together, if there are so many."""
-STEPS = 8
+TOKENS_PER_STEP = 8
 """Tokens that are sampled for a sequence before other requests can join."""
 NO_ROWS = np.zeros(0, dtype=np.int64)
 PROMPT_TOKENS = 768
@@ -71,6 +69,7 @@ class EngineStats:
     reused_tokens: int = 0
     """Tokens of prompts that the cache had."""
     forwards: int = 0
+    """Passes through the model, of however many sequences."""
     evictions: int = 0
     """Episodes whose slot was given to another."""
     seconds: float = 0.0
@@ -114,8 +113,8 @@ class CpuEngine:
     ) -> None:
         """`context_length`: tokens of a whole episode; `max_sequences`: episodes in the cache;
         `cache_gb`: the memory limit of keys and values, half for episodes and half for shared prompts,
-        committed only as it is used. If it does not suffice, fewer episodes are cached. `threads`: they
-        share the sequences of each step.
+        committed only as it is used. If it does not suffice, fewer episodes are cached. `threads`: among
+        which the sequences of each step are divided.
 
         Raises `ConfigError` if the model, its context or the cache does not fit.
         """
@@ -130,14 +129,15 @@ class CpuEngine:
         self._seed = seed
         self._model = Llama(shape, weights, max_context=context_length)
         weights_bytes = BYTES * sum(weight.numel() for weight in weights.values())
-        # weights beyond the cache are read from memory at every step: then many sequences must share it
-        self._hot_tokens = HOT_BYTES / bytes_per_token(shape) if weights_bytes < HOT_BYTES else math.inf
+        is_small = weights_bytes < SMALL_MODEL_BYTES
+        self._hot_tokens = HOT_BYTES / bytes_per_token(shape) if is_small else math.inf
         self._scheduler = Scheduler(
             shape, context_length=context_length, max_sequences=max_sequences, cache_gb=cache_gb
         )
         self._waiting: dict[str, Request] = {}  # by episode, first come first
         self._jobs: dict[str, _Job] = {}  # by episode
-        self._counts = dict.fromkeys((f.name for f in fields(EngineStats)), 0.0)
+        self._counts: Counter[str] = Counter()
+        self._seconds = 0.0
         self._clock = 0
         self._hot: list[CachedSequence] = []
         self._threads = threads
@@ -151,9 +151,8 @@ class CpuEngine:
     @property
     def stats(self) -> EngineStats:
         """Counts since the engine was made."""
-        counts = {name: int(count) for name, count in self._counts.items() if name != "seconds"}
-        counts["evictions"] = self._scheduler.evictions
-        return EngineStats(**counts, seconds=self._counts["seconds"])
+        counts = {name: int(count) for name, count in self._counts.items()}
+        return EngineStats(**counts, evictions=self._scheduler.evictions, seconds=self._seconds)
 
     def submit(self, request: Request) -> None:
         """Add a request; `step` will return its completion. Raises `ConfigError` for an invalid one."""
@@ -199,8 +198,13 @@ class CpuEngine:
         self._waiting, self._jobs, self._hot = {}, {}, []
         self._scheduler.clear()
 
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
     def step(self) -> list[tuple[int, Completion]]:
-        """Advance every active sequence; returns (request id, completion) of those that finished.
+        """Advance the hot sequences; returns (request id, completion) of those that finished.
 
         If it raises, the cache is no longer consistent: call `reset` before another step.
         """
@@ -209,12 +213,12 @@ class CpuEngine:
         self._admit()
         self._choose_hot()
         completions = self._advance(self._hot) if self._hot else []
-        self._count(seconds=time.perf_counter() - start)
+        self._seconds += time.perf_counter() - start
         return completions
 
-    def _count(self, **increments: float) -> None:
-        for name, increment in increments.items():
-            self._counts[name] += increment
+    def _count(self, **increments: int) -> None:
+        """Add to fields of `EngineStats`."""
+        self._counts.update(increments)
 
     def _admit(self) -> None:
         """Give waiting requests their slots, as far as there are any, and compute new prompts."""
@@ -250,8 +254,7 @@ class CpuEngine:
             batch = [prefixes.pop()]
             while prefixes and sum(map(len, batch)) + len(prefixes[-1]) <= PROMPT_TOKENS:
                 batch.append(prefixes.pop())
-            segments = [Segment(prefix.tokens, 0, prefix.place) for prefix in batch]
-            self._compute(make_batch(segments), logits_of=NO_ROWS)
+            self._read(Segment(prefix.tokens, 0, prefix.place) for prefix in batch)
             for prefix in batch:
                 prefix.is_filled = True
 
@@ -281,37 +284,25 @@ class CpuEngine:
             sequence.last_used = sequence.prefix.last_used = self._clock
         sequences = [sequence for group in by_prefix.values() for sequence in group]
         if reading := [s for s in sequences if s.num_unread > 1]:
-            self._compute(make_batch(self._unread(s) for s in reading), logits_of=NO_ROWS)
+            self._read(map(_unread, reading))
             for sequence in reading:
                 sequence.num_cached = min(sequence.num_cached + CHUNK, len(sequence.tokens) - 1)
         ready = [(s, self._jobs[s.episode_id]) for s in sequences if s.num_unread == 1]
         plain = [(s, job) for s, job in ready if job.is_plain]
-        others = [(s, job) for s, job in ready if not job.is_plain]
         completions = self._generate(plain) if plain else []
-        return completions + (self._sample(others) if others else [])
+        for _ in range(TOKENS_PER_STEP):
+            if others := [(s, job) for s, job in ready if s.is_active and not job.is_plain]:
+                completions += self._sample(others)
+        return completions
 
-    def _unread(self, sequence: CachedSequence) -> Segment:
-        """What one step reads of it."""
-        end = min(sequence.num_cached + CHUNK, len(sequence.tokens) - 1)
-        return Segment(sequence.tokens[sequence.num_cached : end], sequence.num_cached, sequence.place)
-
-    def _compute(self, batch: Batch, *, logits_of: np.ndarray) -> np.ndarray:
-        """`Llama.compute`, with the batch's sequences shared out among the threads."""
+    def _read(self, segments: Iterable[Segment]) -> None:
+        """Compute the keys and values of `segments`."""
+        batch = make_batch(segments)
         self._count(forwards=1)
-
-        def compute(first: int, end: int) -> np.ndarray:
-            part, start = part_of(batch, first, end), batch.segments[first, 0]
-            rows = logits_of[(logits_of >= start) & (logits_of < start + len(part.tokens))]
-            return self._model.compute(part, logits_of=rows - start)
-
-        if self._pool is None:
-            return self._model.compute(batch, logits_of=logits_of)
-        parts = self._pool.map(lambda ends: compute(*ends), share_out(batch, self._threads))
-        return np.concatenate(list(parts))
+        self._share_out(batch, lambda part: self._model.compute(part, logits_of=NO_ROWS))
 
     def _generate(self, pairs: Sequence[tuple[CachedSequence, _Job]]) -> list[tuple[int, Completion]]:
-        """Up to `STEPS` tokens for each sequence."""
-        batch = make_batch(Segment(s.tokens[-1:], s.num_cached, s.place) for s, _ in pairs)
+        """Up to `TOKENS_PER_STEP` tokens for each sequence, by temperature and stop tokens alone."""
         params = [job.request.params for _, job in pairs]
         stops = [p.stop_token_ids for p in params]
         width = max(map(len, stops))
@@ -321,40 +312,48 @@ class CpuEngine:
             stops=np.array([[*ids, *[-1] * (width - len(ids))] for ids in stops], dtype=np.int64),
             limits=np.array([self._room(*pair) for pair in pairs], dtype=np.int64),
         )
-        self._count(forwards=STEPS)
-
-        def generate(first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-            return self._model.generate(part_of(batch, first, end), draws.part(first, end), steps=STEPS)
-
-        if self._pool is None:
-            tokens, logprobs = self._model.generate(batch, draws, steps=STEPS)
-        else:
-            parts = list(self._pool.map(lambda ends: generate(*ends), share_out(batch, self._threads)))
-            tokens, logprobs = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        parts = self._share_out(
+            make_batch(map(_last_token, pairs), draws),
+            lambda part: self._model.generate(part, steps=TOKENS_PER_STEP),
+        )
+        tokens, logprobs = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        counts = (tokens >= 0).sum(axis=1).tolist()
+        self._count(forwards=max(counts))
         completions = []
-        for (sequence, job), row, row_logprobs in zip(pairs, tokens.tolist(), logprobs.tolist(), strict=True):
-            count = row.index(-1) if row[-1] < 0 else len(row)
-            sequence.num_cached += count
-            completions += self._append(sequence, job, row[:count], row_logprobs[:count])
+        for pair, count, row, row_logprobs in zip(
+            pairs, counts, tokens.tolist(), logprobs.tolist(), strict=True
+        ):
+            completions += self._append(*pair, row[:count], row_logprobs[:count])
         return completions
 
     def _sample(self, pairs: Sequence[tuple[CachedSequence, _Job]]) -> list[tuple[int, Completion]]:
-        """A token for each sequence."""
-        batch = make_batch(Segment(s.tokens[-1:], s.num_cached, s.place) for s, _ in pairs)
-        logits = self._compute(batch, logits_of=np.arange(len(pairs)))
+        """A token for each sequence, by all of its parameters."""
+        parts = self._share_out(
+            make_batch(map(_last_token, pairs)),
+            lambda part: self._model.compute(part, logits_of=np.arange(len(part.tokens))),
+        )
+        self._count(forwards=1)
         numbers = uniforms([job.key for _, job in pairs], [len(s.tokens) for s, _ in pairs])
         params = [job.request.params for _, job in pairs]
-        tokens, logprobs = sample_tokens(logits, params=params, uniform=numbers)
+        tokens, logprobs = sample_tokens(np.concatenate(parts), params=params, uniform=numbers)
         completions = []
-        for (sequence, job), token, logprob in zip(pairs, tokens, logprobs, strict=True):
-            sequence.num_cached += 1
-            completions += self._append(sequence, job, [token], [logprob])
+        for pair, token, logprob in zip(pairs, tokens, logprobs, strict=True):
+            completions += self._append(*pair, [token], [logprob])
         return completions
+
+    def _share_out(self, batch: Batch, work: Callable[[Batch], _Result]) -> list[_Result]:
+        """The results of `work` for parts of `batch`, one for each thread; none runs when this returns."""
+        if self._pool is None:
+            return [work(batch)]
+        futures = [self._pool.submit(work, part) for part in batch.split(self._threads)]
+        wait(futures)
+        return [future.result() for future in futures]
 
     def _append(
         self, sequence: CachedSequence, job: _Job, tokens: list[int], logprobs: list[float]
     ) -> list[tuple[int, Completion]]:
         """Add sampled tokens to a completion; returns it if it is finished."""
+        sequence.num_cached += len(tokens)  # all but the last of them, and the one before
         sequence.tokens += tokens
         job.token_ids += tokens
         job.logprobs += logprobs
@@ -384,3 +383,14 @@ class CpuEngine:
         """How many more tokens may be sampled."""
         left = job.request.params.max_tokens - len(job.token_ids)
         return min(left, self._context - len(sequence.tokens))
+
+
+def _unread(sequence: CachedSequence) -> Segment:
+    """What one step reads of a sequence; its last token is left to the step that samples."""
+    end = min(sequence.num_cached + CHUNK, len(sequence.tokens) - 1)
+    return Segment(sequence.tokens[sequence.num_cached : end], sequence.num_cached, sequence.place)
+
+
+def _last_token(pair: tuple[CachedSequence, _Job]) -> Segment:
+    sequence, _ = pair
+    return Segment(sequence.tokens[-1:], sequence.num_cached, sequence.place)

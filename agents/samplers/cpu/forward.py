@@ -12,6 +12,8 @@ Shapes: `N` tokens, `E` hidden, `H` heads, `K` KV heads, `D` head dimension, `I`
 query, key and value projections; `E`, `I` and `Q` are rounded up to `LANES` where they are widths of arrays.
 """
 
+import zlib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
@@ -20,6 +22,8 @@ from llvmlite import ir
 from numba import float32, float64, int64, njit, types, uint64
 from numba.extending import intrinsic
 
+from agents.samplers import kernels
+from agents.samplers.cpu import tiles
 from agents.samplers.cpu.tiles import BYTES, LANES, ROWS, add_product, add_row, add_tile, round_up
 from agents.samplers.kernels import draw, exponentiate, exponentiate_logits, exponentiate_scores, uniform
 
@@ -30,12 +34,13 @@ FIRST, COUNT, OWN, OWN_COLUMNS, PREFIX, PREFIX_COLUMNS, PREFIX_LENGTH = range(7)
 """The columns of `segments`: the first of a segment's rows, and how many there are; address and columns of
 the block that they are written to; address, columns and tokens of the block before it (0 without one)."""
 QKV, OUT, GATE_UP, DOWN = range(4)
-"""The columns of `offsets`: where in `weights` a layer's packed matrices begin. The last row has that of the
-output projection, in column 0."""
+"""The columns of `offsets`: where in `weights` a layer's packed matrices begin."""
+HEAD = 0
+"""The column of the output projection, in the last row of `offsets`."""
 
 
 class Sizes(NamedTuple):
-    """The numbers of a model that `forward` needs."""
+    """Dimensions of a model."""
 
     layers: int
     width: int
@@ -106,7 +111,7 @@ def _rotate(qkv, positions, heads, head_dim, cosine, sine):  # type: ignore[no-u
 
 
 @njit(nogil=True)
-def _keys_and_values(address, columns, layer, k, sizes, value_dim):  # type: ignore[no-untyped-def]
+def _locate(address, columns, layer, k, sizes, value_dim):  # type: ignore[no-untyped-def]
     """The addresses of a KV head's keys and values in a block."""
     per_column = sizes.head_dim + value_dim
     start = address + BYTES * layer * sizes.kv_heads * columns * per_column
@@ -121,7 +126,7 @@ def _store(qkv, positions, segments, layer, sizes, value_dim):  # type: ignore[n
     for s in range(segments.shape[0]):
         own, columns = segments[s, OWN], segments[s, OWN_COLUMNS]
         for k in range(sizes.kv_heads):
-            at_keys, at_values = _keys_and_values(own, columns, layer, k, sizes, value_dim)
+            at_keys, at_values = _locate(own, columns, layer, k, sizes, value_dim)
             keys = _array(at_keys, columns * head_dim)
             values = _array(at_values, columns * value_dim)
             key, value = (sizes.heads + k) * head_dim, (sizes.heads + sizes.kv_heads + k) * head_dim
@@ -170,7 +175,7 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
         parts = (count + ROWS - 1) // ROWS
         for head in range(heads):
             k = head // (heads // sizes.kv_heads)
-            keys, values = _keys_and_values(prefix, prefix_columns, layer, k, sizes, value_dim)
+            keys, values = _locate(prefix, prefix_columns, layer, k, sizes, value_dim)
             for part in range(parts):
                 start, end = first + count * part // parts, first + count * (part + 1) // parts
                 rows, queries = end - start, qkv.ctypes.data + BYTES * (start * q + head * head_dim)
@@ -181,7 +186,7 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
                 for r in range(rows):
                     n = start + r
                     own, columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
-                    own_keys, _ = _keys_and_values(own, columns, layer, k, sizes, value_dim)
+                    own_keys, _ = _locate(own, columns, layer, k, sizes, value_dim)
                     own_length = positions[n] + 1 - length
                     padded = (own_length + LANES - 1) // LANES * LANES
                     query, to = queries + BYTES * r * q, at_scores + BYTES * (r * stride + length)
@@ -196,7 +201,7 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
                 for r in range(rows):
                     n = start + r
                     own, columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
-                    _, own_values = _keys_and_values(own, columns, layer, k, sizes, value_dim)
+                    _, own_values = _locate(own, columns, layer, k, sizes, value_dim)
                     weights, to = at_scores + BYTES * (r * stride + length), at_sums + BYTES * r * value_dim
                     add_row(weights, own_values, value_dim, LANES, positions[n] + 1 - length, value_dim, to)
                     for d in range(head_dim):
@@ -205,7 +210,7 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
 
 
 class Model(NamedTuple):
-    """The numbers of a model. The matrices include the norms' gains and the softmax scale."""
+    """Dimensions and weights of a model. The matrices include the norms' gains and the softmax scale."""
 
     sizes: Sizes
     eps: np.float32
@@ -223,7 +228,7 @@ _MATRIX, _SIZES = float32[:, ::1], types.NamedUniTuple(int64, len(Sizes._fields)
 _MODEL = types.NamedTuple(
     [_SIZES, float32, _MATRIX, _MATRIX, _MATRIX, _MATRIX, float32[::1], int64[:, ::1]], Model
 )
-_FORWARD: Any = numba.void(int64[::1], int64[::1], int64[:, ::1], _MODEL, int64[::1], _MATRIX)
+_FORWARD: Any = int64(int64[::1], int64[::1], int64[:, ::1], _MODEL, int64[::1], _MATRIX)
 _GENERATE: Any = numba.boolean(
     int64[::1],
     int64[::1],
@@ -239,94 +244,119 @@ _GENERATE: Any = numba.boolean(
 )
 
 
-# weights that have diverged are found in the logits
-@njit(_FORWARD, nogil=True, fastmath=True, error_model="numpy", cache=True)
-def forward(tokens, positions, segments, model, logits_of, logits):  # type: ignore[no-untyped-def]
-    """Write the keys and values of N tokens, and the logits of some to `logits` [W, vocabulary, rounded up].
+def _compile(digest: int) -> tuple[Any, Any]:
+    """`forward` and `generate`, for the contents of the files that they call functions of.
 
-    `tokens`, `positions`: [N]; `segments`: [S, 7], as `attend` takes them; `logits_of`: [W], rows.
+    numba keeps compiled functions on disk, and takes them from there if their own file and their closure are
+    what they were: so the digest of the other files is a value in the closure.
     """
-    sizes, eps, weights, offsets = model.sizes, model.eps, model.weights.ctypes.data, model.offsets
-    n, width, inner, inputs = tokens.shape[0], sizes.width, sizes.inner_padded, sizes.heads * sizes.head_dim
-    e, q = model.embedding.shape[1], model.biases.shape[1]
-    x, normal = np.empty((n, e), np.float32), np.empty((n, e), np.float32)
-    qkv, attended = np.empty((n, q), np.float32), np.empty((n, inputs), np.float32)
-    gate_up, gated = np.empty((_BLOCK, 2 * inner), np.float32), np.empty((_BLOCK, inner), np.float32)
-    for i in range(n):
-        x[i] = model.embedding[tokens[i]]
-    for layer in range(sizes.layers):
-        _normalize(x, width, eps, normal)
+
+    # NaN in weights that have diverged reaches the logits, where `generate` and its callers look for it.
+    @njit(_FORWARD, nogil=True, fastmath=True, error_model="numpy", cache=True)
+    def forward(tokens, positions, segments, model, logits_of, logits):  # type: ignore[no-untyped-def]
+        """Write the keys and values of N tokens, and the logits of some of them; returns the digest.
+
+        `tokens`, `positions`: [N]; `segments`: [S, 7], as `attend` takes them; `logits_of`: [W], rows;
+        `logits`: [W, vocabulary, rounded up], overwritten.
+        """
+        sizes, eps, weights, offsets = model.sizes, model.eps, model.weights.ctypes.data, model.offsets
+        n, width, inner, inputs = (
+            tokens.shape[0],
+            sizes.width,
+            sizes.inner_padded,
+            sizes.heads * sizes.head_dim,
+        )
+        e, q = model.embedding.shape[1], model.biases.shape[1]
+        x, normal = np.empty((n, e), np.float32), np.empty((n, e), np.float32)
+        qkv, attended = np.empty((n, q), np.float32), np.empty((n, inputs), np.float32)
+        gate_up, gated = np.empty((_BLOCK, 2 * inner), np.float32), np.empty((_BLOCK, inner), np.float32)
         for i in range(n):
-            qkv[i] = model.biases[layer]
-        matrix = weights + BYTES * offsets[layer, QKV]
-        add_product(n, normal.ctypes.data, e, matrix, width, q, qkv.ctypes.data, q)
-        _rotate(qkv, positions, sizes.heads + sizes.kv_heads, sizes.head_dim, model.cosine, model.sine)
-        attend(qkv, positions, segments, layer, sizes, attended)
-        for first in range(0, n, _BLOCK):
-            end = min(n, first + _BLOCK)
-            rows, hidden = end - first, x[first:end]
-            matrix = weights + BYTES * offsets[layer, OUT]
-            add_product(rows, attended[first:].ctypes.data, inputs, matrix, inputs, e, hidden.ctypes.data, e)
-            _normalize(hidden, width, eps, normal[first:end])
-            gate_up[:rows] = float32(0.0)
-            matrix, at_normal = weights + BYTES * offsets[layer, GATE_UP], normal[first:].ctypes.data
-            add_product(rows, at_normal, e, matrix, width, 2 * inner, gate_up.ctypes.data, 2 * inner)
-            _gate(gate_up[:rows], inner, gated)
-            matrix = weights + BYTES * offsets[layer, DOWN]
-            add_product(rows, gated.ctypes.data, inner, matrix, sizes.inner, e, hidden.ctypes.data, e)
-    count, columns = logits_of.shape[0], logits.shape[1]
-    if count:
+            x[i] = model.embedding[tokens[i]]
+        for layer in range(sizes.layers):
+            _normalize(x, width, eps, normal)
+            for i in range(n):
+                qkv[i] = model.biases[layer]
+            matrix = weights + BYTES * offsets[layer, QKV]
+            add_product(n, normal.ctypes.data, e, matrix, width, q, qkv.ctypes.data, q)
+            _rotate(qkv, positions, sizes.heads + sizes.kv_heads, sizes.head_dim, model.cosine, model.sine)
+            attend(qkv, positions, segments, layer, sizes, attended)
+            for first in range(0, n, _BLOCK):
+                end = min(n, first + _BLOCK)
+                rows, hidden = end - first, x[first:end]
+                matrix = weights + BYTES * offsets[layer, OUT]
+                add_product(
+                    rows, attended[first:].ctypes.data, inputs, matrix, inputs, e, hidden.ctypes.data, e
+                )
+                _normalize(hidden, width, eps, normal[first:end])
+                gate_up[:rows] = float32(0.0)
+                matrix, at_normal = weights + BYTES * offsets[layer, GATE_UP], normal[first:].ctypes.data
+                add_product(rows, at_normal, e, matrix, width, 2 * inner, gate_up.ctypes.data, 2 * inner)
+                _gate(gate_up[:rows], inner, gated)
+                matrix = weights + BYTES * offsets[layer, DOWN]
+                add_product(rows, gated.ctypes.data, inner, matrix, sizes.inner, e, hidden.ctypes.data, e)
+        count, columns = logits_of.shape[0], logits.shape[1]
         last = np.empty((count, e), np.float32)
         for i in range(count):
             last[i] = x[logits_of[i]]
         _normalize(last, width, eps, last)
-        logits[:count] = float32(0.0)
-        matrix = weights + BYTES * offsets[sizes.layers, 0]
-        add_product(count, last.ctypes.data, e, matrix, width, columns, logits.ctypes.data, columns)
+        matrix = weights + BYTES * offsets[sizes.layers, HEAD]
+        for first in range(0, count, _BLOCK):
+            end = min(count, first + _BLOCK)
+            logits[first:end] = float32(0.0)
+            a, c = last[first:end].ctypes.data, logits[first:end].ctypes.data
+            add_product(end - first, a, e, matrix, width, columns, c, columns)
+        return digest
 
+    @njit(_GENERATE, nogil=True, cache=True)
+    def generate(  # type: ignore[no-untyped-def]
+        tokens, positions, segments, model, keys, temperatures, stops, limits, logits, sampled, logprobs
+    ):
+        """Sample up to M tokens for each of N sequences; whether all logits were numbers.
 
-@njit(_GENERATE, nogil=True, cache=True)
-def generate(  # type: ignore[no-untyped-def]
-    tokens, positions, segments, model, keys, temperatures, stops, limits, logits, sampled, logprobs
-):
-    """Sample up to M tokens for each of N sequences; whether all logits were numbers.
-
-    `tokens`, `positions`: [N], each sequence's last token, which has no keys and values yet; `segments`:
-    [N, 7], one for each; `keys`: [N], of the random numbers; `temperatures`: [N], 0 for the most probable
-    token; `stops`: [N, any], ids that end a sequence, filled up with -1; `limits`: [N], of tokens to sample;
-    `logits`: [N, vocabulary, rounded up], to work in; `sampled`: [N, M], filled up with -1; `logprobs`:
-    [N, M]. The first three are overwritten.
-    """
-    vocab_size, live = model.embedding.shape[0], tokens.shape[0]
-    masses, powers = np.empty(vocab_size, np.float32), np.empty(vocab_size, np.int32)
-    rows = np.arange(live)  # the sequences that go on
-    sampled[:] = -1
-    for step in range(sampled.shape[1]):
-        forward(tokens[:live], positions[:live], segments[:live], model, np.arange(live), logits)
-        staying = 0
-        for i in range(live):
-            n, temperature = rows[i], temperatures[rows[i]]
-            is_greedy = temperature == float32(0.0)
-            scale, row = float32(1.0) if is_greedy else temperature, logits[i, :vocab_size]
-            total, excess = exponentiate_logits(row, scale, masses, powers)
-            if not np.isfinite(total):
+        `tokens`, `positions`: [N], each sequence's last token, which has no keys and values yet; `segments`:
+        [N, 7], one for each; `keys`: [N], of the random numbers; `temperatures`: [N], 0 for the most probable
+        token; `stops`: [N, any], ids that end a sequence, filled up with -1; `limits`: [N], of tokens to
+        sample; `logits`: [N, vocabulary, rounded up], to work in; `sampled`: [N, M], filled up with -1;
+        `logprobs`: [N, M]. The first three are overwritten.
+        """
+        vocab_size, live = model.embedding.shape[0], tokens.shape[0]
+        masses, powers = np.empty(vocab_size, np.float32), np.empty(vocab_size, np.int32)
+        rows = np.arange(live)  # the sequences that go on
+        sampled[:] = -1
+        for step in range(sampled.shape[1]):
+            parts = tokens[:live], positions[:live], segments[:live]
+            if forward(*parts, model, np.arange(live), logits) != digest:
                 return False
-            if is_greedy:
-                token = np.argmax(row)
-            else:
-                number = uniform(keys[n], np.uint64(positions[i] + 1))
-                token = draw(masses, total, number)
-            sampled[n, step] = token
-            logprobs[n, step] = float64(row[token]) * float64(float32(1.0) / scale) - excess
-            is_over = step + 1 >= limits[n]
-            for stop in stops[n]:
-                is_over = is_over or token == stop
-            if not is_over:
-                rows[staying], tokens[staying], positions[staying] = n, token, positions[i] + 1
-                segments[staying] = segments[i]
-                segments[staying, FIRST] = staying
-                staying += 1
-        live = staying
-        if live == 0:
-            break
-    return True
+            staying = 0
+            for i in range(live):
+                n, temperature = rows[i], temperatures[rows[i]]
+                is_greedy = temperature == float32(0.0)
+                scale, row = float32(1.0) if is_greedy else temperature, logits[i, :vocab_size]
+                total, log_sum = exponentiate_logits(row, scale, masses, powers)
+                if not np.isfinite(total):
+                    return False
+                if is_greedy:
+                    token = np.argmax(row)
+                else:
+                    number = uniform(keys[n], np.uint64(positions[i] + 1))
+                    token = draw(masses, total, number)
+                sampled[n, step] = token
+                logprobs[n, step] = float64(row[token]) * float64(float32(1.0) / scale) - log_sum
+                is_over = step + 1 >= limits[n]
+                for stop in stops[n]:
+                    is_over = is_over or token == stop
+                if not is_over:
+                    rows[staying], tokens[staying], positions[staying] = n, token, positions[i] + 1
+                    segments[staying] = segments[i]
+                    segments[staying, FIRST] = staying
+                    staying += 1
+            live = staying
+            if live == 0:
+                break
+        return True
+
+    return forward, generate
+
+
+_SOURCES = (tiles.__file__, kernels.__file__)
+forward, generate = _compile(zlib.crc32(b"".join(Path(file).read_bytes() for file in _SOURCES)))

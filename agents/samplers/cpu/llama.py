@@ -12,14 +12,14 @@ import numpy as np
 
 from agents.samplers.cpu.forward import DOWN, GATE_UP, OUT, QKV, Model, Sizes, forward, generate
 from agents.samplers.cpu.tiles import LANES, pack, round_up
-from agents.samplers.sampling import not_numbers
+from agents.samplers.sampling import diverged_policy_error
 from envs.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
-    from agents.samplers.cpu.kv_cache import Batch, Draws
+    from agents.samplers.cpu.batch import Batch
 
 MODEL_TYPES = ("llama", "qwen2")
 """The supported architectures, by their names in config.json."""
@@ -166,35 +166,33 @@ class Llama:
             matrices.append(pack(head * w["model.norm.weight"]))
         offsets = np.zeros((shape.num_layers + 1, 4), dtype=np.int64)
         offsets.flat[: len(matrices)] = np.cumsum([0, *map(len, matrices)])[:-1]
-        exponents = np.arange(0, shape.head_dim, 2) / shape.head_dim
-        angles = np.outer(np.arange(max_context), shape.rope_theta**-exponents)
+        cosine, sine = _rotation(shape, max_context=max_context)
         self.shape = shape
         self._model = Model(
             sizes=shape.sizes,
             eps=np.float32(shape.rms_norm_eps),
             embedding=_pad(w["model.embed_tokens.weight"], columns=round_up(shape.hidden_size, LANES)),
-            cosine=np.cos(angles).astype(np.float32),
-            sine=np.sin(angles).astype(np.float32),
+            cosine=cosine,
+            sine=sine,
             biases=np.stack([bias for _, bias in layers]),
             weights=np.concatenate(matrices),
             offsets=offsets,
         )
 
     def compute(self, batch: "Batch", *, logits_of: np.ndarray) -> np.ndarray:
-        """Write the keys and values of `batch`; returns logits [W, vocab] of its rows `logits_of` [W].
-
-        A token's logits, keys and values are the same to the last bit whatever else is in the batch.
-        """
+        """Write the keys and values of `batch`; returns logits [W, vocab] of its rows `logits_of` [W]."""
         logits = self._empty_logits(len(logits_of))
         forward(batch.tokens, batch.positions, batch.segments, self._model, logits_of, logits)
         return logits[:, : self.shape.vocab_size]
 
-    def generate(self, batch: "Batch", draws: "Draws", *, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    def generate(self, batch: "Batch", *, steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Sample up to `steps` tokens after each sequence of `batch`, of which it has the last token alone.
 
         Returns tokens [N, steps], filled up with -1, and log-probs [N, steps]. Raises `SamplerFailed` for
         logits that are not numbers.
         """
+        draws = batch.draws
+        assert draws is not None
         sampled = np.empty((len(batch.tokens), steps), dtype=np.int64)
         logprobs = np.empty(sampled.shape)
         if not generate(
@@ -210,7 +208,7 @@ class Llama:
             sampled,
             logprobs,
         ):
-            raise not_numbers()
+            raise diverged_policy_error()
         return sampled, logprobs
 
     def _empty_logits(self, rows: int) -> np.ndarray:
@@ -241,10 +239,19 @@ def _pack_layer(
     return [pack(matrices[index]) for index in sorted(matrices)], biases
 
 
+def _rotation(shape: ModelShape, *, max_context: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines [T, D / 2] of the rotary embedding, computed in float32 as transformers does."""
+    import torch
+
+    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
+    angles = torch.outer(torch.arange(max_context).float(), 1.0 / shape.rope_theta**exponents)
+    return angles.cos().numpy(), angles.sin().numpy()
+
+
 def _pad(matrix: np.ndarray, *, rows: int = 0, columns: int = 0) -> np.ndarray:
     """`matrix` with zeros up to so many rows and columns."""
     missing = [(0, max(0, size - have)) for size, have in zip((rows, columns), matrix.shape, strict=True)]
-    return np.pad(matrix, missing)
+    return np.ascontiguousarray(np.pad(matrix, missing))
 
 
 def _check(weights: Mapping[str, "torch.Tensor"], shape: ModelShape) -> None:

@@ -49,8 +49,8 @@ class CpuSampler:
     ) -> None:
         """`model`: a folder in Hugging Face format. `context_length`: tokens of a whole episode.
         `max_sequences`: episodes in the cache. `cache_gb`: the memory limit of keys and values, half for
-        episodes and half for shared prompts, committed only as it is used. `threads`: they
-        share the sequences of each step.
+        episodes and half for shared prompts, committed only as it is used. `threads`: among
+        which the sequences of each step are divided.
 
         Raises `ConfigError` if the model or a value is not supported.
         """
@@ -149,6 +149,7 @@ class CpuSampler:
         """End the thread; requests that still wait raise `SamplerFailed`."""
         self._commands.put(None)
         self._thread.join()
+        self._engine.close()
 
     async def _ask(self, question: Callable[[], _Result]) -> _Result:
         answer: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()

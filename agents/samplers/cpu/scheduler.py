@@ -7,11 +7,13 @@ Owns the tokens that are cached; knows nothing of requests, sampling or time (a 
 
 from dataclasses import dataclass
 
-from agents.samplers.cpu.kv_cache import Place, Prefix, Slots, bytes_per_token
+from agents.samplers.cpu.batch import Place
+from agents.samplers.cpu.kv_cache import Prefix, Slots, bytes_per_token
 from agents.samplers.cpu.llama import ModelShape
+from agents.samplers.cpu.tiles import LANES, round_up
 from envs.errors import ConfigError
 
-GRACE_STEPS = 32
+GRACE_STEPS = 4
 """A sequence that was idle for fewer steps keeps its slot while others are active."""
 PREFIX_SHARE = 0.5
 """Of the cache's memory, for prompts that episodes share; the rest is for the episodes."""
@@ -31,7 +33,7 @@ class CachedSequence:
     num_cached: int
     """The first `num_cached` of `tokens` have keys and values; the rest is still to be computed."""
     is_active: bool = True
-    """Whether steps advance it; if not, it waits for its next turn."""
+    """Whether a completion is in progress; if not, it waits for its next turn."""
     last_used: int = 0
 
     @property
@@ -53,7 +55,7 @@ class Scheduler:
     ) -> None:
         """The limits are those of `CpuEngine`. Raises `ConfigError` if not one sequence fits."""
         for_prefixes = cache_gb * 1e9 * PREFIX_SHARE
-        per_slot = bytes_per_token(shape) * context_length
+        per_slot = bytes_per_token(shape) * round_up(context_length, LANES)
         count = min(max_sequences, int((cache_gb * 1e9 - for_prefixes) / per_slot))
         if count < 1:
             raise ConfigError(
@@ -128,9 +130,8 @@ class Scheduler:
     def _prefix_of(self, episode_id: str, prompt: list[int]) -> Prefix:
         """The episode's opening: its first prompt, for as long as its prompts begin with that.
 
-        It depends on the episode's requests alone, not on what is cached: a sum over keys is another, in its
-        last bits, if it is cut in two elsewhere. The prompt's last token is left out: each sequence computes
-        it, to have its logits.
+        So an episode that was evicted shares it again with the others of its group. The prompt's last token
+        is left out: each sequence computes it, to have its logits.
         """
         length, key = self._openings.pop(episode_id, (0, 0))
         opening = tuple(prompt[:length])
