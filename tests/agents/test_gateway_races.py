@@ -171,11 +171,12 @@ def test_who_lost_patience_may_ask_again_while_the_sampler_is_still_at_work(tmp_
         ):
             talk: list[Any] = [QUESTION, to_history(await ask(client, [QUESTION], max_tokens=2)), QUESTION]
             for _ in range(3):
+                sampler.release.clear()
                 left = asyncio.create_task(ask(client, talk, temperature=0.9))
                 await wait_until_async(lambda: session.busy)
-                await asyncio.sleep(0.01)  # any moment of its work will do
                 left.cancel()
                 await wait_until_async(lambda: not session.busy)
+            sampler.release.set()
             await ask(client, talk, max_tokens=3)
         assert session.turns == 2
         assert len(pack(session.trajectory())) == 1

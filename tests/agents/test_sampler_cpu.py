@@ -565,19 +565,21 @@ def test_what_is_compiled_belongs_to_the_files_that_it_was_compiled_from() -> No
 
 
 def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:
-    sampler = CpuSampler(folder, context_length=512)
+    sampler = CpuSampler(folder, context_length=512, max_sequences=1)
 
-    async def close_under_a_request() -> None:
+    async def close_under_requests() -> None:
         params = SamplingParams(max_tokens=500)
-        requests = asyncio.create_task(sampler.sample([1, 2], params=params, episode_id="e"))
-        await asyncio.sleep(0)  # it is with the engine
+        *_, last = [
+            asyncio.create_task(sampler.sample([1, 2], params=params, episode_id=str(i))) for i in range(40)
+        ]
+        await asyncio.sleep(0)  # they are with the engine, which has seconds of work
         await asyncio.to_thread(sampler.close)
         with pytest.raises(SamplerFailed, match="closed"):
-            await requests
+            await last
         with pytest.raises(SamplerFailed, match="closed"):
             await sampler.sample([1, 2], params=params, episode_id="e")
 
-    asyncio.run(close_under_a_request())
+    asyncio.run(close_under_requests())
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

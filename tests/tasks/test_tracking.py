@@ -657,6 +657,8 @@ def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
         ("horizon_rooms", "train/horizon_rooms"),
         ("seconds_weight_sync", "time/weight_sync"),
         ("tokens_per_s", "time/tokens_per_s"),
+        ("mfu", "time/mfu"),
+        ("idle_cores", "time/idle_cores"),
         ("env_step_seconds/shop:text?a=b", "time/env_step/shop:text_a_b"),
     ],
 )

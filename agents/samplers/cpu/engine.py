@@ -36,6 +36,8 @@ CHUNK = 256
 HOT_BYTES = 4e6
 """Keys and values of the sequences that are advanced together. More of them than the processor's cache holds
 would be read from memory at every step, which takes longer than to read the weights more often."""
+PATIENCE = 500
+"""Steps after which the sequence that has waited for longest goes first."""
 SMALL_MODEL_BYTES = 8e6
 """Weights beyond this are read from memory at every step anyway: then all sequences advance together."""
 MIN_HOT = 8
@@ -246,6 +248,7 @@ class CpuEngine:
         del self._waiting[request.episode_id]
         key = random_key(self._seed, self.policy_version, request.episode_id)
         self._jobs[request.episode_id] = _Job(request, key)
+        sequence.last_used = self._clock
         self._count(prefilled_tokens=len(sequence.tokens) - sequence.num_cached)
 
     def _fill(self, prefixes: list[Prefix]) -> None:
@@ -259,22 +262,23 @@ class CpuEngine:
                 prefix.is_filled = True
 
     def _choose_hot(self) -> None:
-        """Which sequences the next step advances: the same until their turns end, then those that came first,
-        as many as the processor's cache has room for."""
-        sequences = [sequence for sequence in self._hot if sequence.is_active]
-        if len(sequences) < len(self._jobs):
-            prefixes = {sequence.prefix for sequence in sequences}
-            room = self._hot_tokens - sum(map(len, prefixes)) - sum(s.own_length for s in sequences)
-            hot = {sequence.episode_id for sequence in sequences}
-            for episode in self._jobs:
-                if room <= 0 and len(sequences) >= MIN_HOT:
-                    break
-                if episode not in hot:
-                    sequence = self._scheduler.sequence_of(episode)
-                    room -= sequence.own_length + (0 if sequence.prefix in prefixes else len(sequence.prefix))
-                    prefixes.add(sequence.prefix)
-                    sequences.append(sequence)
-        self._hot = sequences
+        """Which sequences the next step advances: the same until their turns end, then those that share a
+        prompt with them, then those that came first; as many as the processor's cache has room for."""
+        hot = [sequence for sequence in self._hot if sequence.is_active]
+        if len(hot) < len(self._jobs):
+            prefixes = {sequence.prefix for sequence in hot}
+            room = self._hot_tokens - sum(map(len, prefixes)) - sum(s.own_length for s in hot)
+            episodes = {sequence.episode_id for sequence in hot}
+            waiting = [self._scheduler.sequence_of(e) for e in self._jobs if e not in episodes]
+            # the first has waited for longest
+            overdue = self._clock - waiting[0].last_used > PATIENCE
+            while waiting and (room > 0 or len(hot) < MIN_HOT):
+                shares = next((i for i, s in enumerate(waiting) if s.prefix in prefixes), 0)
+                sequence = waiting.pop(0 if overdue else shares)
+                room -= sequence.own_length + (0 if sequence.prefix in prefixes else len(sequence.prefix))
+                prefixes.add(sequence.prefix)
+                hot.append(sequence)
+        self._hot = hot
 
     def _advance(self, hot: Sequence[CachedSequence]) -> list[tuple[int, Completion]]:
         """Compute what `hot` have not read, but for their last tokens, and sample for those that have."""
