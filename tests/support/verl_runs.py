@@ -67,7 +67,7 @@ class Repeats:
 
 def reproducible_metrics(values: Mapping[str, float]) -> dict[str, float]:
     """The metrics of a step that neither measure time nor depend on what the watch is told to look for."""
-    others = ("seconds", "tokens_per_s", "env", "alerts", "time")
+    others = ("seconds", "tokens_per_s", "env", "alerts", "time", "mfu", "idle_cores")
     return {name: value for name, value in values.items() if not name.startswith(others)}
 
 
