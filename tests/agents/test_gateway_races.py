@@ -161,7 +161,7 @@ def test_who_lost_patience_may_ask_again_while_the_sampler_is_still_at_work(tmp_
         gateway = Gateway(
             PausableSampler(sampler),
             tokenizer_with(),
-            sampling=SamplingParams(max_tokens=150),
+            sampling=SamplingParams(max_tokens=400),
             context_length=512,
         )
         async with (
@@ -170,10 +170,12 @@ def test_who_lost_patience_may_ask_again_while_the_sampler_is_still_at_work(tmp_
             client_of(session.base_url) as client,
         ):
             talk: list[Any] = [QUESTION, to_history(await ask(client, [QUESTION], max_tokens=2)), QUESTION]
+            sampler.release.clear()
             for _ in range(3):
-                sampler.release.clear()
+                sampler.request_event.clear()
                 left = asyncio.create_task(ask(client, talk, temperature=0.9))
-                await wait_until_async(lambda: session.busy)
+                await sampler.request_event.wait()
+                assert session.busy
                 left.cancel()
                 await wait_until_async(lambda: not session.busy)
             sampler.release.set()
