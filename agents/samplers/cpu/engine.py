@@ -33,14 +33,14 @@ _Result = TypeVar("_Result")
 
 CHUNK = 256
 """The most tokens of one observation that one step reads."""
-HOT_BYTES = 4e6
+HOT_BYTES = 2e6
 """Keys and values of the sequences that are advanced together. More of them than the processor's cache holds
 would be read from memory at every step, which takes longer than to read the weights more often."""
 PATIENCE = 500
 """Steps after which the sequence that has waited for longest goes first."""
 SMALL_MODEL_BYTES = 8e6
 """Weights beyond this are read from memory at every step anyway: then all sequences advance together."""
-MIN_HOT = 8
+MIN_HOT = 4
 """The fewest sequences that are advanced together, if there are so many."""
 TOKENS_PER_STEP = 8
 """Tokens that are sampled for a sequence before other requests can join."""
