@@ -20,6 +20,7 @@ from tests.support.sampler_toy import (
 )
 
 
+@pytest.mark.heavy
 @settings(max_examples=60)
 @given(
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=8),

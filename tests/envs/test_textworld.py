@@ -68,6 +68,7 @@ def test_commands_and_score_are_those_of_textworld_s_own_environment(
     assert is_done
 
 
+@pytest.mark.heavy
 def test_the_coin_takes_exactly_as_many_turns_as_the_item_says() -> None:
     for index in (0, 9, 18):
         item = get_item(COINS, index)
@@ -142,6 +143,7 @@ def test_cooking_twice_burns_and_loses() -> None:
     )
 
 
+@pytest.mark.heavy
 def test_a_meal_is_prepared_only_as_the_recipe_says() -> None:
     """TextWorld's Inform 7 code: every ingredient carried, cooked and cut as written."""
     commands = expert(MEALS, 4)  # a fried, chopped carrot

@@ -292,6 +292,7 @@ def test_a_file_that_a_stage_reads_and_nobody_writes_is_missed_at_once(project: 
     assert message.startswith("constraints.txt is not there, and stage ")
 
 
+@pytest.mark.heavy
 def test_the_plan_names_the_stages_that_would_run_and_why(project: Path, storage: None) -> None:
     plan, forecasts = preview(NAME, overrides={}, workspace=None)
     assert [(f.stage, f.runs) for f in forecasts] == [(name, True) for name in plan.stages]

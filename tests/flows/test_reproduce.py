@@ -86,6 +86,7 @@ def refusal(reference: str = str(WORKSPACE), *, with_patch: bool = False) -> str
     return str(error.value)
 
 
+@pytest.mark.heavy
 def test_the_same_code_data_and_parameters_give_equal_numbers_and_leave_nothing(toy: LineageToy) -> None:
     toy.run("train.lr=0.5")
     before = snapshot(toy.folder / WORKSPACE), (toy.folder / ".git" / "index").read_bytes()
@@ -119,6 +120,7 @@ def test_numbers_that_differ_are_shown_with_their_difference(toy: LineageToy) ->
     assert output.splitlines()[-1].startswith("not equal; ")
 
 
+@pytest.mark.heavy
 def test_a_folder_is_kept_and_used_again_for_the_same_run_alone(toy: LineageToy, tmp_path: Path) -> None:
     folder = tmp_path / "again"
     for _ in range(2):
@@ -186,9 +188,10 @@ def has_ended(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.heavy)],
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
 )
 def test_a_signal_leaves_neither_files_nor_processes(
     toy: LineageToy, waiting: tuple["subprocess.Popen[str]", int], number: signal.Signals, status: int

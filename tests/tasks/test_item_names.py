@@ -54,10 +54,10 @@ PROBLEM: dict[str, Callable[[int], object]] = {
 
 
 ENV_PARAMS = [
-    pytest.param(name, marks=[pytest.mark.heavy] * (name in ("alfworld-mini", "textworld")))
+    pytest.param(name, marks=[pytest.mark.heavy] * (name in ("alfworld-mini", "searchqa-mini", "textworld")))
     for name in ENVIRONMENTS
 ]
-"""The heavy ones make their games by a planner or a compiler."""
+"""The heavy ones make their items by a planner, a compiler or a search."""
 
 
 @pytest.fixture(scope="module", params=ENV_PARAMS)

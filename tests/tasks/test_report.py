@@ -60,6 +60,7 @@ def test_stages_of_the_horizon() -> None:
     assert stages_of([8, 8, 12, 16, 16, 16]) == [(1, 2, 8), (3, 3, 12), (4, 6, 16)]
 
 
+@pytest.mark.heavy
 def test_the_horizon_of_steps_to_come_is_the_plan_s_and_never_lower_than_the_last(workspace: Path) -> None:
     results = read_results(workspace)  # 5, 5, 9, 9
     assert horizon_steps(replace(results, steps=results.steps[:1]), pipeline=toy_pipeline()) == [5, 5, 9, 9]
@@ -392,6 +393,7 @@ def test_the_first_rate_does_not_cover_the_axis() -> None:
     assert not any(label.get_window_extent().overlaps(number) for number in numbers)
 
 
+@pytest.mark.heavy
 def test_a_run_with_its_lineage_says_how_to_reproduce_it(tmp_path: Path) -> None:
     folder = tmp_path / "a run"
     write_training(folder)
