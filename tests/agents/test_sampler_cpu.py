@@ -4,6 +4,8 @@ import asyncio
 import inspect
 import math
 import random
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -580,6 +582,16 @@ def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:
             await sampler.sample([1, 2], params=params, episode_id="e")
 
     asyncio.run(close_under_requests())
+
+
+def test_a_process_takes_the_compiled_functions_from_disk() -> None:
+    """To compile them takes 6 CPU seconds."""
+    code = (
+        "from agents.samplers.cpu.forward import forward, generate\n"
+        "print([sum(function.stats.cache_misses.values()) for function in (forward, generate)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[0, 0]\n"  # this process has them, and has left them there
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -244,12 +244,15 @@ _GENERATE: Any = numba.boolean(
 )
 
 
-def _compile(digest: int) -> tuple[Any, Any]:
-    """`forward` and `generate`, for the contents of the files that they call functions of.
+# numba keeps compiled functions on disk, and takes them from there if their own file and their closure are
+# what they were: so the digest of the other files whose functions they call is a value in the closure. It is
+# the only one: a compiled function there would be another value in every process.
+_SOURCES = (tiles.__file__, kernels.__file__)
+_DIGEST = zlib.crc32(b"".join(Path(file).read_bytes() for file in _SOURCES))
 
-    numba keeps compiled functions on disk, and takes them from there if their own file and their closure are
-    what they were: so the digest of the other files is a value in the closure.
-    """
+
+def _compile_forward(digest: int) -> Any:
+    """`forward`, for the contents of `_SOURCES`."""
 
     # NaN in weights that have diverged reaches the logits, where `generate` and its callers look for it.
     @njit(_FORWARD, nogil=True, fastmath=True, error_model="numpy", cache=True)
@@ -307,6 +310,15 @@ def _compile(digest: int) -> tuple[Any, Any]:
             add_product(end - first, a, e, matrix, width, columns, c, columns)
         return digest
 
+    return forward
+
+
+forward = _compile_forward(_DIGEST)
+
+
+def _compile_generate(digest: int) -> Any:
+    """`generate`, for the contents of `_SOURCES`."""
+
     @njit(_GENERATE, nogil=True, cache=True)
     def generate(  # type: ignore[no-untyped-def]
         tokens, positions, segments, model, keys, temperatures, stops, limits, logits, sampled, logprobs
@@ -355,8 +367,7 @@ def _compile(digest: int) -> tuple[Any, Any]:
                 break
         return True
 
-    return forward, generate
+    return generate
 
 
-_SOURCES = (tiles.__file__, kernels.__file__)
-forward, generate = _compile(zlib.crc32(b"".join(Path(file).read_bytes() for file in _SOURCES)))
+generate = _compile_generate(_DIGEST)
