@@ -39,7 +39,7 @@ def test_the_kernel_is_softmax_attention(
     head_dim: int,
     spread: float,
 ) -> None:
-    """Compared with the definition in float64: tokens read in two calls, the last of them in `counts` at once.
+    """Compared with the definition in float64: tokens read in two calls, the last of them `counts` at once.
     The first `sharing` sequences have a prefix, the others have none."""
     num_heads, kv_heads = heads
     sizes = Sizes(
