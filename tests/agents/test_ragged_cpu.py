@@ -40,8 +40,8 @@ def test_the_kernel_is_softmax_attention(
     head_dim: int,
     spread: float,
 ) -> None:
-    """Beside the definition in float64: tokens read in two calls, the last of them in `counts` at once. The
-    first `sharing` sequences have a prefix, the others have none."""
+    """Compared with the definition in float64: tokens read in two calls, the last of them `counts` at once.
+    The first `sharing` sequences have a prefix, the others have none."""
     num_heads, kv_heads = heads
     sizes = Sizes(
         layers=2,
@@ -85,9 +85,11 @@ def test_the_kernel_is_softmax_attention(
             continue
         for owner, row, result in zip(*read(tokens), strict=True):
             history[owner].append(row[num_heads * head_dim :])
-            seen = (history[-1] if 0 <= owner < sharing else []) + history[owner]
+            read_so_far = (history[-1] if 0 <= owner < sharing else []) + history[owner]
             keys, values = (
-                np.array(seen, dtype=np.float64).reshape(len(seen), 2, kv_heads, head_dim).swapaxes(0, 1)
+                np.array(read_so_far, dtype=np.float64)
+                .reshape(len(read_so_far), 2, kv_heads, head_dim)
+                .swapaxes(0, 1)
             )
             for head in range(num_heads):
                 kv_head, part = head // (num_heads // kv_heads), slice(head * head_dim, (head + 1) * head_dim)

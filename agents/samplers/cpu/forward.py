@@ -100,14 +100,14 @@ def _rotate(qkv, positions, heads, head_dim, cosine, sine):  # type: ignore[no-u
     """Rotary embedding of the first `heads` heads, in place; `cosine`, `sine`: [T, D / 2]."""
     half = head_dim // 2
     for n in range(qkv.shape[0]):
-        at = positions[n]
+        position = positions[n]
         for head in range(heads):
             low = qkv[n, head * head_dim : head * head_dim + half]
             high = qkv[n, head * head_dim + half : (head + 1) * head_dim]
             for d in range(half):
                 a, b = low[d], high[d]
-                low[d] = a * cosine[at, d] - b * sine[at, d]
-                high[d] = b * cosine[at, d] + a * sine[at, d]
+                low[d] = a * cosine[position, d] - b * sine[position, d]
+                high[d] = b * cosine[position, d] + a * sine[position, d]
 
 
 @njit(nogil=True)
@@ -181,29 +181,34 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
                 rows, queries = end - start, qkv.ctypes.data + BYTES * (start * q + head * head_dim)
                 scores[:rows, : length + LANES] = float32(0.0)
                 for c in range(0, length, LANES):
-                    panel, to = keys + BYTES * c * head_dim, at_scores + BYTES * c
-                    add_tile(rows, queries, q, panel, LANES, head_dim, to, stride)
+                    panel, target = keys + BYTES * c * head_dim, at_scores + BYTES * c
+                    add_tile(rows, queries, q, panel, LANES, head_dim, target, stride)
                 for r in range(rows):
                     n = start + r
                     own, columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
                     own_keys, _ = _locate(own, columns, layer, k, sizes, value_dim)
                     own_length = positions[n] + 1 - length
                     padded = (own_length + LANES - 1) // LANES * LANES
-                    query, to = queries + BYTES * r * q, at_scores + BYTES * (r * stride + length)
+                    query, target = queries + BYTES * r * q, at_scores + BYTES * (r * stride + length)
                     scores[r, length : length + padded] = float32(0.0)
-                    add_row(query, own_keys, LANES, LANES * head_dim, head_dim, padded, to)
+                    add_row(query, own_keys, LANES, LANES * head_dim, head_dim, padded, target)
                     total = exponentiate_scores(scores[r, : positions[n] + 1], powers[: positions[n] + 1])
                     shares[r] = float32(1.0) / total
                 sums[:rows] = float32(0.0)
                 for d in range(0, value_dim, LANES):
-                    panel, to = values + BYTES * d, at_sums + BYTES * d
-                    add_tile(rows, at_scores, stride, panel, value_dim, length, to, value_dim)
+                    panel, target = values + BYTES * d, at_sums + BYTES * d
+                    add_tile(rows, at_scores, stride, panel, value_dim, length, target, value_dim)
                 for r in range(rows):
                     n = start + r
                     own, columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
                     _, own_values = _locate(own, columns, layer, k, sizes, value_dim)
-                    weights, to = at_scores + BYTES * (r * stride + length), at_sums + BYTES * r * value_dim
-                    add_row(weights, own_values, value_dim, LANES, positions[n] + 1 - length, value_dim, to)
+                    weights, target = (
+                        at_scores + BYTES * (r * stride + length),
+                        at_sums + BYTES * r * value_dim,
+                    )
+                    add_row(
+                        weights, own_values, value_dim, LANES, positions[n] + 1 - length, value_dim, target
+                    )
                     for d in range(head_dim):
                         attended[n, head * head_dim + d] = sums[r, d] * shares[r]
         first = end_of_prefix

@@ -42,7 +42,7 @@ def _make_tile(rows: int, width: int) -> Callable[..., None]:
         def times(value: Any, count: int) -> Any:
             return builder.mul(value, ir.Constant(integer, count))
 
-        def place(address: Any, offset: Any, kind: Any) -> Any:
+        def pointer(address: Any, offset: Any, kind: Any) -> Any:
             return builder.inttoptr(builder.add(address, times(offset, BYTES)), kind.as_pointer())
 
         def phis(starts: list[Any], block: Any) -> list[Any]:
@@ -52,43 +52,43 @@ def _make_tile(rows: int, width: int) -> Callable[..., None]:
             return nodes
 
         tile = [(r, w) for r in range(rows) for w in range(width)]
-        places = [
-            place(c, builder.add(times(c_stride, r), ir.Constant(integer, LANES * w)), vector)
+        c_pointers = [
+            pointer(c, builder.add(times(c_stride, r), ir.Constant(integer, LANES * w)), vector)
             for r, w in tile
         ]
-        starts = [builder.load(at, align=BYTES) for at in places]
+        starts = [builder.load(c_pointer, align=BYTES) for c_pointer in c_pointers]
         a_rows = [times(a_stride, r) for r in range(rows)]
         b_panels = [times(b_panel, w) for w in range(width)]
-        before = builder.block
-        loop, after = builder.append_basic_block("tile.loop"), builder.append_basic_block("tile.after")
-        builder.cbranch(builder.icmp_signed(">", length, ir.Constant(integer, 0)), loop, after)
+        entry = builder.block
+        loop, end = builder.append_basic_block("tile.loop"), builder.append_basic_block("tile.end")
+        builder.cbranch(builder.icmp_signed(">", length, ir.Constant(integer, 0)), loop, end)
 
         builder.position_at_end(loop)
-        i, *sums = phis([ir.Constant(integer, 0), *starts], before)
+        i, *sums = phis([ir.Constant(integer, 0), *starts], entry)
         b_row = builder.mul(i, b_stride)
         columns = [
-            builder.load(place(b, builder.add(b_row, panel), vector), align=BYTES) for panel in b_panels
+            builder.load(pointer(b, builder.add(b_row, panel), vector), align=BYTES) for panel in b_panels
         ]
         factors = []
         for a_row in a_rows:
-            factor = builder.load(place(a, builder.add(a_row, i), number), align=BYTES)
+            factor = builder.load(pointer(a, builder.add(a_row, i), number), align=BYTES)
             lanes = builder.insert_element(no_vector, factor, ir.Constant(ir.IntType(32), 0))
             factors.append(builder.shuffle_vector(lanes, no_vector, first_lane))
-        added = [
+        new_sums = [
             builder.call(fma, [factors[r], columns[w], total])
             for (r, w), total in zip(tile, sums, strict=True)
         ]
-        following = builder.add(i, ir.Constant(integer, 1))
-        builder.cbranch(builder.icmp_signed("<", following, length), loop, after)
-        for node, value in zip([i, *sums], [following, *added], strict=True):
+        next_i = builder.add(i, ir.Constant(integer, 1))
+        builder.cbranch(builder.icmp_signed("<", next_i, length), loop, end)
+        for node, value in zip([i, *sums], [next_i, *new_sums], strict=True):
             node.add_incoming(value, loop)
 
-        builder.position_at_end(after)
-        results = phis(starts, before)
-        for node, value in zip(results, added, strict=True):
+        builder.position_at_end(end)
+        results = phis(starts, entry)
+        for node, value in zip(results, new_sums, strict=True):
             node.add_incoming(value, loop)
-        for node, at in zip(results, places, strict=True):
-            builder.store(node, at, align=BYTES)
+        for node, c_pointer in zip(results, c_pointers, strict=True):
+            builder.store(node, c_pointer, align=BYTES)
         return context.get_dummy_value()
 
     @intrinsic
@@ -124,14 +124,14 @@ def add_tile(rows, a, a_stride, b, b_stride, length, c, c_stride):  # type: igno
 @njit(nogil=True)
 def add_row(a, b, b_stride, b_panel, length, columns, c):  # type: ignore[no-untyped-def]
     """Add A [length] times B to C [columns]; `columns`: a multiple of `LANES`, each in a panel of B."""
-    done = 0
-    while done + 4 * LANES <= columns:
+    column = 0
+    while column + 4 * LANES <= columns:
         _tile_1x4(a, 0, b, b_stride, b_panel, length, c, 0)
-        b, c, done = b + 4 * BYTES * b_panel, c + 4 * BYTES * LANES, done + 4 * LANES
-    if done + 2 * LANES <= columns:
+        b, c, column = b + 4 * BYTES * b_panel, c + 4 * BYTES * LANES, column + 4 * LANES
+    if column + 2 * LANES <= columns:
         _tile_1x2(a, 0, b, b_stride, b_panel, length, c, 0)
-        b, c, done = b + 2 * BYTES * b_panel, c + 2 * BYTES * LANES, done + 2 * LANES
-    if done < columns:
+        b, c, column = b + 2 * BYTES * b_panel, c + 2 * BYTES * LANES, column + 2 * LANES
+    if column < columns:
         _tile_1x1(a, 0, b, b_stride, b_panel, length, c, 0)
 
 
@@ -140,11 +140,11 @@ def add_product(n, a, a_stride, panels, length, columns, c, c_stride):  # type: 
     """Add A [n, length] times a packed matrix [length, columns] to C [n, columns]."""
     parts = (n + ROWS - 1) // ROWS
     for panel in range(columns // LANES):
-        b, to = panels + BYTES * panel * length * LANES, c + BYTES * panel * LANES
+        b, c_panel = panels + BYTES * panel * length * LANES, c + BYTES * panel * LANES
         first = 0
         for part in range(parts):
             end = n * (part + 1) // parts  # rows are shared out evenly: 8 are 4 and 4, not 6 and 2
-            a_rows, c_rows = a + BYTES * first * a_stride, to + BYTES * first * c_stride
+            a_rows, c_rows = a + BYTES * first * a_stride, c_panel + BYTES * first * c_stride
             add_tile(end - first, a_rows, a_stride, b, LANES, length, c_rows, c_stride)
             first = end
 
