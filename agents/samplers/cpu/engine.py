@@ -115,8 +115,8 @@ class CpuEngine:
     ) -> None:
         """`context_length`: tokens of a whole episode; `max_sequences`: episodes in the cache;
         `cache_gb`: the memory limit of keys and values, half for episodes and half for shared prompts,
-        committed only as it is used. If it does not suffice, fewer episodes are cached. `threads`: among
-        which the sequences of each step are divided.
+        committed only as it is used. If it does not suffice, fewer episodes are cached. `threads`: how
+        many share the sequences of each step.
 
         Raises `ConfigError` if the model, its context or the cache does not fit.
         """
