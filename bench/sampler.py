@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--sampler", choices=SAMPLERS, default="cpu", help="default: cpu, the CPU engine")
     parser.add_argument("--model", type=Path, help="model folder in Hugging Face format (default: random)")
     parser.add_argument("--episodes", type=int, nargs="+", default=EPISODES, help="live episodes")
-    parser.add_argument("--threads", type=int, default=1, help="of the sampler and of the roofline (default: 1)")
+    parser.add_argument("--threads", type=int, default=1, help="of sampler and roofline (default: 1)")
     arguments = parser.parse_args()
     with TemporaryDirectory() as temporary:
         folder = arguments.model or Path(temporary)
