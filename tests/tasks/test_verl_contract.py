@@ -67,6 +67,22 @@ def test_patches_reached_the_modules_that_use_them(verl: ModuleType) -> None:
     assert parameters(model.load_valuehead_model)[:3] == ["local_path", "torch_dtype", "model_config"]
 
 
+def test_the_class_of_a_model_is_the_one_that_verl_chooses(verl: ModuleType) -> None:
+    from transformers import LlamaConfig, Qwen2_5_VLConfig, Qwen2Config
+
+    from tasks.verl.cpu.patches import auto_model_class, verl_auto_model_class
+
+    configs = [
+        LlamaConfig(architectures=["LlamaForCausalLM"]),
+        Qwen2Config(architectures=["Qwen2ForCausalLM"]),
+        Qwen2Config(architectures=["Qwen2ForTokenClassification"]),
+        Qwen2_5_VLConfig(architectures=["Qwen2_5_VLForConditionalGeneration"]),
+    ]
+    classes = [auto_model_class(hf_config=config) for config in configs]
+    assert classes == [verl_auto_model_class(hf_config=config) for config in configs]
+    assert len(set(classes)) == 3
+
+
 def test_engine_is_chosen_for_the_cpu_and_overrides_what_exists(verl: ModuleType) -> None:
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead

@@ -1,17 +1,21 @@
-"""Patches verl 0.9.1 where it assumes a GPU and offers no hook.
+"""Patches verl 0.9.1 where it assumes a GPU, or imports what nothing here uses, and offers no hook.
 
 Only `plugin.py` calls `apply`, and only if `VERL_PLATFORM=cpu`.
 """
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import verl.utils.distributed as verl_distributed
 import verl.utils.fsdp_utils as verl_fsdp
 import verl.utils.model as verl_model
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from tasks.verl.value_model import load_valuehead_model
+
+verl_auto_model_class = verl_model.get_hf_auto_model_class
 
 
 def apply() -> None:
@@ -19,6 +23,7 @@ def apply() -> None:
     verl_distributed.initialize_global_process_group = init_process_group
     verl_distributed.initialize_global_process_group_ray = init_process_group_ray
     verl_model.load_valuehead_model = load_valuehead_model
+    verl_model.get_hf_auto_model_class = auto_model_class
     verl_fsdp.CPUOffloadPolicy = UnpinnedOffloadPolicy
 
 
@@ -40,6 +45,15 @@ def init_process_group_ray(timeout_second: int | None = None, backend: str | Non
         timeout=timedelta(seconds=timeout_second) if timeout_second is not None else None,
         init_method=os.environ.get("DIST_INIT_METHOD"),
     )
+
+
+def auto_model_class(hf_config: Any) -> type:
+    """verl's function, without the import of all vision-language models that transformers knows."""
+    architecture: str = hf_config.architectures[0]
+    is_text_model = type(hf_config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if is_text_model and "ForCausalLM" in architecture and not hasattr(hf_config, "auto_map"):
+        return verl_model.AutoModelForCausalLM  # type: ignore[no-any-return]
+    return verl_auto_model_class(hf_config)  # type: ignore[no-any-return]
 
 
 class UnpinnedOffloadPolicy(verl_fsdp.CPUOffloadPolicy):  # type: ignore[misc]
