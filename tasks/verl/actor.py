@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import checkpoints, gpu_model
 from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV
+from tasks.verl.queue import ActorWatch, find_queue_actors
 
 if TYPE_CHECKING:
     from tasks.rollout.served_policy import ServedAt
@@ -175,6 +177,8 @@ class Trainer:
             import tasks.verl.trainer  # noqa: F401
 
             queue.result()
+        # A dead queue is a dead training process: the session starts another.
+        self._queue_watch = ActorWatch(find_queue_actors(), on_death=partial(os._exit, 1))
         self._config = config
 
     def start(self, items: Sequence[Item]) -> int:
@@ -322,6 +326,7 @@ class Trainer:
         import transfer_queue as tq
 
         self._manager.close()
+        self._queue_watch.stop()
         tq.close()
 
 
