@@ -57,6 +57,7 @@ PROCESSES = {
     "flow": r" run ",
     "ray-gcs": r"/gcs_server ",
     "raylet": r"/raylet/raylet ",
+    "ray-agent": r"^ray::(Dashboard|RuntimeEnv)Agent",
     "trainer": r"^ray::Trainer",
     "sampler": r"^ray::(Cpu|Vllm)Sampler",
     "update-worker": r"^ray::WorkerDict",
