@@ -4,6 +4,7 @@ Its clients would wait for a dead controller forever, and for a dead storage uni
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,13 +14,27 @@ POLL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def find_queue_actors() -> list[Any]:
-    """Those that this process has started by `transfer_queue.init`."""
-    import ray
-    from transfer_queue import interface
+def start_queue(config: Any) -> "ActorWatch":
+    """Start TransferQueue as its `config` says, and watch its actors: this process ends if one of them dies.
 
+    Before its first `import transfer_queue`, this process has imported `tasks.verl.network`.
+    """
+    import ray
+    import transfer_queue as tq
+    from ray.exceptions import RayActorError
+
+    try:
+        tq.init(config)
+    except RayActorError:  # if `init` were called again, it would wait for the end of this one
+        _end_process()
+    count = config.backend.SimpleStorage.num_data_storage_units
+    storage_units = [ray.get_actor(f"TransferQueueStorageUnit#{number}") for number in range(count)]
     controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
-    return [controller, *interface._TQ_STORAGE["SimpleStorage"].values()]
+    return ActorWatch([controller, *storage_units], on_death=_end_process)
+
+
+def _end_process() -> None:
+    os._exit(1)
 
 
 class ActorWatch:
