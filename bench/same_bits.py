@@ -7,9 +7,7 @@
 Both train `--steps` steps in one round, with a checkpoint every five. The kills come at moments drawn
 uniformly from the time that the remaining steps took in the first run, in seconds after the second has begun
 to train. With `--busy`, other processes compute during the second run, and its threads meet in another order.
-Prints one JSON object: the moments, the steps on disk after each, and what is equal: each step's metrics
-(without times and counts of processes), its tokens and log-probs, and the tensors of the policy and of the
-last checkpoint.
+Prints one JSON object: the moments, the steps on disk after each, and what is equal (`bench/equal_runs.py`).
 """
 
 import argparse
@@ -23,17 +21,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from tests.support.verl_runs import are_equal, checkpoint_tensors, reproducible_metrics, sampled_tokens
+from bench.equal_runs import command, compare, read_steps, start
 
 SAVE_EVERY = 5
 POLL_S = 0.2
 
 
-def command(pipeline: str, workspace: Path, *, steps: int, settings: Sequence[str]) -> list[str]:
+def command_of(pipeline: str, workspace: Path, *, steps: int, settings: Sequence[str]) -> list[str]:
     options = [
         *(f"train.{name}={steps}" for name in ("steps", "steps_per_round")),
         f"train.save_every={SAVE_EVERY}",
@@ -41,20 +38,7 @@ def command(pipeline: str, workspace: Path, *, steps: int, settings: Sequence[st
         "evaluate.samples_per_item=1",
         *settings,
     ]
-    wingspan = Path(sys.executable).with_name("wingspan")
-    line = [str(wingspan), "run", pipeline, "--workspace", str(workspace)]
-    return [*line, *(part for option in options for part in ("--set", option))]
-
-
-def read_steps(workspace: Path) -> list[dict[str, float]]:
-    """The metrics of the finished steps."""
-    file = workspace / "train" / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def start(line: Sequence[str], *, log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as output:
-        return subprocess.Popen(line, stdout=output, stderr=output)
+    return command(pipeline, workspace, settings=options)
 
 
 def kill_after(line: Sequence[str], seconds: float, *, workspace: Path, log: Path) -> None:
@@ -88,30 +72,6 @@ def busy_machine(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def compare(undisturbed: Path, killed: Path, *, steps: int) -> dict[str, Any]:
-    """What is equal in the two workspaces."""
-    from safetensors.torch import load_file
-
-    folders = (undisturbed, killed)
-    metrics = [[reproducible_metrics(values) for values in read_steps(workspace)] for workspace in folders]
-    checkpoints = [
-        checkpoint_tensors(workspace / "train" / "checkpoints" / f"global_step_{steps}")
-        for workspace in folders
-    ]
-    policies = [load_file(workspace / "policy" / "model.safetensors") for workspace in folders]
-    samples = [
-        [sampled_tokens(workspace / "train", step) for step in range(1, steps + 1)] for workspace in folders
-    ]
-    return {
-        "steps": [len(lines) for lines in metrics],
-        "tokens": sum(len(ids) for turns in samples[0] for ids, _ in turns),
-        "metrics_equal": metrics[0] == metrics[1],
-        "samples_equal": samples[0] == samples[1],
-        "checkpoints_equal": are_equal(*checkpoints),
-        "policies_equal": are_equal(*policies),
-    }
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -129,7 +89,7 @@ def main() -> None:
     undisturbed, killed = (arguments.folder / name for name in ("undisturbed", "killed"))
     log = arguments.folder / "log"
     first, second = (
-        command(arguments.pipeline, workspace, steps=arguments.steps, settings=arguments.set)
+        command_of(arguments.pipeline, workspace, steps=arguments.steps, settings=arguments.set)
         for workspace in (undisturbed, killed)
     )
     if start(first, log=log).wait() != 0:

@@ -70,6 +70,28 @@ def uniforms(keys, positions):  # type: ignore[no-untyped-def]
     return numbers
 
 
+@njit(nogil=True, fastmath=False)  # else numba takes the caller's flags
+def _add_up(masses):  # type: ignore[no-untyped-def]
+    """Return the sum of `masses` [V], added in one order.
+
+    With fast mathematics each compilation has its own order, and the process that compiles a function may
+    run other code than those that load it from the disk.
+    """
+    sums = float64(0.0), float64(0.0), float64(0.0), float64(0.0)
+    whole = masses.shape[0] // 4 * 4
+    for v in range(0, whole, 4):
+        sums = (
+            sums[0] + float64(masses[v]),
+            sums[1] + float64(masses[v + 1]),
+            sums[2] + float64(masses[v + 2]),
+            sums[3] + float64(masses[v + 3]),
+        )
+    total = (sums[0] + sums[1]) + (sums[2] + sums[3])
+    for v in range(whole, masses.shape[0]):
+        total += float64(masses[v])
+    return total
+
+
 _WITH_NAN = {"reassoc", "nsz", "arcp", "contract"}
 """Flags of fast mathematics that leave infinities and NaN what they are."""
 
@@ -85,11 +107,10 @@ def exponentiate_logits(logits, temperature, masses, powers):  # type: ignore[no
     for v in range(logits.shape[0]):
         masses[v] = (logits[v] - highest) * factor
     exponentiate(masses, powers)
-    total = float64(check)
     for v in range(logits.shape[0]):
         if masses[v] < _LEAST_MASS:
             masses[v] = float32(0.0)
-        total += float64(masses[v])
+    total = _add_up(masses) + float64(check)
     return total, float64(highest) * float64(factor) + math.log(total)
 
 

@@ -12,6 +12,7 @@ from envs.errors import describe
 from flows.cli.options import IfChanged, PipelineName, Settings, Workspace, parse_secrets, parse_settings
 
 if TYPE_CHECKING:
+    from flows.orchestrator.runs import TemporaryServer
     from flows.plan import Plan
 
 BASE_MODEL = Path("models/textcraft-base")
@@ -44,6 +45,7 @@ def run(
     from flows.cli.next_commands import next_commands
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable, leave
+    from flows.orchestrator.runs import TemporaryServer, is_server_configured
     from flows.plan import check_run, lock, make_unchecked_plan
 
     guard()
@@ -53,6 +55,7 @@ def run(
         plan = make_unchecked_plan(pipeline, overrides=overrides, workspace=workspace)
         evaluation = None if serve_policy else _read_finished(plan)
         if evaluation is None:
+            server = None if is_server_configured() else TemporaryServer()  # starts while the run is checked
             plan = check_run(
                 pipeline,
                 overrides=overrides,
@@ -64,7 +67,7 @@ def run(
             if plan.served_at is not None:
                 typer.echo(f"during training, the policy answers at {plan.served_at.url} as model 'policy'")
             with lock(plan.workspace):
-                evaluation, prefect_failure = _run_with_prefect(plan, overrides=overrides)
+                evaluation, prefect_failure = _run_with_prefect(plan, server, overrides=overrides)
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_format_rate(before)} before, {_format_rate(after)} after")
     typer.echo(f"report: {plan.workspace / 'report' / 'index.html'}")
@@ -91,10 +94,11 @@ def _read_finished(plan: "Plan") -> dict[str, Any] | None:
         return read_finished(plan)
 
 
-def _run_with_prefect(plan: "Plan", *, overrides: dict[str, Any]) -> tuple[dict[str, Any], Exception | None]:
-    from flows.orchestrator.runs import configure_prefect
-
-    configure_prefect()
+def _run_with_prefect(
+    plan: "Plan", server: "TemporaryServer | None", *, overrides: dict[str, Any]
+) -> tuple[dict[str, Any], Exception | None]:
+    if server is not None:
+        server.use()
     from flows.train_agent import run_with_prefect
 
     return run_with_prefect(plan, overrides=overrides)

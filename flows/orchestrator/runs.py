@@ -67,17 +67,12 @@ def configure_prefect(*, needs_lasting_server: bool = False) -> None:
     `WingspanError` if the temporary server does not start, `ConfigError` if a lasting one is needed.
     """
     if not is_server_configured():
-        from prefect.context import refresh_global_settings_context
-
         if needs_lasting_server:
             raise ConfigError(
                 "no Prefect server is configured; start one with `prefect server start`, and set "
                 "PREFECT_API_URL to its address, such as http://127.0.0.1:4200/api"
             )
-        # A server on loopback that refuses a connection is dead: do not retry for long.
-        os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")
-        os.environ["PREFECT_API_URL"] = os.environ[_TEMPORARY_URL] = _start_server()
-        refresh_global_settings_context()
+        TemporaryServer().use()
 
 
 def is_server_configured() -> bool:
@@ -97,31 +92,49 @@ def has_lasting_server() -> bool:
     return url is not None and url != os.environ.get(_TEMPORARY_URL)
 
 
-def _start_server() -> str:
-    """Start the temporary server and wait until it answers; returns its URL."""
-    log = Path(tempfile.gettempdir()) / "prefect-server.log"
-    with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as sink:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-        server = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(listener.fileno())],
-            pass_fds=[listener.fileno()],
-            env={**os.environ, **_TEMPORARY},
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=sink,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while server.poll() is None and time.monotonic() < deadline:
-        try:
-            httpx.get(f"{url}/health", timeout=5, trust_env=False).raise_for_status()
-        except httpx.HTTPError:
-            time.sleep(0.1)
-        else:
-            return url
-    lines = log.read_text(errors="replace").split("\n")
-    last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
-    raise WingspanError(f"Prefect's temporary server did not start: {to_line(last, limit=300)}")
+class TemporaryServer:
+    """Prefect's own server in a process that ends with this command; it takes seconds to start."""
+
+    def __init__(self) -> None:
+        """Begin its start, without waiting for it."""
+        self._log = Path(tempfile.gettempdir()) / "prefect-server.log"
+        with socket.create_server(("127.0.0.1", 0)) as listener, self._log.open("wb") as sink:
+            self._url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, str(listener.fileno())],
+                pass_fds=[listener.fileno()],
+                env={**os.environ, **_TEMPORARY},
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+
+    def use(self) -> None:
+        """Wait until it answers, and make it this process's server; call before Prefect's import.
+
+        Raises `WingspanError` if it does not start.
+        """
+        from prefect.context import refresh_global_settings_context
+
+        self._wait()
+        # A server on loopback that refuses a connection is dead: do not retry for long.
+        os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")
+        os.environ["PREFECT_API_URL"] = os.environ[_TEMPORARY_URL] = self._url
+        refresh_global_settings_context()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            try:
+                httpx.get(f"{self._url}/health", timeout=5, trust_env=False).raise_for_status()
+            except httpx.HTTPError:
+                time.sleep(0.1)
+            else:
+                return
+        lines = self._log.read_text(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+        raise WingspanError(f"Prefect's temporary server did not start: {to_line(last, limit=300)}")
 
 
 def check_server() -> None:

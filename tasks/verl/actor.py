@@ -30,6 +30,7 @@ from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import checkpoints, gpu_model
 from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV
+from tasks.verl.queue import start_queue
 
 if TYPE_CHECKING:
     from tasks.rollout.served_policy import ServedAt
@@ -157,8 +158,6 @@ class Trainer:
     def prepare(self) -> None:
         """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
         with process_memory.no_garbage_collection(), ThreadPoolExecutor(1) as side:
-            import transfer_queue as tq
-
             import agents.huggingface  # noqa: F401  # before others import transformers
             import tasks.verl.network  # before the queue's actors are sent
             from tasks.verl.config import verl_config
@@ -170,11 +169,11 @@ class Trainer:
                 placement=self._placement,
             )
             # Its processes start while this one imports verl's trainer.
-            queue = side.submit(tq.init, config.transfer_queue)
+            queue = side.submit(start_queue, config.transfer_queue)
             import tasks.verl.rollout
             import tasks.verl.trainer  # noqa: F401
 
-            queue.result()
+            self._queue_watch = queue.result()
         self._config = config
 
     def start(self, items: Sequence[Item]) -> int:
@@ -322,6 +321,7 @@ class Trainer:
         import transfer_queue as tq
 
         self._manager.close()
+        self._queue_watch.stop()
         tq.close()
 
 

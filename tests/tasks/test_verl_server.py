@@ -1,10 +1,11 @@
-"""verl's client and our sampler over a real Ray actor: dead engines, and requests that nobody waits for."""
+"""verl's client and our sampler over a real Ray actor: what has died, and requests that nobody waits for."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from agents.types import SamplingParams
 from tasks.cluster.session import start_local_ray
 from tasks.errors import SamplerDied, names_dead_engine
 from tasks.verl.process import await_trainer
+from tasks.verl.queue import POLL_S, ActorWatch
 from tasks.verl.rollout import VerlSampler
 from tests.support.engine_server import EngineServer
 
@@ -111,3 +113,34 @@ def test_a_cancelled_episode_is_aborted_on_its_server(start: Callable[[str], Eng
         other_request.cancel()
 
     asyncio.run(play())
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_sampler_that_is_dead_when_it_is_to_get_weights_is_a_dead_sampler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has died while the trainer computed, and Ray has forgotten its name."""
+    from tasks.verl.cpu.rollout import CpuRollout
+
+    monkeypatch.setenv("RANK", "0")
+    settings = SimpleNamespace(
+        tensor_model_parallel_size=1, data_parallel_size=1, engine_kwargs={"cpu": {"samplers": 1}}
+    )
+    rollout = object.__new__(CpuRollout)
+    rollout.config = settings
+    with pytest.raises(SamplerDied, match="wingspan_cpu_sampler_0_0"):
+        asyncio.run(rollout.update_weights(iter([]), global_steps=3))
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_death_of_a_watched_actor_is_noticed() -> None:
+    import ray
+
+    has_died = threading.Event()
+    actor = ray.remote(EngineServer).options(num_cpus=0).remote()
+    ray.get(actor.start.remote(""))
+    watch = ActorWatch([actor], on_death=has_died.set)
+    assert not has_died.wait(2 * POLL_S)
+    ray.kill(actor)
+    assert has_died.wait(60)
+    watch.stop()

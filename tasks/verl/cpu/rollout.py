@@ -19,6 +19,7 @@ from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
 from agents.types import SamplingParams
+from tasks.errors import SamplerDied
 
 BACKENDS = ("cpu", "vllm-cpu")
 
@@ -36,6 +37,14 @@ def _samplers(replica_rank: int, config: Any) -> list[str]:
     """The names of a replica's sampler actors."""
     count = config.engine_kwargs["cpu"]["samplers"]
     return [f"wingspan_cpu_sampler_{replica_rank}_{index}" for index in range(count)]
+
+
+def _get_sampler(name: str) -> Any:
+    """The actor of this name. Raises `SamplerDied` if it is dead: Ray forgets its name then."""
+    try:
+        return ray.get_actor(name)
+    except ValueError as error:
+        raise SamplerDied(f"the sampler died: {name} is no actor") from error
 
 
 class CpuReplica(RolloutReplica):  # type: ignore[misc]
@@ -98,7 +107,10 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
         global_steps: int | None = None,
         **_: Any,
     ) -> None:
-        """Send the full weights, of policy version `global_steps`."""
+        """Send the full weights, of policy version `global_steps`.
+
+        Raises `SamplerDied`, or Ray's `RayActorError`, if a sampler is gone.
+        """
         if wire_format != "named_tensors":
             raise NotImplementedError(f"samplers on a CPU take named_tensors, not {wire_format!r}")
         # Every rank must exhaust the iterator: gathering a sharded tensor is a collective operation.
@@ -108,7 +120,7 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
         if shard == 0:
             weights_of_step = ray.put(state)  # once for all samplers
             loads = [
-                ray.get_actor(name).load_weights.remote(weights_of_step, policy_version=global_steps or 0)
+                _get_sampler(name).load_weights.remote(weights_of_step, policy_version=global_steps or 0)
                 for name in _samplers(replica, self.config)
             ]
             await asyncio.gather(*loads)
