@@ -64,8 +64,8 @@ def points(gain: float | None) -> str:
 
 
 def logprob(value: float) -> str:
-    """`−0.58`; `0.00` where it rounds to it."""
-    return f"{value:.2f}".replace("-0.00", "0.00").replace("-", "\N{MINUS SIGN}")
+    """`−0.58`; `0.00`, without a sign, for what rounds to it."""
+    return f"{value:z.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 def format_p(p_value: float) -> str:

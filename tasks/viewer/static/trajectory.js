@@ -13,9 +13,11 @@ const SHOWN = [
   ["owner", "mask", "Tokens, colored by who wrote them, and so which of them are trained on"],
 ];
 
+const known = (show) => (SHOWN.some(([key]) => key === show) ? show : "");
+
 export function trajectoryView(run, { address, query }) {
   const list = { q: query.get("q") ?? "", sort: query.get("sort") ?? "" };
-  let show = query.get("show") ?? "", turn = Number(query.get("turn")) || 0;
+  let show = known(query.get("show")), turn = Number(query.get("turn")) || 0;
   let facts = null, place = null, isShown = false, forks = [];
   const turns = h("ol", { class: "turns" });
   const legendBox = h("div");
@@ -38,7 +40,7 @@ export function trajectoryView(run, { address, query }) {
   }
 
   function setShow(next) {
-    show = SHOWN.some(([key]) => key === next) ? next : "";
+    show = known(next);
     history.replaceState(null, "", here());
     document.querySelectorAll(".shown button").forEach((button) =>
       button.setAttribute("aria-pressed", String(button.dataset.show === show)));
@@ -147,7 +149,7 @@ export function trajectoryView(run, { address, query }) {
         h("aside", {},
           h("section", {}, h("h2", {}, "Group"),
             h("p", { class: "dots" }, facts.siblings.map((one) => dot(one, { run, isCurrent: one.address === address, query: { ...list, show } }))),
-            h("p", {}, h("a", { href: links.toGroup(run, address) }, "side by side"), " · ",
+            h("p", {}, facts.siblings.length > 1 && [h("a", { href: links.toGroup(run, address) }, "side by side"), " · "],
               h("a", { href: links.toItem(run, row.item) }, "this item over the training"))),
           isFork(row) && h("section", {}, h("h2", {}, "Fork"),
             h("p", {}, "of ", h("a", { href: links.toTrajectory(run, row.labels.parent, { turn: row.labels.turn }) }, row.labels.parent),
@@ -182,7 +184,7 @@ export function trajectoryView(run, { address, query }) {
       if (!isShown) return false;
       turn = Number(next.get("turn")) || 0;
       if ((next.get("q") ?? "") !== list.q || (next.get("sort") ?? "") !== list.sort) return false;
-      if ((next.get("show") ?? "") !== show) setShow(next.get("show") ?? "");
+      if (known(next.get("show")) !== show) setShow(next.get("show"));
       if (turn) setTurn(turn);
       return true;
     },
