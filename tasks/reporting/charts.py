@@ -98,7 +98,7 @@ def success_over_steps(
                 clip_on=False,
             )
             axes.annotate(
-                f"{rate:.0%}",
+                f"{rate:.1%}",
                 (step, rate),
                 # Within the axes: left of the first point are the numbers of the vertical one.
                 xytext=(7, 6) if step == 0 else (9, 0),

@@ -410,7 +410,7 @@ def test_the_first_rate_does_not_cover_the_axis() -> None:
     )
     paint(axes)
     figure.draw_without_rendering()
-    (label,) = [text for text in axes.texts if text.get_text() == "40%"]
+    (label,) = [text for text in axes.texts if text.get_text() == "40.0%"]
     numbers = [tick.get_window_extent() for tick in axes.get_yticklabels()]
     assert not any(label.get_window_extent().overlaps(number) for number in numbers)
 

@@ -63,7 +63,7 @@ export function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
   const text = Number.isInteger(value) ? String(value)
-    : Math.abs(value) < 1e-3 ? value.toExponential(1) : Number(value.toPrecision(digits)).toString();
+    : Math.abs(value) < 1e-3 ? value.toExponential(1).replace(".0e", "e") : Number(value.toPrecision(digits)).toString();
   return text.replaceAll("-", "−");
 }
 
