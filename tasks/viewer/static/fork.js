@@ -43,7 +43,7 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
   const stop = (which = id) => which && act("stop", { id: which }).catch((error) => say(error.message, true));
   const say = (text, isProblem = false) => replace(status, h("span", { class: isProblem ? "problem" : null }, text));
 
-  // An episode without its person ends: that of the last start, and one that starts after it was left or started anew.
+  // Returns when it has ended. An episode without its person ends: that of the last start, and one that starts after it was left or started anew.
   async function start(name, body, isCurrent) {
     const own = ++numStarts, isOver = () => own !== numStarts || !isCurrent();
     const last = isPerson ? id : null, isOfPerson = name === "console" || body.policy === PERSON;
@@ -66,7 +66,7 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
       if (!isOver()) say(error.message, true);
       return;
     }
-    follow(isCurrent).catch((error) => { if (error.name !== "AbortError") say(error.message, true); });
+    await follow(isCurrent).catch((error) => { if (error.name !== "AbortError") say(error.message, true); });
   }
 
   function leave() {
@@ -142,27 +142,32 @@ export function forkView(run, { address, query }) {
   const samples = h("input", { id: "samples", type: "number", min: 1, max: 64, step: 1, value: 16 });
   const maxTurns = h("input", { id: "max-turns", type: "number", min: 1, max: 10000, step: 1, placeholder: "as evaluated" });
   const shownText = h("textarea", { id: "observation", rows: 3, "aria-label": "Another observation" });
+  const go = h("button", { class: "primary" }, "Go on");
   const ofPolicies = [field("temperature", "Temperature", temperature), field("samples", "Samples", samples)];
 
-  const command = h("code", { class: "path" });
+  const command = h("code", { class: "path command" });
 
   // What the form asks for: which fields there are, and the same as a command.
   function toggle() {
-    const isPerson = who.value === PERSON, option = (name, input) => (input.value === "" ? "" : ` ${name} ${quote(input.value)}`);
+    const isPerson = who.value === PERSON, option = (name, input) => (input.value === "" ? [] : [name, quote(input.value)]);
     ofPolicies.forEach((element) => { element.hidden = isPerson; });
-    const going = isPerson ? " --human"
-      : [policies.find(({ value }) => value === who.value)?.option].filter(Boolean).map((text) => ` ${text}`).join("") + option("-n", samples) + option("--temperature", temperature);
-    replace(command, `wingspan fork ${quote(`${run}/${address}@${turn}`)}${going}${option("--max-turns", maxTurns)}${option("--observation", shownText)}`);
+    const chosen = policies.find(({ value }) => value === who.value)?.option;
+    const going = isPerson ? ["--human"] : [...(chosen ? [chosen] : []), ...option("-n", samples), ...option("--temperature", temperature)];
+    const parts = ["wingspan", "fork", quote(`${run}/${address}@${turn}`), ...going, ...option("--max-turns", maxTurns), ...option("--observation", shownText)];
+    replace(command, parts.map((part) => [h("span", {}, part), " "]));
   }
 
   async function start() {
+    if (go.disabled) return;
     const isPerson = who.value === PERSON;
     const integer = (input) => (input.value === "" ? null : Number(input.value));
     replace(valueBox);
+    go.disabled = !isPerson; // samples end or are stopped before others begin
     await live.start("fork", {
       run, address, digest: facts.digest, turn, policy: who.value, max_turns: integer(maxTurns), observation: shownText.value || null,
       ...(isPerson ? {} : { samples: integer(samples) ?? 1, temperature: integer(temperature) }),
     }, context.isCurrent);
+    if (!isPerson) go.disabled = false;
   }
 
   async function readForks() {
@@ -201,7 +206,7 @@ export function forkView(run, { address, query }) {
               field("who", "Who", who), ofPolicies, field("max-turns", "Turns in all", maxTurns),
               h("details", {}, h("summary", {}, "another observation"),
                 h("p", { class: "fine" }, `Turn ${turn} is repeated as well, and this is shown in place of what it brought.`), shownText),
-              h("button", { class: "primary" }, "Go on"))),
+              go)),
           h("section", { class: "forks" }, forksBox),
           h("section", {}, h("p", { class: "fine" }, "The same in a terminal:"), command))),
     ];

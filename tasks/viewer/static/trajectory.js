@@ -1,7 +1,7 @@
 // One trajectory, turn by turn.
 
 import { get, imageUrl, post } from "./api.js";
-import { count, h, longText, number, percent, plural, replace, seconds } from "./dom.js";
+import { count, fixed, h, longText, number, plural, replace, seconds } from "./dom.js";
 import * as links from "./links.js";
 import { dot, isFork, outcome, rateText, stepText, stopText, tags, versionText, visited } from "./rows.js";
 import { tokenText, legend } from "./tokens.js";
@@ -76,7 +76,7 @@ export function trajectoryView(run, { address, query }) {
       body,
       h("p", { class: "numbers" },
         one.reward !== 0 && one.reward !== null && h("span", { class: "reward" }, `reward ${number(one.reward, 6)}`),
-        [plural(one.tokens, "token"), `log-prob ${number(one.logprob, 2)}`, `version ${one.version ?? "–"}`,
+        [plural(one.tokens, "token"), `log-prob ${fixed(one.logprob, 2)}`, `version ${one.version ?? "–"}`,
           one.sampling_s !== null && `${seconds(one.sampling_s)} to sample`,
           one.env_s !== null && `${seconds(one.env_s)} in the environment`].filter(Boolean).map((text) => h("span", {}, text)),
         one.unparsed && h("span", { class: "flag" }, "not in the format"),
@@ -266,7 +266,7 @@ export const forkList = (run, forks) => h("ul", { class: "fork-list" }, forks.ma
 function factTable({ row, metrics, seed, attempts, seconds: time }) {
   const pairs = [
     ["environment", row.env], row.part && ["part", row.part], ["seed", seed], ["policy version", versionText(row.versions)],
-    ["log-prob, mean", number(row.logprob)], ["time", seconds(time)], ["attempts", attempts],
+    ["log-prob, mean", fixed(row.logprob, 2)], ["time", seconds(time)], ["attempts", attempts],
     ...Object.entries(row.labels).filter(([key]) => !isFork(row) || key !== "parent_digest"), ...Object.entries(metrics).map(([key, value]) => [key.replaceAll("_", " "), number(value)]),
   ].filter(Boolean);
   return h("dl", { class: "pairs" }, pairs.map(([key, value]) => [h("dt", {}, key), h("dd", {}, String(value ?? "–"))]));
