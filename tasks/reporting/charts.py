@@ -34,13 +34,10 @@ def smooth(values: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     ]
 
 
-def tick_label(value: float, *, high: float) -> str:
-    """A tick of an axis that ends at `high`: `0.15`, or `1.5e-4` at every tick if all are small."""
-    return (
-        f"{value:g}"
-        if value == 0 or high >= 0.001
-        else re.sub(r"(\.0)?e-0?", "e\N{MINUS SIGN}", f"{value:.1e}")
-    )
+def tick_label(value: float, *, largest: float) -> str:
+    """A tick: `−0.15`, or `1.5e−4` at every tick if the `largest` absolute value of the axis is small."""
+    text = f"{value:zg}" if value == 0 or largest >= 0.001 else f"{value:.1e}"
+    return re.sub(r"(\.0)?e-0?", "e-", text).replace("-", "\N{MINUS SIGN}")
 
 
 def success_over_steps(
@@ -192,7 +189,7 @@ def line_over_steps(
             low, high = min(0.0, *heights), max(0.0, *heights)
             room = 0.12 * (high - low) or 1.0  # all may be 0
             axes.set_ylim(low - room if low < 0 else 0.0, high + room)
-            axes.yaxis.set_major_formatter(lambda y, _: tick_label(y, high=high))
+            axes.yaxis.set_major_formatter(lambda y, _: tick_label(y, largest=max(high, -low)))
             axes.set_ylabel(label)
         axes.set_xlabel("training step")
         _whole_steps(axes)

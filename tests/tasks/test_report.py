@@ -92,12 +92,9 @@ def test_every_plot_has_a_place_on_the_page_and_every_part_its_color() -> None:
 
 
 def test_small_ticks_have_one_notation() -> None:
-    assert [tick_label(value, high=3.2e-4) for value in (0.0, 8e-5, 3.2e-4)] == [
-        "0",
-        "8e\u22125",
-        "3.2e\u22124",
-    ]
-    assert [tick_label(value, high=0.3) for value in (0.0, 0.15, 0.3)] == ["0", "0.15", "0.3"]
+    small = [tick_label(value, largest=3.2e-4) for value in (-1.5e-4, 0.0, 8e-5, 3.2e-4)]
+    assert small == ["\u22121.5e\u22124", "0", "8e\u22125", "3.2e\u22124"]
+    assert [tick_label(value, largest=0.3) for value in (-0.15, -0.0, 0.3)] == ["\u22120.15", "0", "0.3"]
 
 
 def test_sums_by_hand(workspace: Path) -> None:
