@@ -171,7 +171,7 @@ def make_game(kind: str, level: int, seed: int) -> tuple[Any, Sequence[str]]:
         return _make_game(kind, level, seed)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _make_game(kind: str, level: int, seed: int) -> tuple[Any, Sequence[str]]:
     import_textworld()
     from textworld.generator import QuestGenerationError
