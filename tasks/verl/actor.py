@@ -160,9 +160,10 @@ class Trainer:
             import transfer_queue as tq
 
             import agents.huggingface  # noqa: F401  # before others import transformers
-            import tasks.verl.network  # before the queue's actors are sent
+            from tasks.verl import queue_actors
             from tasks.verl.config import verl_config
 
+            queue_actors.apply()
             config = verl_config(
                 self._pipeline,
                 model=self._model,
