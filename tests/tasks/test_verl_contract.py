@@ -54,11 +54,15 @@ def test_the_platform_answers_and_is_never_found_by_probing(verl: ModuleType) ->
 def test_patches_reached_the_modules_that_use_them(verl: ModuleType) -> None:
     import verl.utils.distributed as distributed
     import verl.utils.model as model
+    from verl.single_controller.ray import RayWorkerGroup
     from verl.workers import engine_workers
     from verl.workers.engine.fsdp import transformer_impl
 
     from tasks.verl.cpu import engine, patches
 
+    assert RayWorkerGroup._get_master_addr_port is patches.master_address
+    assert parameters(patches.verl_master_address) == parameters(patches.master_address)
+    assert "self._get_master_addr_port" in calls_and_strings(RayWorkerGroup)
     assert engine_workers.initialize_global_process_group_ray is patches.init_process_group_ray
     assert distributed.initialize_global_process_group is patches.init_process_group
     assert transformer_impl.CPUOffloadPolicy is patches.UnpinnedOffloadPolicy
