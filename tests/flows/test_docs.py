@@ -32,8 +32,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 READERS_MODULES = "agents.custom."
 """Modules that the pages have the reader write."""
 PROGRAMS = {
-    "apt-get", "cat", "do", "docker", "done", "echo", "export", "for", "hf", "mkdir", "pip", "printf", "ray", "sed",
-    "source", "umask", "~/vllm-cpu/bin/pip",
+    "apt-get", "cat", "do", "docker", "done", "echo", "export", "for", "hf", "mkdir", "pip", "printf", "ray",
+    "sed", "source", "umask", "~/vllm-cpu/bin/pip",
 }  # fmt: skip
 """Programs in shell blocks that are not the project's and cannot be checked here."""
 WITH_FILE = "textcraft:agentgym?listing="
