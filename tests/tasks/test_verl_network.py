@@ -52,13 +52,14 @@ def test_every_user_of_what_is_replaced_got_the_replacement(verl: ModuleType) ->
 
 def test_the_actors_of_the_queue_start_patched_and_without_the_compiler(verl: ModuleType) -> None:
     """What Ray would send is loaded by another process, as by an actor's."""
-    import transfer_queue
     from ray import cloudpickle
+    from transfer_queue import interface
+    from transfer_queue.storage.bootstrap import simple_storage_bootstrap
 
     from tasks.verl import queue_actors
 
     queue_actors.apply()
-    actors = (transfer_queue.interface.TransferQueueController, queue_actors.bootstrap.SimpleStorageUnit)
+    actors = (interface.TransferQueueController, simple_storage_bootstrap.SimpleStorageUnit)
     loaded = subprocess.run(
         [sys.executable, "-c", LOAD_ACTORS],
         input=cloudpickle.dumps([actor.__ray_metadata__.modified_class for actor in actors]),
