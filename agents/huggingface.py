@@ -16,14 +16,18 @@ with no_garbage_collection():
     # transformers remembers the answers, and verl may have asked before.
     import_utils.is_scipy_available.cache_clear()
     import_utils.is_sklearn_available.cache_clear()
-    _absent = {name: None for name in ("sklearn", "scipy") if name not in sys.modules}
-    sys.modules.update(_absent)  # type: ignore[arg-type]  # Python's way to say that there is no such package
+    _hidden = {name: sys.modules.get(name) for name in ("sklearn", "scipy")}  # numba imports a part of SciPy
+    # Python's way to say that there is no such package.
+    sys.modules.update(dict.fromkeys(_hidden))  # type: ignore[arg-type]
     try:
         import_module("transformers.generation.candidate_generator")
         import_module("transformers.modeling_utils")
     finally:
-        for _name in _absent:
-            del sys.modules[_name]
+        for _name, _module in _hidden.items():
+            if _module is None:
+                del sys.modules[_name]
+            else:
+                sys.modules[_name] = _module
 
 from transformers import (
     AutoConfig,

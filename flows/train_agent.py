@@ -76,7 +76,7 @@ def run_with_prefect(plan: Plan, *, overrides: dict[str, Any]) -> tuple[dict[str
             raise
         return evaluations[0]
 
-    orchestrate = flow(name=train_agent.name, flow_run_name="{pipeline}")(work)
+    orchestrate = flow(name=train_agent.name, flow_run_name=lambda: plan.workspace.resolve().name)(work)
     prefect_failure: Exception | None = None
     try:
         orchestrate(plan.name, overrides, str(plan.workspace))

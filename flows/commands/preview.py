@@ -35,7 +35,7 @@ class Forecast:
     @property
     def row(self) -> Sequence[str]:
         """Its cells, by `COLUMNS`."""
-        return (self.stage, "run" if self.runs else "be skipped", self.reason)
+        return (self.stage, "run" if self.runs else "skip", self.reason)
 
 
 def preview(

@@ -20,7 +20,7 @@ FORMATS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "reward": ("reward", "{:.2f}"),
         "informative_groups": ("informative groups", "{:.0%}"),
         "entropy": ("entropy", "{:.2f}"),
-        "kl": ("kl", "{:.4f}"),
+        "kl": ("kl", "{:z.4f}"),
         "imitation_loss": ("loss", "{:.3f}"),
         "preference_loss": ("loss", "{:.3f}"),
         "preference_accuracy": ("pairs in order", "{:.0%}"),

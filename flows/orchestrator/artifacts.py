@@ -93,7 +93,7 @@ def rounds_artifact(rounds: Sequence["RoundResult"], steps: Sequence[Step]) -> R
         name="rounds",
         type="table",
         description="Rounds of training. Success in training is the mean over the round's steps; the quick "
-        "evaluation plays the same test items after every round.",
+        "evaluation runs the same test items after every round.",
         data=json.dumps(rows),
     )
 
@@ -112,8 +112,8 @@ def curves_artifact(rounds: Sequence["RoundResult"], steps: Sequence[Step]) -> R
     return RunArtifact(
         name="curves",
         type="markdown",
-        description=f"Curves of {len(steps)} steps. The bars of a success are from 0 to 1, of any other "
-        "metric from its least to its most.",
+        description=f"Curves of {len(steps)} steps. The bars of a metric between 0 and 1 are from 0 to 1, of "
+        "any other from its least to its most.",
         data="\n".join([*head, *lines]),
     )
 
@@ -144,7 +144,7 @@ def links_artifact(
         in_mlflow = recorded_page(workspace, tab="/artifacts/report/index.html")
         lines.append(f"- [Report]({in_mlflow}), {report}" if is_recorded else f"- Report: {report}")
     lines.append(f"- Trajectories: `wingspan view {workspace}`")
-    head = "The run goes on." if evaluation is None else facts.result(evaluation)
+    head = "Not evaluated yet." if evaluation is None else facts.result(evaluation)
     return RunArtifact(
         name="links",
         type="markdown",

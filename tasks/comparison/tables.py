@@ -45,7 +45,7 @@ _COSTS = {
 }
 """Cost → its words, where they are others."""
 _WITHOUT_INTERVAL = (
-    f"Of fewer than {MIN_BOOTSTRAP} items, or if all items differ alike, a difference has no interval."
+    f"A difference has no interval for fewer than {MIN_BOOTSTRAP} items, or if it is the same for every item."
 )
 
 

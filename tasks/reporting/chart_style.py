@@ -19,7 +19,7 @@ BANDS = ("#f3f5f7", "#e7ebef")
 BEFORE, AFTER, THIRD = "#d55e00", "#0072b2", "#009e73"
 PAPER = "#fefefe"
 SERIES = (AFTER, BEFORE, THIRD, "#cc79a7", "#e69f00", "#56b4e9")
-PARTS = (THIRD, "#e69f00", "#cc79a7", "#56b4e9", GRAY)
+PARTS = (THIRD, "#e69f00", "#cc79a7", "#56b4e9", GRAY, INK)
 """Colors for parts of a whole, without the two that mean before and after."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 VARIABLES = {

@@ -3,6 +3,7 @@
 `chart_style.py` owns style and files; `figures.py` and `tasks/comparison/curves.py` choose the charts.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -31,6 +32,12 @@ def smooth(values: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         (step, fmean(value for _, value in values[max(0, index - half) : index + half + 1]))
         for index, (step, _) in enumerate(values)
     ]
+
+
+def tick_label(value: float, *, largest: float) -> str:
+    """A tick: `−0.15`, or `1.5e−4` at every tick if the `largest` absolute value of the axis is small."""
+    text = f"{value:zg}" if value == 0 or largest >= 0.001 else f"{value:.1e}"
+    return re.sub(r"(\.0)?e-0?", "e-", text).replace("-", "\N{MINUS SIGN}")
 
 
 def success_over_steps(
@@ -88,7 +95,7 @@ def success_over_steps(
                 clip_on=False,
             )
             axes.annotate(
-                f"{rate:.0%}",
+                f"{rate:.1%}",
                 (step, rate),
                 # Within the axes: left of the first point are the numbers of the vertical one.
                 xytext=(7, 6) if step == 0 else (9, 0),
@@ -178,11 +185,11 @@ def line_over_steps(
             _percent_axis(axes, label=label)
         else:
             axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=ceiling))
-            axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
             heights = [value for _, value in values] + [float(turns) for *_, turns in stages if ceiling]
             low, high = min(0.0, *heights), max(0.0, *heights)
             room = 0.12 * (high - low) or 1.0  # all may be 0
             axes.set_ylim(low - room if low < 0 else 0.0, high + room)
+            axes.yaxis.set_major_formatter(lambda y, _: tick_label(y, largest=max(high, -low)))
             axes.set_ylabel(label)
         axes.set_xlabel("training step")
         _whole_steps(axes)
@@ -241,12 +248,13 @@ def settings_over(
 def stacked_over_steps(
     series: Mapping[str, Sequence[float]], *, steps: Sequence[int], label: str, percent: bool = False
 ) -> DrawFunction:
-    """Stacked bars of the parts of a whole at each of `steps`; a part that is always 0 is omitted."""
+    """Stacked bars of the parts of a whole at each of `steps`; a part too small to see is omitted."""
+    smallest = 0.01 * max(map(sum, zip(*series.values(), strict=True)), default=0.0)
 
     def draw(axes: "Axes") -> None:
         floor = [0.0] * len(steps)
         for index, (name, values) in enumerate(series.items()):
-            if not any(values):
+            if max(values, default=0.0) <= smallest:
                 continue  # a part keeps its color whichever parts are present
             axes.bar(
                 steps,
@@ -269,6 +277,7 @@ def stacked_over_steps(
             loc="lower left",
             bbox_to_anchor=(-0.02, 1.0),
             ncols=len(PARTS),
+            columnspacing=0.9,
             handlelength=0.8,
         )
 

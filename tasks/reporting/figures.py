@@ -2,18 +2,15 @@
 
 from collections.abc import Sequence
 
+from agents.types import StopReason
 from tasks.reporting import charts
 from tasks.reporting.chart_style import Plot, render_plot
 from tasks.reporting.charts import Stages
 from tasks.reporting.pages import percent
 from tasks.reporting.results import POLICIES, Grouping, Results, phases
 
-STOPS = {
-    "stop_terminated": "ended by the environment",
-    "stop_max_turns": "horizon",
-    "stop_max_context": "context full",
-    "stop_truncated": "environment's limit",
-}
+STOPS = (StopReason.TERMINATED, StopReason.MAX_TURNS, StopReason.MAX_CONTEXT, StopReason.TRUNCATED)
+"""In the order of their colors."""
 
 
 LINES = {
@@ -29,7 +26,7 @@ LINES = {
     "informative_groups": ("informative groups", "Share of groups whose rewards differ."),
     "entropy": ("entropy (nats per token)", "Entropy of the policy's tokens."),
     "entropy_exact": ("exact entropy (nats)", "Entropy of the policy's whole distributions, by the trainer."),
-    "kl": ("KL to the sampling policy", "KL divergence of the trained policy from the one that sampled."),
+    "kl": ("KL to the sampler (nats)", "KL divergence of the trained policy from the one that sampled."),
     "kl_reference": ("KL to the reference", "KL divergence of the trained policy from the reference."),
     "clip_fraction": ("clip fraction", "Share of tokens whose probability ratio was clipped."),
     "grad_norm": ("gradient norm", "Norm of the gradient before it is clipped."),
@@ -110,8 +107,10 @@ def _by_group(grouping: Grouping) -> Plot:
 def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
     steps = [int(step["step"]) for step in results.steps]
     ends = {
-        name: [step.get(key, 0.0) / max(1.0, step["episodes"]) for step in results.steps]
-        for key, name in STOPS.items()
+        reason.replace("_", " "): [
+            step.get(f"stop_{reason}", 0.0) / max(1.0, step["episodes"]) for step in results.steps
+        ]
+        for reason in STOPS
     }
     plots = [
         render_plot(
@@ -120,7 +119,7 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
                 _series(results, key),
                 label=label,
                 stages=stages,
-                percent=key in ("informative_groups", "preference_accuracy"),
+                percent=key in ("informative_groups", "preference_accuracy", "repetition"),
                 ceiling=key == "turns",
             ),
             alt=alt,

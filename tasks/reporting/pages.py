@@ -63,6 +63,11 @@ def points(gain: float | None) -> str:
     return "0.0" if text[1:] == "0.0" else text.replace("-", "\N{MINUS SIGN}")
 
 
+def logprob(value: float) -> str:
+    """`−0.58`; `0.00`, without a sign, for what rounds to it."""
+    return f"{value:z.2f}".replace("-", "\N{MINUS SIGN}")
+
+
 def format_p(p_value: float) -> str:
     """`0.0312`, or `< 0.0001`."""
     return f"{p_value:.4f}" if p_value >= 0.0001 else "< 0.0001"
@@ -105,6 +110,7 @@ def format_value(value: object) -> str:
 FILTERS: Mapping[str, Callable[..., str]] = {
     "percent": percent,
     "points": points,
+    "logprob": logprob,
     "format_p": format_p,
     "duration": duration,
     "gigabytes": gigabytes,

@@ -16,6 +16,7 @@ from agents.types import Trajectory
 from envs.files import read_json_lines
 from envs.types import Item
 from tasks.config.parameters import flat
+from tasks.data.collapse import ALERTS
 from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, item_means, read_outcomes
 from tasks.reporting.intervals import mean_interval
@@ -43,6 +44,8 @@ class Results:
     """`train/metrics.jsonl`: one training step each, ascending."""
     rounds: list[RoundResult]
     rewinds: list[Rewind]
+    alerts: list[dict[str, Any]]
+    """`train/alerts.jsonl`: signs of a collapse (`tasks.data.collapse.Alert`), ascending by step."""
     evaluation: Mapping[str, Mapping[str, Summary]]
     """Policy → mode → summary, as in `evaluation.json`; empty before the evaluation."""
     outcomes: Mapping[str, Mapping[str, Samples]]
@@ -114,6 +117,7 @@ def read_results(workspace: Path) -> Results:
         steps=read_json_lines(workspace / "train" / "metrics.jsonl"),
         rounds=read_rounds(workspace / "train"),
         rewinds=read_rewinds(workspace / "train"),
+        alerts=read_json_lines(workspace / "train" / ALERTS),
         evaluation=_json(workspace / "evaluation.json"),
         outcomes=read_outcomes(outcome_file) if outcome_file.exists() else {},
         trajectories=read_trajectories(trajectory_file) if trajectory_file.exists() else [],

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from tasks.config.offline import OfflineSettings
-from tasks.config.parameters import group_leaves, read_changes
+from tasks.config.parameters import group_leaves, read_changes, read_pipeline_name
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import training_turns
 from tasks.evaluation.outcomes import compare_samples, item_means
@@ -24,7 +24,7 @@ from tasks.reporting import charts, figures
 from tasks.reporting.excerpts import choose_pairs
 from tasks.reporting.failures import LISTED, failing_items
 from tasks.reporting.figure_files import write_figures
-from tasks.reporting.intervals import mean_interval
+from tasks.reporting.intervals import MIN_BOOTSTRAP, mean_interval
 from tasks.reporting.pages import duration, render_page, write_page
 from tasks.reporting.paired import PairedTest
 from tasks.reporting.results import (
@@ -78,10 +78,12 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     page = render_page(
         "report.html",
         name=workspace.resolve().name,
+        pipeline_name=read_pipeline_name(workspace),
         pipeline=pipeline,
         results=results,
         stages=stages,
         modes=MODES,
+        min_items=MIN_BOOTSTRAP,
         changes=changes,
         groupings=all_groupings,
         pairs=choose_pairs(

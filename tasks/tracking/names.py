@@ -10,6 +10,7 @@ charts have a section per prefix, sections and charts in alphabetical order, so 
 | `rollout` | the training episodes of a step |
 | `time` | seconds by phase and by stage, tokens per second |
 | `train` | the optimizer, and the schedules of horizon and temperature |
+| `usage` | CPU time and peak memory by stage |
 | `system` | environment instances; MLflow has a page of its own for these |
 
 Counts of episodes, items and groups have a subsection, as in `rollout/counts/stop_max_turns`.

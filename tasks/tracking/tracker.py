@@ -320,9 +320,13 @@ class Tracker:
         last = self._pipeline.train.steps
         timing = json.loads((workspace / "timing.json").read_text())
         at_ms = written_ms(workspace / "evaluation.json")
-        usage = {stage: asdict(usage) for stage, usage in read_usage(workspace).items()}
+        usage = {
+            f"{measure}/{stage}": value
+            for stage, usage in read_usage(workspace).items()
+            for measure, value in asdict(usage).items()
+        }
         series = metrics_of(timing, step=last, at_ms=at_ms, name=lambda key: metric_key(f"time/{key}"))
-        series += metrics_of(usage, step=last, at_ms=at_ms, name=lambda key: metric_key(f"cost/{key}"))
+        series += metrics_of(usage, step=last, at_ms=at_ms, name=lambda key: metric_key(f"usage/{key}"))
         for policy, step in (("before", 0), ("after", last)):
             for mode, summary in evaluation[policy].items():
                 name = partial(summary_metric, group=f"eval/{mode}")

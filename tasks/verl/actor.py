@@ -159,9 +159,10 @@ class Trainer:
         """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
         with process_memory.no_garbage_collection(), ThreadPoolExecutor(1) as side:
             import agents.huggingface  # noqa: F401  # before others import transformers
-            import tasks.verl.network  # before the queue's actors are sent
+            from tasks.verl import queue_actors
             from tasks.verl.config import verl_config
 
+            queue_actors.apply()
             config = verl_config(
                 self._pipeline,
                 model=self._model,

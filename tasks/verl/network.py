@@ -27,11 +27,7 @@ _create_zmq_socket = zmq_utils.create_zmq_socket
 
 
 def apply() -> None:
-    """Patch this process, and the actors of TransferQueue that it starts.
-
-    Ray pickles the classes of these actors with the objects that their methods refer to: the patches
-    included.
-    """
+    """Patch this process. The actors of TransferQueue import this module, too (`queue_actors.py`)."""
     # The package has a function with the module's name, which `import ... as` would find.
     rendezvous = import_module("torch.distributed.rendezvous")
     rendezvous.TCPStore = bound_store  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 def start_queue(config: Any) -> "ActorWatch":
     """Start TransferQueue as its `config` says, and watch its actors: this process ends if one of them dies.
 
-    Before its first `import transfer_queue`, this process has imported `tasks.verl.network`.
+    `queue_actors.apply` comes first, while no other thread imports anything.
     """
     import ray
     import transfer_queue as tq

@@ -7,6 +7,7 @@ read. They are taken on a loopback address only.
 """
 
 import secrets
+import shlex
 import sqlite3
 from collections.abc import Mapping, Sequence
 from hmac import compare_digest
@@ -249,7 +250,14 @@ def _start_console(runs: LiveRuns, body: ConsoleBody) -> Live:
 
 
 def _offer(viewer: Viewer, run: OpenRun) -> list[dict[str, str]]:
-    return [{"value": value, "text": value} for value in _policies(viewer, run)]
+    """The policies that can go on, each with the option that names it to `wingspan fork`."""
+    return [
+        {
+            "value": name,
+            "option": " ".join(f"--{key} {shlex.quote(str(value))}" for key, value in options.items()),
+        }
+        for name, options in _policies(viewer, run).items()
+    ]
 
 
 def _policies(viewer: Viewer, served: OpenRun) -> Mapping[str, Mapping[str, Any]]:

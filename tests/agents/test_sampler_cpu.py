@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 import math
 import random
 import subprocess
@@ -20,7 +21,7 @@ import transformers
 from agents.samplers import kernels
 from agents.samplers.cpu import CpuSampler, forward, tiles
 from agents.samplers.cpu.engine import TOKENS_PER_STEP, Request
-from agents.samplers.cpu.llama import Llama, model_shape
+from agents.samplers.cpu.llama import Llama, model_shape, read_checkpoint
 from agents.samplers.sampling import sample_tokens, uniforms
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import ConfigError, SamplerFailed
@@ -389,6 +390,31 @@ def test_other_architectures_and_windows_are_refused() -> None:
         model_shape(config, source="the test")
 
 
+def test_a_config_file_is_read_as_transformers_reads_it(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    theta = values.pop("rope_parameters")["rope_theta"]
+    older_values = {name: value for name, value in values.items() if name != "layer_types"}
+    older_values |= {"rope_theta": theta, "rope_scaling": None}
+    defaults_left_out = {name: value for name, value in older_values.items() if name != "rms_norm_eps"}
+    for written_values in (None, older_values, defaults_left_out):
+        if written_values is not None:
+            file.write_text(json.dumps(written_values))
+        shape, _ = read_checkpoint(tmp_path)
+        assert shape == model_shape(transformers.AutoConfig.from_pretrained(tmp_path), source="the test")
+        assert shape.rope_theta == theta
+
+
+def test_a_config_file_of_another_architecture_is_refused(llama: Any, tmp_path: Path) -> None:
+    llama.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    for change in ({"model_type": "gpt2"}, {"mlp_bias": True}, {"hidden_act": "gelu"}):
+        file.write_text(json.dumps(llama.config.to_dict() | change, default=str))
+        with pytest.raises(ConfigError, match=rf"{file}: {next(iter(change))} is "):
+            read_checkpoint(tmp_path)
+
+
 PARAMS: list[tuple[str, SamplingParams]] = [
     ("max_tokens is 0", SamplingParams(max_tokens=0)),
     ("temperature is -1", SamplingParams(max_tokens=1, temperature=-1)),
@@ -596,14 +622,18 @@ def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:
     asyncio.run(close_under_requests())
 
 
-def test_a_process_takes_the_compiled_functions_from_disk() -> None:
-    """To compile them takes 6 CPU seconds."""
+def test_a_process_starts_without_compiling_and_without_transformers(folder: Path) -> None:
+    """To compile takes 6 CPU seconds, to import transformers two."""
     code = (
+        "import sys\n"
+        "from agents.samplers.cpu import CpuSampler\n"
+        f"CpuSampler({str(folder)!r}, context_length={CONTEXT}).close()\n"
         "from agents.samplers.cpu.forward import forward, generate\n"
-        "print([sum(function.stats.cache_misses.values()) for function in (forward, generate)])"
+        "misses = [sum(function.stats.cache_misses.values()) for function in (forward, generate)]\n"
+        "print(misses, 'transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[0, 0]\n"  # this process has them, and has left them there
+    assert done.stdout == "[0, 0] False\n"  # the functions are on disk, where this process has left them
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def test_the_coin_takes_exactly_as_many_turns_as_the_item_says() -> None:
 def test_every_kind_and_level_has_the_same_number_of_items_and_no_seed_is_in_both_halves() -> None:
     split = get_env("textworld").split(0)
     levels = sum(len(kind.levels) for kind in KINDS.values())
-    assert (len(split.train), len(split.test)) == (16 * levels, 4 * levels)
-    for items, count in ((split.train, 16), (split.test, 4)):
+    assert (len(split.train), len(split.test)) == (192 * levels, 8 * levels)
+    for items, count in ((split.train, 192), (split.test, 8)):
         assert set(Counter(str(sorted(item.metadata.items())) for item in items).values()) == {
             count,
             2 * count,

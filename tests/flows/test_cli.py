@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from typer.testing import CliRunner
 
 from envs.errors import ConfigError
 from flows.cli.app import app, one_line
@@ -201,6 +202,12 @@ def test_the_version_and_a_short_option_for_help(project: Path) -> None:
         short, long = (wingspan(*command, option, cwd=project).stdout for option in ("-h", "--help"))
         assert short == long
         assert "Usage: wingspan" in long
+
+
+def test_the_lines_of_a_help_are_filled() -> None:
+    text = CliRunner().invoke(app, ["plan", "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    # In the source, a line ends before the last word.
+    assert " Makes every check that wingspan run makes before it starts." in text
 
 
 def test_the_shell_can_complete_commands(project: Path) -> None:

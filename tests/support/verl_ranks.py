@@ -1,18 +1,33 @@
-"""One of several FSDP ranks: `python -m tests.support.verl_ranks RANK SIZE PORT REQUEST OUT`.
+"""An update by FSDP ranks: `python -m tests.support.verl_ranks REQUEST SIZE OUT [SIZE OUT]...`.
 
-Updates the policy on its rows, and writes the gradient's norm and the new weights (`OUT`, rank 0).
+For each pair, `SIZE` ranks update the policy on their shares of the rows, and the first of them writes the
+gradient's norm and the new weights to `OUT`. All are forks of one process: verl's import takes seconds.
 """
 
 import pickle
+import socket
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 
-def main(rank: int, size: int, port: int, request: Path, out: Path) -> None:
+def run_ranks(request: Path, out: Path, *, size: int) -> None:
     """`request`: a pickled (pipeline, model, groups)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = get_context("fork")
+    ranks = [context.Process(target=run_rank, args=(rank, size, port, request, out)) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0] * size
+
+
+def run_rank(rank: int, size: int, port: int, request: Path, out: Path) -> None:
     import torch
-    import verl  # noqa: F401  # loads the CPU's plugin
     from torch.distributed.tensor import DTensor
     from verl.utils import tensordict_utils as tu
 
@@ -34,6 +49,7 @@ def main(rank: int, size: int, port: int, request: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    rank, size, port = map(int, sys.argv[1:4])
-    request, out = map(Path, sys.argv[4:6])
-    main(rank, size, port, request, out)
+    import tests.support.verl_update  # noqa: F401
+
+    for size, out in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
+        run_ranks(Path(sys.argv[1]), Path(out), size=int(size))

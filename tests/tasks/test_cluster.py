@@ -27,6 +27,7 @@ from tasks.stages.prepare import prepare
 from tasks.stages.train import TrainSession
 from tasks.verl.actor import environment_of
 from tasks.verl.process import RayTrainingProcess
+from tests.support.sockets import SocketWatch
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
 from tests.tasks.test_served_policy import free_port
@@ -191,14 +192,18 @@ def test_a_program_is_trained_token_exactly_on_two_nodes_and_its_policy_answers_
         versions_after.extend(turn.completion.policy_version for t in episodes for turn in t.turns)
         free_gpus.append([node.gpus for node in cluster_nodes(free=True)])
 
-    with TrainSession(
-        pipeline, workspace, Progress(on_step=on_step), process=RayTrainingProcess(serve=address)
-    ) as session:
+    process = RayTrainingProcess(serve=address)
+    with (
+        SocketWatch() as watch,
+        TrainSession(pipeline, workspace, Progress(on_step=on_step), process=process) as session,
+    ):
         result = session.evaluate_round(session.train_round(0))
         questioner.is_over.set()
         policy = session.export()
     questioner.join()
     assert free_gpus == [[0, 0]] * STEPS
+    assert watch.has_seen("WorkerDict")
+    assert watch.open_to_others == {}  # gloo's, between the ranks, among them
     actor = workspace / "train" / "checkpoints" / f"global_step_{STEPS}" / "actor"
     assert sorted(file.name for file in actor.glob("model_*.pt")) == [
         "model_world_size_2_rank_0.pt",

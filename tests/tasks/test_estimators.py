@@ -2,14 +2,22 @@
 
 from itertools import combinations, product
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats  # type: ignore[import-untyped]
 
 from tasks.evaluation.pass_at_k import default_ks, pass_at_k, pass_hat_k, passes
 from tasks.reporting.intervals import bootstrap, mean_interval, t_interval, t_quantile, wilson
 from tasks.reporting.paired import MAX_EXACT, paired_test
+
+
+@pytest.fixture(scope="module")
+def stats() -> Any:
+    """scipy.stats: most workers never need it, and all import this file."""
+    from scipy import stats  # type: ignore[import-untyped]
+
+    return stats
 
 
 @pytest.mark.parametrize("n", range(1, 7))
@@ -49,7 +57,7 @@ def test_outcomes_of_0_and_1_have_wilsons_interval_and_others_a_bootstrap() -> N
     assert mean_interval([3.0, 5.0]) == bootstrap([3.0, 5.0])  # no rates
 
 
-def test_the_bootstrap_is_scipys() -> None:
+def test_the_bootstrap_is_scipys(stats: Any) -> None:
     values = np.random.default_rng(3).uniform(size=40).round(2).tolist()
     theirs = stats.bootstrap(
         (values,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
@@ -58,7 +66,7 @@ def test_the_bootstrap_is_scipys() -> None:
     assert bootstrap(values) == bootstrap(values)
 
 
-def test_the_interval_over_seeds_is_students() -> None:
+def test_the_interval_over_seeds_is_students(stats: Any) -> None:
     for degrees in (1, 2, 3, 4, 9, 30, 101):
         assert t_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=1e-8)
     values = [0.5, 0.6, 0.7]
@@ -68,7 +76,7 @@ def test_the_interval_over_seeds_is_students() -> None:
         t_interval([0.5])
 
 
-def test_the_exact_p_value_is_that_of_enumeration_and_scipy() -> None:
+def test_the_exact_p_value_is_that_of_enumeration_and_scipy(stats: Any) -> None:
     first = [0.0, 0.25, 0.5, 0.5, 1.0, 0.0, 0.75, 0.25]
     second = [0.5, 0.25, 0.75, 1.0, 1.0, 0.25, 0.5, 1.0]
     differences = [b - a for a, b in zip(first, second, strict=True)]
@@ -86,7 +94,7 @@ def test_the_exact_p_value_is_that_of_enumeration_and_scipy() -> None:
     assert result.low < result.mean < result.high
 
 
-def test_many_items_are_tested_with_random_signs() -> None:
+def test_many_items_are_tested_with_random_signs(stats: Any) -> None:
     rng = np.random.default_rng(0)
     first = rng.uniform(size=MAX_EXACT + 22)
     second = first + rng.normal(0.1, 0.3, size=len(first))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import httpx
 import pytest
 from rich.console import Console
@@ -111,6 +110,8 @@ def test_a_row_may_show_pictures(project: Path) -> None:
 
 def test_pictures_of_tables_and_datasets(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Hugging Face writes them into Parquet, and as its package hands them out."""
+    import datasets
+
     column = datasets.Features({"question": datasets.Value("string"), "images": [datasets.Image()]})
     part_rows = [{"question": "a", "images": [{"bytes": WIDE.data, "path": None}]}]
     table = datasets.Dataset.from_list(part_rows, features=column)

@@ -1,14 +1,10 @@
 """What a training listens on, and what somebody without its token can do there: attacks on a real one."""
 
-import ipaddress
 import os
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,15 +14,13 @@ from tasks.errors import Diverged
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
+from tests.support.sockets import SocketWatch, is_loopback, listening
 from tests.support.verl_runs import prepare_toy_run
 from tests.support.verl_toy import toy_items, toy_pipeline
 
 pytestmark = pytest.mark.slow
 
 LIMIT_S = 120
-POLL_S = 0.3
-TCP_LISTEN = "0A"
-"""The state in /proc/net/tcp."""
 
 QUEUE_ATTACK = """
 import os, pickle, sys, time
@@ -68,57 +62,6 @@ def leave_trace(path):
 ray.init(address=sys.argv[1], log_to_driver=False)
 ray.get(leave_trace.remote(sys.argv[2]))
 """
-
-
-class SocketWatch(threading.Thread):
-    """Notes every listening socket of this process and its descendants, from start to `stop`."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.listeners: dict[tuple[str, int], str] = {}
-        self._is_over = threading.Event()
-
-    def run(self) -> None:
-        known = set[str]()
-        while not self._is_over.wait(POLL_S):
-            # To ask whose they are takes ten times as long as to read the machine's sockets.
-            if (inodes := open_sockets()) - known:
-                self.listeners |= {(address, port): name for name, address, port in listening()}
-            known = inodes
-
-    def stop(self) -> None:
-        self._is_over.set()
-        self.join()
-
-
-def open_sockets() -> set[str]:
-    """Inodes of this machine's TCP sockets that listen, and of its UDP sockets."""
-    lines = [
-        (name, line.split())
-        for name in ("tcp", "tcp6", "udp", "udp6")
-        for line in Path("/proc/net", name).read_text().splitlines()[1:]
-    ]
-    return {fields[9] for name, fields in lines if name.startswith("udp") or fields[3] == TCP_LISTEN}
-
-
-def listening() -> Iterator[tuple[str, str, int]]:
-    """(program, address, port) of each TCP socket that listens, and of each open UDP socket."""
-    this = psutil.Process()
-    own = {process.pid: process for process in (this, *this.children(recursive=True))}
-    for entry in psutil.net_connections(kind="inet"):
-        if entry.pid not in own or not entry.laddr:
-            continue
-        if entry.status == psutil.CONN_LISTEN or entry.type == socket.SOCK_DGRAM:
-            with suppress(psutil.Error):  # it has ended
-                name = " ".join(own[entry.pid].cmdline()).strip()
-                yield name, entry.laddr.ip, entry.laddr.port
-
-
-def is_loopback(address: str) -> bool:
-    bound_ip = ipaddress.ip_address(address)
-    if isinstance(bound_ip, ipaddress.IPv6Address) and bound_ip.ipv4_mapped:
-        return bound_ip.ipv4_mapped.is_loopback
-    return bound_ip.is_loopback
 
 
 def outer_addresses() -> list[str]:
@@ -209,24 +152,20 @@ def find_token_in_files_and_commands() -> list[str]:
 def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The training that is attacked is also one that diverges: a start of verl takes half a minute."""
+    """The training that is attacked is also one that diverges: a start of verl takes half a minute. What two
+    workers listen on is looked at in `test_cluster.py`.
+    """
     model = prepare_toy_run(monkeypatch, tmp_path)
-    pipeline = toy_pipeline(model, train__entropy_coef=3e38, train__save_every=1, backend__workers=2)
+    pipeline = toy_pipeline(model, train__entropy_coef=3e38, train__save_every=1)
     spec = RolloutSpec(name="first", max_turns={"parity": 4}, num_samples=1, temperature=1.0)
-    watch = SocketWatch()
-    watch.start()
-    try:
-        with TrainSession(pipeline, tmp_path) as session:
-            session.run_rollout(toy_items(2), spec)  # all processes are up
-            attack_from_outside()
-            attack_queue(tmp_path)
-            attack_ray(tmp_path)
-            assert find_token_in_files_and_commands() == []
-            check_divergence(session)
-    finally:
-        watch.stop()
+    with SocketWatch() as watch, TrainSession(pipeline, tmp_path) as session:
+        session.run_rollout(toy_items(2), spec)  # all processes are up
+        attack_from_outside()
+        attack_queue(tmp_path)
+        attack_ray(tmp_path)
+        assert find_token_in_files_and_commands() == []
+        check_divergence(session)
     assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints") == []
-    names = " ".join(watch.listeners.values())
     for program in (
         "Trainer",
         "TransferQueueController",
@@ -234,10 +173,8 @@ def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
         "WorkerDict",
         "DashboardAgent",
     ):
-        assert f"ray::{program}" in names or f":{program}" in names
-    assert {
-        endpoint: name for endpoint, name in watch.listeners.items() if not is_loopback(endpoint[0])
-    } == {}
+        assert watch.has_seen(program)
+    assert watch.open_to_others == {}
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 

@@ -11,10 +11,12 @@ import pytest
 
 from agents.horizon import Horizon
 from tasks.config.parameters import changed_parameters, write_changes
-from tasks.reporting.charts import smooth, smoothing_window, success_over_steps
+from tasks.reporting.chart_style import PARTS
+from tasks.reporting.charts import smooth, smoothing_window, success_over_steps, tick_label
 from tasks.reporting.excerpts import Verdict, choose_pairs
+from tasks.reporting.figures import LINES
 from tasks.reporting.intervals import bootstrap, wilson
-from tasks.reporting.pages import DASH
+from tasks.reporting.pages import DASH, PAGES
 from tasks.reporting.results import count_dropped, environment_steps, phases, read_results, stages_of
 from tasks.stages.report import horizon_steps, report
 from tests.support.html_page import Page
@@ -33,6 +35,7 @@ from tests.support.report_toy import (
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "toy-run"
     write_workspace(folder)
+    (folder / "train" / "alerts.jsonl").write_text('{"step": 3, "text": "repetition rose by 0.4"}\n')
     report(toy_pipeline(), folder)
     return folder
 
@@ -78,6 +81,22 @@ def test_a_rewind_is_explained(page: Page) -> None:
     assert "At step 4 training went back to step 2, because the KL is 9." in " ".join(page.text.split())
 
 
+def test_a_sign_of_a_collapse_is_reported(page: Page) -> None:
+    assert "Sign of a collapse at step 3: repetition rose by 0.4." in page.text
+
+
+def test_every_plot_has_a_place_on_the_page_and_every_part_its_color() -> None:
+    template = (PAGES / "report.html").read_text()
+    assert [key for key in LINES if f'"{key}"' not in template] == []
+    assert len(set(PARTS)) == 6  # rollout, update, weight sync, checkpoint, wait, rest
+
+
+def test_small_ticks_have_one_notation() -> None:
+    small = [tick_label(value, largest=3.2e-4) for value in (-1.5e-4, 0.0, 8e-5, 3.2e-4)]
+    assert small == ["\u22121.5e\u22124", "0", "8e\u22125", "3.2e\u22124"]
+    assert [tick_label(value, largest=0.3) for value in (-0.15, -0.0, 0.3)] == ["\u22120.15", "0", "0.3"]
+
+
 def test_sums_by_hand(workspace: Path) -> None:
     results = read_results(workspace)
     assert environment_steps(results) == [4, 10, 18, 28]  # two episodes of 2, 3, 4 and 5 turns
@@ -101,8 +120,8 @@ def test_the_headline(page: Page) -> None:
     assert "25.0% → 50.0% of 4 held-out items are solved" in text
     # Both items that changed, changed for the better: 2 of 4 signs are as far from 0. A bootstrap mean of
     # .5, 0, .5 and 0 is k / 8 with probability C(4, k) / 16: 1/16 is in either tail.
-    assert "+25.0 points (95% interval 0.0 to 50.0, p = 0.5000)" in text
-    assert "Greedy: 25.0% → 75.0%, +50.0 points (0.0 to 100.0)" in text
+    assert "+25.0 points (95% interval 0.0 to +50.0, p = 0.5000)" in text
+    assert "Greedy: 25.0% → 75.0%, +50.0 points (0.0 to +100.0)" in text
 
 
 def test_the_main_figures_are_a_flat_file(workspace: Path) -> None:
@@ -316,7 +335,7 @@ def test_the_fine_print_is_of_what_was_evaluated(tmp_path: Path) -> None:
     pipeline = toy_pipeline(**{f"evaluate__{key}": value for key, value in settings.items()})
     text = " ".join(Page(report(pipeline, tmp_path)).text.split())
     assert "Sampled at temperature 0.7, 1 sample per item" in text
-    assert "Quick evaluations play 4 test items once each" in text  # of a test split of four
+    assert "Quick evaluations run 4 test items once each" in text  # of a test split of four
 
 
 @pytest.mark.heavy
@@ -388,7 +407,7 @@ def test_the_first_rate_does_not_cover_the_axis() -> None:
     )
     paint(axes)
     figure.draw_without_rendering()
-    (label,) = [text for text in axes.texts if text.get_text() == "40%"]
+    (label,) = [text for text in axes.texts if text.get_text() == "40.0%"]
     numbers = [tick.get_window_extent() for tick in axes.get_yticklabels()]
     assert not any(label.get_window_extent().overlaps(number) for number in numbers)
 

@@ -224,8 +224,8 @@ def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
     assert series(parent, "eval/sampled/success_depth_2") == [(0, 0.125)]
     assert parent.data.metrics["eval/sampled/counts/episodes"] == 8
     assert parent.data.metrics["time/stages/train"] == 12.5
-    assert parent.data.metrics["cost/train/cpu_s"] == 20.5
-    assert parent.data.metrics["cost/train/peak_memory_bytes"] == 3_000_000
+    assert parent.data.metrics["usage/cpu_s/train"] == 20.5
+    assert parent.data.metrics["usage/peak_memory_bytes/train"] == 3_000_000
     assert {n: series(run, "rollout/success") for n, run in rounds.items()} == {
         1: [(1, 0.1), (2, 0.2)],
         2: [(3, 0.3), (4, 0.4)],

@@ -54,17 +54,37 @@ def test_the_platform_answers_and_is_never_found_by_probing(verl: ModuleType) ->
 def test_patches_reached_the_modules_that_use_them(verl: ModuleType) -> None:
     import verl.utils.distributed as distributed
     import verl.utils.model as model
+    from verl.single_controller.ray import RayWorkerGroup
     from verl.workers import engine_workers
     from verl.workers.engine.fsdp import transformer_impl
 
     from tasks.verl.cpu import engine, patches
 
+    assert RayWorkerGroup._get_master_addr_port is patches.master_address
+    assert parameters(patches.verl_master_address) == parameters(patches.master_address)
+    assert "self._get_master_addr_port" in calls_and_strings(RayWorkerGroup)
     assert engine_workers.initialize_global_process_group_ray is patches.init_process_group_ray
     assert distributed.initialize_global_process_group is patches.init_process_group
     assert transformer_impl.CPUOffloadPolicy is patches.UnpinnedOffloadPolicy
     assert transformer_impl.prepare_micro_batches is engine.split_by_prompt
     assert "load_valuehead_model" in calls_and_strings(transformer_impl.FSDPEngine._build_module)
     assert parameters(model.load_valuehead_model)[:3] == ["local_path", "torch_dtype", "model_config"]
+
+
+def test_the_class_of_a_model_is_the_one_that_verl_chooses(verl: ModuleType) -> None:
+    from transformers import LlamaConfig, Qwen2_5_VLConfig, Qwen2Config
+
+    from tasks.verl.cpu.patches import auto_model_class, verl_auto_model_class
+
+    configs = [
+        LlamaConfig(architectures=["LlamaForCausalLM"]),
+        Qwen2Config(architectures=["Qwen2ForCausalLM"]),
+        Qwen2Config(architectures=["Qwen2ForTokenClassification"]),
+        Qwen2_5_VLConfig(architectures=["Qwen2_5_VLForConditionalGeneration"]),
+    ]
+    classes = [auto_model_class(hf_config=config) for config in configs]
+    assert classes == [verl_auto_model_class(hf_config=config) for config in configs]
+    assert len(set(classes)) == 3
 
 
 def test_engine_is_chosen_for_the_cpu_and_overrides_what_exists(verl: ModuleType) -> None:

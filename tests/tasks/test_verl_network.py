@@ -3,12 +3,28 @@
 import hashlib
 import os
 import socket
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
+
+ROOT = Path(__file__).parents[2]
+LOAD_ACTORS = """
+import pickle, sys
+for actor in pickle.load(sys.stdin.buffer):
+    [create] = {
+        method.__globals__["create_zmq_socket"]
+        for parent in actor.__mro__
+        for method in vars(parent).values()
+        if "create_zmq_socket" in getattr(method, "__globals__", ())
+    }
+    print(actor.__name__, create.__module__)
+print("compiler" if "torch._dynamo" in sys.modules else "no compiler")
+"""
 
 
 def key_pair(name: bytes) -> tuple[bytes, bytes]:
@@ -32,6 +48,29 @@ def test_every_user_of_what_is_replaced_got_the_replacement(verl: ModuleType) ->
     assert len(users) >= 4
     assert set(users.values()) == {verl_network.create_zmq_socket}
     assert sys.modules["torch.distributed.rendezvous"].TCPStore is verl_network.bound_store
+
+
+def test_the_actors_of_the_queue_start_patched_and_without_the_compiler(verl: ModuleType) -> None:
+    """What Ray would send is loaded by another process, as by an actor's."""
+    import transfer_queue
+    from ray import cloudpickle
+
+    from tasks.verl import queue_actors
+
+    queue_actors.apply()
+    actors = (transfer_queue.interface.TransferQueueController, queue_actors.bootstrap.SimpleStorageUnit)
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD_ACTORS],
+        input=cloudpickle.dumps([actor.__ray_metadata__.modified_class for actor in actors]),
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+    )
+    assert loaded.stdout.decode().splitlines() == [
+        "TransferQueueController tasks.verl.network",
+        "SimpleStorageUnit tasks.verl.network",
+        "no compiler",
+    ]
 
 
 def test_a_process_group_of_environment_variables_listens_on_its_address_alone(

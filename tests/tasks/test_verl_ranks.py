@@ -2,11 +2,9 @@
 
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,23 +26,17 @@ def test_two_ranks_make_the_step_that_one_makes(tmp_path: Path) -> None:
     pipeline = toy_pipeline(model, train__algorithm="dapo", train__mini_batches=1, train__lr=1e-3)
     request = tmp_path / "request"
     request.write_bytes(pickle.dumps((pipeline, model, groups)))
-    [norm], weights = run_ranks(request, tmp_path / "one", size=1)
-    [norm_of_two], weights_of_two = run_ranks(request, tmp_path / "two", size=2)
+    outputs = {size: tmp_path / f"weights-of-{size}" for size in (1, 2)}
+    arguments = [str(part) for size, out in outputs.items() for part in (size, out)]
+    subprocess.run(
+        [sys.executable, "-m", "tests.support.verl_ranks", str(request), *arguments],
+        env=os.environ | PLUGIN_ENV | {"PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=200,
+    )
+    ([norm], weights), ([norm_of_two], weights_of_two) = (
+        pickle.loads(out.read_bytes()) for out in outputs.values()
+    )
     assert norm_of_two == pytest.approx(norm, rel=1e-5)
     for name, value in weights.items():
         torch.testing.assert_close(weights_of_two[name], value, atol=2e-5, rtol=0, msg=name)
-
-
-def run_ranks(request: Path, out: Path, *, size: int) -> tuple[list[float], dict[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = os.environ | PLUGIN_ENV | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.support.verl_ranks"]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(size), port, str(request), str(out)], env=environment)
-        for rank in range(size)
-    ]
-    assert [process.wait(timeout=200) for process in processes] == [0] * size
-    result: tuple[list[float], dict[str, Any]] = pickle.loads(out.read_bytes())
-    return result

@@ -13,11 +13,11 @@ from tasks.data.trajectories import read_trajectories
 from tasks.progress import Progress
 from tasks.stages.train import TrainSession
 from tests.support.sampler_toy import reference_logprobs
+from tests.support.sockets import is_loopback, listening
 from tests.support.verl_runs import prepare_toy_run
 from tests.support.verl_toy import toy_pipeline
 from tests.support.vllm_there import needs_vllm
 from tests.support.waiting import wait_until
-from tests.tasks.test_network import is_loopback, listening
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 

@@ -148,7 +148,7 @@ def test_a_file_and_its_forks_have_distinct_names(tmp_path: Path) -> None:
 def test_a_policy_goes_on_by_a_click_and_gives_a_value(run_folder: Path) -> None:
     with viewing(run_folder) as client:
         policies = client.get("/api/forks", params={"run": "toy", "address": ADDRESS}).json()["policies"]
-        assert policies == [{"value": "the run's policy", "text": "the run's policy"}]
+        assert policies == [{"value": "the run's policy", "option": ""}]
         body = body_of(client, policy="the run's policy", samples=4, temperature=0.7, max_turns=6)
         name = client.post("/api/fork", json=body).json()["id"]
         response = client.post("/api/fork", json=body)
@@ -240,7 +240,10 @@ def test_a_person_forks_in_the_page(run_folder: Path) -> None:
         await page.wait_for_url(f"{url}/#/run/toy/fork/{ADDRESS}?turn=2")
         await page.get_by_text("1 turn repeated").wait_for()
         assert await page.locator(".turns.past li").count() == 1
+        command = page.locator(".command")
+        assert (await command.inner_text()).strip() == f"wingspan fork toy/{ADDRESS}@2 -n 16"
         await page.get_by_label("Who").select_option("person")
+        assert (await command.inner_text()).strip().endswith("@2 --human")
         await page.get_by_role("button", name="Go on").click()
         line = page.get_by_label("Your action")
         for number, action in enumerate([HOSTILE, *SOLUTION], start=1):
@@ -263,8 +266,13 @@ def test_a_person_forks_in_the_page(run_folder: Path) -> None:
         await page.goto(f"{url}/#/run/toy/fork/{ADDRESS}?turn=2")
         await page.get_by_label("Samples").fill("3")
         await page.get_by_label("Turns in all").fill("5")
+        assert (await command.inner_text()).strip().endswith("@2 -n 3 --max-turns 5")
         await page.get_by_role("button", name="Go on").click()
+        assert await page.get_by_role(
+            "button", name="Go on"
+        ).is_disabled()  # the samples' stop stays in sight
         await page.get_by_text("3 samples ended.").wait_for()
+        await page.locator(".primary:enabled").wait_for()
         await page.locator(".facts", has_text="success from here").wait_for()
         assert await page.locator(".live-box .dot").count() == 3
 

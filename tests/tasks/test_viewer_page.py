@@ -350,6 +350,16 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         write_trajectories(step_file(toy, 5), [make_trajectory(ITEMS[2], success=True)])
         await page.locator(".total", has_text="2 trajectories").wait_for()  # by itself
 
+        await page.goto(f"{url}/#/run/toy/at/step_0003:4?show=nothing")
+        await page.locator(".shown button[aria-pressed=true]", has_text="text").wait_for()
+        numbers = "dom => [dom.percent(0.0625), dom.fixed(-0.001, 2), dom.fixed(-0.2, 2)]"  # as the report's
+        shown = await page.evaluate(f"import('/static/dom.js').then({numbers})")
+        assert shown == ["6.2%", "0.00", "\u22120.20"]
+        chart = "({ chart }) => chart({ steps: [1, 2], values: [-0.0013, 0.034] })"
+        texts = "chart => [...chart.querySelectorAll('text')].map(one => one.textContent)"
+        shown = await page.evaluate(f"import('/static/charts.js').then({chart}).then({texts})")
+        assert shown == ["0.02", "0.04", "0", "1", "2"]
+
         item = f"item?item={quote('x_' + HOSTILE)}"
         one = "at/step_0002:1"
         await page.set_viewport_size({"width": 390, "height": 800})  # a phone's
@@ -368,6 +378,10 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         assert await page.evaluate("window.owned") is None
         assert all(request.startswith(url) for request in requests)
         assert troubles == []
+
+        await page.goto(f"{url}/#/run/toy/trajectories?q=depht:1")
+        await page.get_by_role("alert").get_by_text("did you mean 'depth'").wait_for()
+        assert await page.get_by_text("Nothing meets all conditions").count() == 0
 
         await page.goto(f"{url}/#/run/nothing")
         await page.get_by_role("alert").get_by_text("there is no run 'nothing'").wait_for()

@@ -39,7 +39,7 @@ class TextWorldEnv:
         self._play: Play | None = None
 
     async def reset(self, item: Item) -> str:
-        """Start `item`; returns the task, the room and the actions. A new game takes tenths of a second."""
+        """Start `item`; returns the task, the room and the actions. The first takes tenths of a second."""
         self._play = None
         with SPEC.explain_missing():
             self._play = await asyncio.to_thread(self._world.start, item.index)

@@ -27,7 +27,7 @@ from envs.errors import unknown_item
 from envs.registry import Split
 from envs.types import Item
 
-SEEDS_PER_LEVEL, TEST_SEEDS = 20, 4
+SEEDS_PER_LEVEL, TEST_SEEDS = 200, 8
 """Of the split; there are more items by number."""
 MAX_SEED = 2**31
 _ATTEMPTS = 50
@@ -123,7 +123,7 @@ class World:
         return Item(item_id=f"{self.name}_{index}", env=self.name, seed=seed, metadata=metadata)
 
     def split(self, seed: int) -> Split:
-        """16 training and 4 test seeds of each level."""
+        """192 training and 8 test seeds of each level."""
         train: list[int] = []
         test: list[int] = []
         for number, kind in enumerate(self.kinds):
@@ -171,7 +171,7 @@ def make_game(kind: str, level: int, seed: int) -> tuple[Any, Sequence[str]]:
         return _make_game(kind, level, seed)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _make_game(kind: str, level: int, seed: int) -> tuple[Any, Sequence[str]]:
     import_textworld()
     from textworld.generator import QuestGenerationError

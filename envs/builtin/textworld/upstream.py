@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -45,10 +46,11 @@ def generate(
     One thread at a time. Raises TextWorld's `QuestGenerationError` if the map of this seed has no such quest.
     """
     textworld = import_textworld()
+    logic = importlib.import_module("textworld.logic").GameLogic
     options = textworld.GameOptions()
     options.seeds = seed
     options.grammar.only_last_action = True  # the goal, without the way to it
-    with _keep_walkthrough(textworld.GameMaker):
+    with _keep_walkthrough(textworld.GameMaker), _keep_rules(logic):
         game = make(settings, options)
     return game, getattr(options, "walkthrough", ())
 
@@ -66,3 +68,20 @@ def _keep_walkthrough(maker: Any) -> Iterator[None]:
         yield
     finally:
         maker.set_walkthrough = original
+
+
+@contextmanager
+def _keep_rules(logic: Any) -> Iterator[None]:
+    """The rules of a challenge are read from their files once: that takes ten times as long as the rest of a
+    game's generation, and TextWorld does it for every game. Games do not change them."""
+    original = logic.load
+    logic.load = lambda paths: _load_rules(original, tuple(paths))
+    try:
+        yield
+    finally:
+        logic.load = original
+
+
+@cache
+def _load_rules(load: Callable[[Sequence[str]], Any], paths: tuple[str, ...]) -> Any:
+    return load(paths)

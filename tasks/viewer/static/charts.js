@@ -35,10 +35,12 @@ export function chart({ title, steps, values, from0to1 = false, onpick }) {
   const known = values.filter(finite);
   if (!known.length) return null;
   let [low, high] = from0to1 ? [0, 1] : [Math.min(0, ...known), Math.max(...known)];
-  if (!from0to1) high = ceiling(high - low) + low;
+  if (!from0to1) [low, high] = [low < 0 ? -ceiling(-low) : 0, high > 0 || low === 0 ? ceiling(high) : 0];
   const last = Math.max(1, steps.length - 1);
   const x = (index) => left + (index / last) * (width - left - right);
   const y = (value) => top + (1 - (value - low) / (high - low)) * (height - top - bottom);
+  // 0 has its number always, others where there is room beside it.
+  const ticks = [low, high > 0 ? high / 2 : low / 2, high].filter((value) => Math.abs(y(value) - y(0)) > 12).concat(0);
   const shown = from0to1 ? (value) => `${Math.round(100 * value)}%` : (value) => number(value);
   const cursor = svg("line", { class: "cursor", y1: top, y2: height - bottom, visibility: "hidden" });
   const dot = svg("circle", { class: "dot", r: 3, visibility: "hidden" });
@@ -69,7 +71,7 @@ export function chart({ title, steps, values, from0to1 = false, onpick }) {
       dot.setAttribute("visibility", "hidden");
     },
   },
-    [low, (low + high) / 2, high].map((value) => [
+    ticks.map((value) => [
       svg("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
       svg("text", { x: left - 6, y: y(value) + 3.5, "text-anchor": "end" }, shown(value)),
     ]),
@@ -78,5 +80,5 @@ export function chart({ title, steps, values, from0to1 = false, onpick }) {
     svg("path", { class: "series", d: paths(values, { x, y }) }),
     known.length === 1 && svg("circle", { class: "dot", r: 3, cx: x(values.findIndex(finite)), cy: y(known[0]) }),
     cursor, dot);
-  return h("figure", { class: "chart" }, h("figcaption", {}, h("strong", {}, title), readout), drawing);
+  return h("figure", { class: "chart" }, h("figcaption", {}, h("strong", { title }, title), readout), drawing);
 }

@@ -63,11 +63,18 @@ export function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
   const text = Number.isInteger(value) ? String(value)
-    : Math.abs(value) < 1e-3 ? value.toExponential(1) : Number(value.toPrecision(digits)).toString();
+    : Math.abs(value) < 1e-3 ? value.toExponential(1).replace(".0e", "e") : Number(value.toPrecision(digits)).toString();
   return text.replaceAll("-", "−");
 }
 
-export const percent = (rate) => (typeof rate === "number" ? `${(100 * rate).toFixed(1)}%` : "–");
+// A number with `digits` decimals, for a column of its kind.
+export const fixed = (value, digits) =>
+  (typeof value === "number" ? value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−") : "–");
+
+// As Python rounds, so that the report has the same: 6.25 is 6.2.
+const tenths = new Intl.NumberFormat("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1, useGrouping: false, roundingMode: "halfEven" });
+export const hundredfold = (rate) => tenths.format(100 * rate);
+export const percent = (rate) => (typeof rate === "number" ? `${hundredfold(rate)}%` : "–");
 
 export function seconds(value) {
   if (typeof value !== "number") return "–";

@@ -43,7 +43,7 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
   const stop = (which = id) => which && act("stop", { id: which }).catch((error) => say(error.message, true));
   const say = (text, isProblem = false) => replace(status, h("span", { class: isProblem ? "problem" : null }, text));
 
-  // An episode without its person ends: that of the last start, and one that starts after it was left or started anew.
+  // Returns when it has ended. An episode without its person ends: that of the last start, and one that starts after it was left or started anew.
   async function start(name, body, isCurrent) {
     const own = ++numStarts, isOver = () => own !== numStarts || !isCurrent();
     const last = isPerson ? id : null, isOfPerson = name === "console" || body.policy === PERSON;
@@ -66,7 +66,7 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
       if (!isOver()) say(error.message, true);
       return;
     }
-    follow(isCurrent).catch((error) => { if (error.name !== "AbortError") say(error.message, true); });
+    await follow(isCurrent).catch((error) => { if (error.name !== "AbortError") say(error.message, true); });
   }
 
   function leave() {
@@ -137,25 +137,37 @@ export function forkView(run, { address, query }) {
   const forksBox = h("div"), valueBox = h("div");
   let facts = null, context = null, policies = [];
   const live = liveBox({ firstTurn: turn - 1, hasOpening: () => facts.prompt.tokens > 0, onEnd: () => readForks() });
-  const who = h("select", { id: "who", "aria-label": "Who goes on", onchange: () => toggle() });
+  const who = h("select", { id: "who", "aria-label": "Who goes on", });
   const temperature = h("input", { id: "temperature", type: "number", min: 0, max: 10, step: "any", placeholder: "as evaluated" });
   const samples = h("input", { id: "samples", type: "number", min: 1, max: 64, step: 1, value: 16 });
   const maxTurns = h("input", { id: "max-turns", type: "number", min: 1, max: 10000, step: 1, placeholder: "as evaluated" });
   const shownText = h("textarea", { id: "observation", rows: 3, "aria-label": "Another observation" });
+  const go = h("button", { class: "primary" }, "Go on");
   const ofPolicies = [field("temperature", "Temperature", temperature), field("samples", "Samples", samples)];
 
+  const command = h("code", { class: "path command" });
+
+  // What the form asks for: which fields there are, and the same as a command.
   function toggle() {
-    ofPolicies.forEach((element) => { element.hidden = who.value === PERSON; });
+    const isPerson = who.value === PERSON, option = (name, input) => (input.value === "" ? [] : [name, quote(input.value)]);
+    ofPolicies.forEach((element) => { element.hidden = isPerson; });
+    const chosen = policies.find(({ value }) => value === who.value)?.option;
+    const going = isPerson ? ["--human"] : [...(chosen ? [chosen] : []), ...option("-n", samples), ...option("--temperature", temperature)];
+    const parts = ["wingspan", "fork", quote(`${run}/${address}@${turn}`), ...going, ...option("--max-turns", maxTurns), ...option("--observation", shownText)];
+    replace(command, parts.map((part) => [h("span", {}, part), " "]));
   }
 
   async function start() {
+    if (go.disabled) return;
     const isPerson = who.value === PERSON;
     const integer = (input) => (input.value === "" ? null : Number(input.value));
     replace(valueBox);
+    go.disabled = !isPerson; // samples end or are stopped before others begin
     await live.start("fork", {
       run, address, digest: facts.digest, turn, policy: who.value, max_turns: integer(maxTurns), observation: shownText.value || null,
       ...(isPerson ? {} : { samples: integer(samples) ?? 1, temperature: integer(temperature) }),
     }, context.isCurrent);
+    if (!isPerson) go.disabled = false;
   }
 
   async function readForks() {
@@ -166,14 +178,14 @@ export function forkView(run, { address, query }) {
     replace(forksBox, answer.forks.length > 0 && [h("h2", {}, "Forks of this trajectory"), forkList(run, answer.forks)]);
     replace(valueBox, newest && newest.value.samples > 1 && h("dl", { class: "facts" },
       [["success from here", rateText(newest.value.success)],
-        ["reward", newest.value.reward ? `${number(newest.value.reward.mean)} [${number(newest.value.reward.low)}, ${number(newest.value.reward.high)}]` : "–"],
+        ["reward", newest.value.reward ? `${number(newest.value.reward.mean)} (${number(newest.value.reward.low)} to ${number(newest.value.reward.high)})` : "–"],
         ["samples", newest.value.samples]].map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text)))));
     return answer;
   }
 
   function content() {
     const { row } = facts, past = facts.turns.slice(0, turn - 1), recorded = facts.turns[turn - 1];
-    replace(who, policies.map(({ value, text }) => h("option", { value }, text)), h("option", { value: PERSON }, "you, in this page"));
+    replace(who, policies.map(({ value }) => h("option", { value }, value)), h("option", { value: PERSON }, "you, in this page"));
     toggle();
     return [
       h("header", { class: "page-head" },
@@ -190,13 +202,13 @@ export function forkView(run, { address, query }) {
             h("div", { class: "body" }, words(recorded), observation(run, address, recorded, turn - 1)))),
         h("aside", {},
           h("section", {}, h("h2", {}, "Go on from here"),
-            h("form", { class: "fork-form", onsubmit: (event) => { event.preventDefault(); start(); } },
+            h("form", { class: "fork-form", oninput: () => toggle(), onsubmit: (event) => { event.preventDefault(); start(); } },
               field("who", "Who", who), ofPolicies, field("max-turns", "Turns in all", maxTurns),
               h("details", {}, h("summary", {}, "another observation"),
                 h("p", { class: "fine" }, `Turn ${turn} is repeated as well, and this is shown in place of what it brought.`), shownText),
-              h("button", { class: "primary" }, "Go on"))),
+              go)),
           h("section", { class: "forks" }, forksBox),
-          h("section", {}, h("p", { class: "fine" }, "The same in a terminal:"), h("code", { class: "path" }, `wingspan fork ${run}/${address}@${turn}`)))),
+          h("section", {}, h("p", { class: "fine" }, "The same in a terminal:"), command))),
     ];
   }
 
@@ -214,6 +226,9 @@ export function forkView(run, { address, query }) {
     keys: [[["f"], "go on", () => start()]],
   };
 }
+
+// A word of a shell's command.
+const quote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
 const field = (id, text, input) => h("div", { class: "field" }, h("label", { for: id }, text), input);
 

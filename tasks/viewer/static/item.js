@@ -38,7 +38,7 @@ export function itemView(run, { item }) {
             h("td", {}, `${valid.filter((row) => row.success).length} of ${valid.length}`),
             h("td", {}, number(mean("reward"))), h("td", {}, number(mean("turns"))),
             h("td", {}, versions.length ? versionText([Math.min(...versions), Math.max(...versions)]) : "–"),
-            h("td", {}, h("a", { href: links.toGroup(run, members[0].address) }, "side by side")));
+            h("td", {}, members.length > 1 && h("a", { href: links.toGroup(run, members[0].address) }, "side by side")));
         })))));
   }
 

@@ -1,7 +1,7 @@
 // Trajectories, or their groups, that a query selects: search, filters, sorting; as many rows as are scrolled to.
 
 import { get } from "./api.js";
-import { count, h, number, plural, replace, seconds } from "./dom.js";
+import { count, fixed, h, number, plural, replace, seconds } from "./dom.js";
 import * as links from "./links.js";
 import { showActivity } from "./main.js";
 import { outcome, stepText, stopText, tags, versionText, visited } from "./rows.js";
@@ -19,13 +19,13 @@ export function listView(run, { kind, query }) {
   const here = (next) => (kind === "groups" ? links.toGroups : links.toList)(run, next);
   const input = h("input", {
     type: "search", value: q, id: "query", autocomplete: "off", spellcheck: "false",
-    placeholder: 'success:false depth:2 "could not find"', "aria-label": "Query",
+    placeholder: 'success:false turns>8 "could not find"', "aria-label": "Query",
   });
   const problem = h("p", { class: "problem", role: "alert" });
   const marked = new Set(); // addresses, to be shown side by side
   const markedBox = h("span");
   const total_ = h("span", { class: "total", role: "status" });
-  const sorting = h("select", { "aria-label": "Sort by", onchange: () => go({ sort: sorting.value }) });
+  const sorting = h("select", { "aria-label": "Sort by", onchange: () => go({ sort: sorting.value }) }, h("option", { value: "" }, "in order"));
   const body = h("tbody");
   const head = h("thead");
   const facetBox = h("div", { class: "facets" });
@@ -64,8 +64,8 @@ export function listView(run, { kind, query }) {
     } catch (error) {
       if (error.status !== 400) throw error;
       [rows, total] = [[], 0];
-      draw();
       replace(problem, error.message);
+      draw();
     } finally {
       if (reading === request) reading = null;
     }
@@ -106,7 +106,7 @@ export function listView(run, { kind, query }) {
 
   function draw() {
     const noun = kind === "groups" ? "group" : "trajectory";
-    replace(total_, total === 1 ? `1 ${noun}` : `${count(total)} ${noun === "group" ? "groups" : "trajectories"}`);
+    replace(total_, problem.textContent ? "" : total === 1 ? `1 ${noun}` : `${count(total)} ${noun === "group" ? "groups" : "trajectories"}`);
     replace(head, h("tr", {}, (kind === "groups" ? GROUP_COLUMNS : COLUMNS).map(([key, text, className]) => {
       const isSorted = sort.replace("-", "") === key;
       return h("th", {
@@ -237,7 +237,7 @@ function cells(run, row, href) {
     h("td", {}, row.turns, row.unparsed > 0 && h("span", { class: "flag", title: `${plural(row.unparsed, "turn")} not in the agent's format` }, ` (${row.unparsed})`)),
     h("td", { class: "wide", title: seconds(row.seconds) }, count(row.tokens)),
     h("td", { class: "words wide" }, stopText(row.stop)),
-    h("td", { class: "wide" }, number(row.logprob, 2)),
+    h("td", { class: "wide" }, fixed(row.logprob, 2)),
     h("td", { class: "wide" }, versionText(row.versions)),
     h("td", { class: "words wide note" }, row.label && h("span", { class: "tag label" }, row.label), row.note.slice(0, 80)),
   ];

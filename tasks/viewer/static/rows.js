@@ -1,6 +1,6 @@
 // What several views say of a trajectory, in the same words and marks.
 
-import { h, number, percent } from "./dom.js";
+import { h, hundredfold, number, percent } from "./dom.js";
 import * as links from "./links.js";
 
 // The trajectory, or the group by its first one, that was seen last: a list marks it.
@@ -30,9 +30,9 @@ export const stepText = (row) =>
 
 export const isFork = (row) => row.phase === "fork" && typeof row.labels.parent === "string";
 
-// A mean with its 95% interval: 62.5% [35.4, 84.8].
+// A mean with its 95% interval: 62.5% (35.4 to 84.8).
 export const rateText = (rate) =>
-  rate ? `${percent(rate.mean)} [${(100 * rate.low).toFixed(1)}, ${(100 * rate.high).toFixed(1)}]` : "–";
+  rate ? `${percent(rate.mean)} (${hundredfold(rate.low)} to ${hundredfold(rate.high)})` : "–";
 
 export const tags = (metadata) => Object.entries(metadata).map(([key, value]) =>
   h("span", { class: "tag", title: `${key}: ${value}`.slice(0, 1000) }, `${key} ${value}`.slice(0, 200)));

@@ -9,9 +9,9 @@ import { showActivity } from "./main.js";
 const CHARTS = [
   ["success", "success", true], ["reward", "reward", false], ["turns", "turns per episode", false],
   ["informative_groups", "informative groups", true], ["entropy", "entropy, nats per token", false],
-  ["parse_failures", "turns not in the format, per episode", false], ["tokens_per_turn", "tokens per turn", false],
+  ["parse_failures", "unparsed turns per episode", false], ["tokens_per_turn", "tokens per turn", false],
   ["repetition", "repetition", true], ["kl", "KL", false],
-  ["rollout_probs_diff_mean", "sampler–trainer difference, mean probability", false],
+  ["rollout_probs_diff_mean", "sampler–trainer difference", false],
 ];
 
 export function tabs(run, active, query = {}) {

@@ -43,7 +43,7 @@ export function runsView() {
           h("code", {}, "wingspan run textcraft-cpu"), ".")));
     } else if (!box.contains(body)) {
       replace(box,
-        h("header", { class: "runs-head" }, h("h1", {}, "Runs"), h("a", { href: toConsole(), class: "fine" }, "act in an environment")),
+        h("header", { class: "runs-head" }, h("h1", {}, "Runs"), h("a", { href: toConsole() }, "act in an environment")),
         h("div", { class: "scroll" }, h("table", { class: "list" },
           h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", { class: "words wide" }, "changed parameters"),
             h("th", { class: "spark wide" }, "success by step"), h("th", {}, "success"), h("th", {}, "step"),

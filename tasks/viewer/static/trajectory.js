@@ -1,7 +1,7 @@
 // One trajectory, turn by turn.
 
 import { get, imageUrl, post } from "./api.js";
-import { count, h, longText, number, percent, plural, replace, seconds } from "./dom.js";
+import { count, fixed, h, longText, number, plural, replace, seconds } from "./dom.js";
 import * as links from "./links.js";
 import { dot, isFork, outcome, rateText, stepText, stopText, tags, versionText, visited } from "./rows.js";
 import { tokenText, legend } from "./tokens.js";
@@ -13,9 +13,11 @@ const SHOWN = [
   ["owner", "mask", "Tokens, colored by who wrote them, and so which of them are trained on"],
 ];
 
+const known = (show) => (SHOWN.some(([key]) => key === show) ? show : "");
+
 export function trajectoryView(run, { address, query }) {
   const list = { q: query.get("q") ?? "", sort: query.get("sort") ?? "" };
-  let show = query.get("show") ?? "", turn = Number(query.get("turn")) || 0;
+  let show = known(query.get("show")), turn = Number(query.get("turn")) || 0;
   let facts = null, place = null, isShown = false, forks = [];
   const turns = h("ol", { class: "turns" });
   const legendBox = h("div");
@@ -38,7 +40,7 @@ export function trajectoryView(run, { address, query }) {
   }
 
   function setShow(next) {
-    show = SHOWN.some(([key]) => key === next) ? next : "";
+    show = known(next);
     history.replaceState(null, "", here());
     document.querySelectorAll(".shown button").forEach((button) =>
       button.setAttribute("aria-pressed", String(button.dataset.show === show)));
@@ -74,7 +76,7 @@ export function trajectoryView(run, { address, query }) {
       body,
       h("p", { class: "numbers" },
         one.reward !== 0 && one.reward !== null && h("span", { class: "reward" }, `reward ${number(one.reward, 6)}`),
-        [plural(one.tokens, "token"), `log-prob ${number(one.logprob, 2)}`, `version ${one.version ?? "–"}`,
+        [plural(one.tokens, "token"), `log-prob ${fixed(one.logprob, 2)}`, `version ${one.version ?? "–"}`,
           one.sampling_s !== null && `${seconds(one.sampling_s)} to sample`,
           one.env_s !== null && `${seconds(one.env_s)} in the environment`].filter(Boolean).map((text) => h("span", {}, text)),
         one.unparsed && h("span", { class: "flag" }, "not in the format"),
@@ -147,7 +149,7 @@ export function trajectoryView(run, { address, query }) {
         h("aside", {},
           h("section", {}, h("h2", {}, "Group"),
             h("p", { class: "dots" }, facts.siblings.map((one) => dot(one, { run, isCurrent: one.address === address, query: { ...list, show } }))),
-            h("p", {}, h("a", { href: links.toGroup(run, address) }, "side by side"), " · ",
+            h("p", {}, facts.siblings.length > 1 && [h("a", { href: links.toGroup(run, address) }, "side by side"), " · "],
               h("a", { href: links.toItem(run, row.item) }, "this item over the training"))),
           isFork(row) && h("section", {}, h("h2", {}, "Fork"),
             h("p", {}, "of ", h("a", { href: links.toTrajectory(run, row.labels.parent, { turn: row.labels.turn }) }, row.labels.parent),
@@ -182,7 +184,7 @@ export function trajectoryView(run, { address, query }) {
       if (!isShown) return false;
       turn = Number(next.get("turn")) || 0;
       if ((next.get("q") ?? "") !== list.q || (next.get("sort") ?? "") !== list.sort) return false;
-      if ((next.get("show") ?? "") !== show) setShow(next.get("show") ?? "");
+      if (known(next.get("show")) !== show) setShow(next.get("show"));
       if (turn) setTurn(turn);
       return true;
     },
@@ -264,7 +266,7 @@ export const forkList = (run, forks) => h("ul", { class: "fork-list" }, forks.ma
 function factTable({ row, metrics, seed, attempts, seconds: time }) {
   const pairs = [
     ["environment", row.env], row.part && ["part", row.part], ["seed", seed], ["policy version", versionText(row.versions)],
-    ["log-prob, mean", number(row.logprob)], ["time", seconds(time)], ["attempts", attempts],
+    ["log-prob, mean", fixed(row.logprob, 2)], ["time", seconds(time)], ["attempts", attempts],
     ...Object.entries(row.labels).filter(([key]) => !isFork(row) || key !== "parent_digest"), ...Object.entries(metrics).map(([key, value]) => [key.replaceAll("_", " "), number(value)]),
   ].filter(Boolean);
   return h("dl", { class: "pairs" }, pairs.map(([key, value]) => [h("dt", {}, key), h("dd", {}, String(value ?? "–"))]));
