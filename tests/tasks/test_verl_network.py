@@ -53,12 +53,13 @@ def test_every_user_of_what_is_replaced_got_the_replacement(verl: ModuleType) ->
 def test_the_actors_of_the_queue_start_patched_and_without_the_compiler(verl: ModuleType) -> None:
     """What Ray would send is loaded by another process, as by an actor's."""
     import transfer_queue
+    import transfer_queue.storage.bootstrap.simple_storage_bootstrap as bootstrap
     from ray import cloudpickle
 
     from tasks.verl import queue_actors
 
     queue_actors.apply()
-    actors = (transfer_queue.interface.TransferQueueController, queue_actors.bootstrap.SimpleStorageUnit)
+    actors = (transfer_queue.interface.TransferQueueController, bootstrap.SimpleStorageUnit)
     loaded = subprocess.run(
         [sys.executable, "-c", LOAD_ACTORS],
         input=cloudpickle.dumps([actor.__ray_metadata__.modified_class for actor in actors]),
