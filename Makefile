@@ -28,9 +28,10 @@ test: install
 test-servers: install
 	@$(PYTEST) 0 -m servers
 
-# The quick tests of all areas, without Ray, JVM and browser; one area alone: make test-fast AREA=envs
+# The quick tests of all areas, without Ray, JVM and browser, with fewer examples of each property; one area alone:
+# make test-fast AREA=envs
 test-fast: install
-	@$(PYTEST) 4 -m "not slow and not heavy and not browser and not java" $(AREA:%=tests/%)
+	@$(PYTEST) 4 --hypothesis-profile fast -m "not slow and not heavy and not browser and not java" $(AREA:%=tests/%)
 
 install: $(TESTS)
 

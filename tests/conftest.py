@@ -18,6 +18,7 @@ from flows.endings.guardian import MARK, guard
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test fails by the time that it took: a test that hangs has a limit of its own (pyproject.toml).
 settings.register_profile("wingspan", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=20)  # of `make test-fast`
 settings.load_profile("wingspan")
 
 pytest_plugins = ["tests.support.sandboxes"]
