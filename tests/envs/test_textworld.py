@@ -88,6 +88,7 @@ def test_every_kind_and_level_has_the_same_number_of_items_and_no_seed_is_in_bot
     assert get_env("textworld").split(1).test != split.test
 
 
+@pytest.mark.heavy
 def test_an_item_of_all_kinds_is_that_of_one_kind() -> None:
     everything, coins = (
         World(name="textworld", kinds=tuple(KINDS)),
@@ -120,6 +121,7 @@ def test_a_game_is_the_same_under_another_hash_seed() -> None:
     assert run.stdout.strip() == str(openings)
 
 
+@pytest.mark.heavy
 def test_the_wrong_object_loses() -> None:
     commands = expert(TREASURES, 8 + 14)  # "take bug from table" is possible before the end
     _, results = play(TREASURES, 8 + 14, [*commands[:-1], "take bug from table"])
@@ -160,6 +162,7 @@ def test_a_meal_is_prepared_only_as_the_recipe_says() -> None:
     assert "prepare meal" not in results[-1].observation, "with one"
 
 
+@pytest.mark.heavy
 def test_the_recipe_is_read_in_the_cookbook() -> None:
     _, [result] = play(MEALS, 4, ["examine cookbook"])
     assert "Directions:\nchop the carrot\n  fry the carrot\n  prepare meal" in result.observation
