@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from envs.files import read_json_lines
 from tests.support.verl_runs import are_equal, checkpoint_tensors, reproducible_metrics, sampled_tokens
 
 
@@ -27,8 +28,7 @@ def start(
 
 def read_steps(workspace: Path) -> list[dict[str, float]]:
     """The metrics of the finished steps."""
-    file = workspace / "train" / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return read_json_lines(workspace / "train" / "metrics.jsonl")
 
 
 def compare(one: Path, other: Path, *, steps: int) -> dict[str, Any]:

@@ -38,6 +38,7 @@ import psutil
 
 from bench.equal_runs import command, compare, read_steps, start
 from tasks.reporting.pages import markdown
+from tests.support.processes import processes_with
 
 STEPS = 4
 SETTINGS = (
@@ -254,12 +255,7 @@ class Bench:
                     break
 
     def _marked_processes(self) -> dict[int, str]:
-        entry = f"{MARK}={self.folder}".encode()
-        lines = {}
-        for pid in psutil.pids():
-            with suppress(OSError, psutil.Error):
-                if entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    lines[pid] = " ".join(psutil.Process(pid).cmdline())
+        lines = processes_with(f"{MARK}={self.folder}")
         return {pid: line for pid, line in lines.items() if line}  # a zombie has none
 
     def _find_left(self, shared_files: Mapping[str, float]) -> list[str]:

@@ -11,14 +11,13 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
+from tests.support.processes import processes_with
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -134,13 +133,7 @@ class Project:
 
     def processes(self) -> dict[int, str]:
         """Command lines of the processes that a command of this project started, orphans included."""
-        mark = f"PREFECT_HOME={self.folder / '.prefect'}".encode()
-        commands = {}
-        for process in psutil.process_iter():
-            with suppress(OSError, psutil.Error):
-                if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
-                    commands[process.pid] = " ".join(process.cmdline())
-        return commands
+        return processes_with(f"PREFECT_HOME={self.folder / '.prefect'}")
 
     def kill_process(self, name: str) -> None:
         """Kill the one process whose command line contains `name`."""
