@@ -47,41 +47,35 @@ def generate(
     """
     textworld = import_textworld()
     logic = importlib.import_module("textworld.logic").GameLogic
+    load = logic.load
     options = textworld.GameOptions()
     options.seeds = seed
     options.grammar.only_last_action = True  # the goal, without the way to it
-    with _keep_walkthrough(textworld.GameMaker), _keep_rules(logic):
+    with (
+        _replace(textworld.GameMaker, "set_walkthrough", _record_walkthrough),
+        _replace(logic, "load", lambda paths: _load_rules(load, tuple(paths))),
+    ):
         game = make(settings, options)
     return game, getattr(options, "walkthrough", ())
 
 
 @contextmanager
-def _keep_walkthrough(maker: Any) -> Iterator[None]:
+def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _record_walkthrough(maker: Any, commands: Sequence[str]) -> None:
     """A walkthrough is recorded, where TextWorld would compile the game and play it."""
-    original = maker.set_walkthrough
-
-    def record(self: Any, commands: Sequence[str]) -> None:
-        self.options.walkthrough = tuple(commands)
-
-    maker.set_walkthrough = record
-    try:
-        yield
-    finally:
-        maker.set_walkthrough = original
-
-
-@contextmanager
-def _keep_rules(logic: Any) -> Iterator[None]:
-    """The rules of a challenge are read from their files once: that takes ten times as long as the rest of a
-    game's generation, and TextWorld does it for every game. Games do not change them."""
-    original = logic.load
-    logic.load = lambda paths: _load_rules(original, tuple(paths))
-    try:
-        yield
-    finally:
-        logic.load = original
+    maker.options.walkthrough = tuple(commands)
 
 
 @cache
 def _load_rules(load: Callable[[Sequence[str]], Any], paths: tuple[str, ...]) -> Any:
+    """The rules of a challenge, read from their files once: that takes ten times as long as the rest of a
+    game's generation, and TextWorld does it for every game. Games do not change them."""
     return load(paths)
