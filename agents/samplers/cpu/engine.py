@@ -114,9 +114,9 @@ class CpuEngine:
         threads: int = 1,
     ) -> None:
         """`context_length`: tokens of a whole episode; `max_sequences`: episodes in the cache;
-        `cache_gb`: the memory limit of keys and values, half for episodes and half for shared prompts,
-        committed only as it is used. If it does not suffice, fewer episodes are cached. `threads`: how
-        many share the sequences of each step.
+        `cache_gb`: the memory limit of keys and values, half for episodes and half for shared prompts;
+        memory is taken as they grow. If the limit is too low, fewer episodes are cached. `threads`: the
+        number of threads that share the sequences of each step.
 
         Raises `ConfigError` if the model, its context or the cache does not fit.
         """

@@ -49,8 +49,8 @@ class CpuSampler:
     ) -> None:
         """`model`: a folder in Hugging Face format. `context_length`: tokens of a whole episode.
         `max_sequences`: episodes in the cache. `cache_gb`: the memory limit of keys and values, half for
-        episodes and half for shared prompts, committed only as it is used. `threads`: how
-        many share the sequences of each step.
+        episodes and half for shared prompts; memory is taken as they grow. `threads`: the number of threads
+        that share the sequences of each step.
 
         Raises `ConfigError` if the model or a value is not supported.
         """
