@@ -211,6 +211,7 @@ def check_model(pipeline: Pipeline) -> None:
     if folder.is_dir():
         if not (folder / "config.json").exists():
             raise ConfigError(f"model {pipeline.model!r} is a folder without config.json; give a saved model")
+        _check_context(pipeline, folder)
         return
     if folder.is_absolute() or len(folder.parts) != 2:
         raise ConfigError(
@@ -224,6 +225,19 @@ def check_model(pipeline: Pipeline) -> None:
             f"model: models/{folder.name}"
         )
     _ask_hub(pipeline.model)
+
+
+def _check_context(pipeline: Pipeline, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    text = config | config.get("text_config", {})
+    longest, context_length = text.get("max_position_embeddings"), pipeline.rollout.context_length
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    is_scaled = rope.get("rope_type", rope.get("type", "default")) != "default"  # then it reads more
+    if isinstance(longest, int) and not is_scaled and context_length > longest:
+        raise ConfigError(
+            f"rollout.context_length {context_length}: model {pipeline.model!r} reads {longest} tokens "
+            f"(max_position_embeddings in its config.json); set it to {longest} or less"
+        )
 
 
 def _ask_hub(model: str) -> None:

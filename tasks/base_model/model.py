@@ -33,7 +33,7 @@ _SPLIT = (
     r"Crafting commands:|\n\nGoal:|\ncraft|Thought:|\nAction:|Inventory:| ?[^\s,.:;\[\]()]+|\n|[,.:;\[\]()]| "
 )
 HEAD_DIM = 32
-CONTEXT_LENGTH = 2048
+CONTEXT_LENGTH = 8192
 _ROPE_THETA = 1e6
 
 

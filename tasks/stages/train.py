@@ -34,7 +34,7 @@ from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
 from tasks.verl.config import check_pipeline
 from tasks.verl.policies import copy_policy
-from tasks.verl.process import RayTrainingProcess, TrainingProcess
+from tasks.verl.process import RayTrainingProcess, TrainingProcess, describe_remote
 from tasks.verl.rewinds import Rewind, RewindPoints, read_rewinds, seed_after, write_rewind
 
 T = TypeVar("T")
@@ -286,7 +286,7 @@ class TrainSession:
                 if self._restarts > MAX_RESTARTS:
                     raise WingspanError(
                         f"the training process died {self._restarts} times in a row at step "
-                        f"{self._process.step + 1}: {type(error).__name__}; see Ray's logs in {self._logs}"
+                        f"{self._process.step + 1}: {describe_remote(error)}; see Ray's logs in {self._logs}"
                     ) from error
 
     def _ensure_started(self) -> None:

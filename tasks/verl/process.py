@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agents.types import Trajectory
-from envs.errors import WingspanError, to_line
+from envs.errors import ConfigError, WingspanError, to_line
 from envs.types import Item
 from tasks.cluster.session import check_ray, connect_ray, disconnect_ray, result_of
 from tasks.config.pipelines import Pipeline
@@ -120,18 +120,25 @@ class RayTrainingProcess:
 def await_trainer(answer: Any, *, step: int) -> Any:
     """Wait for a call of the training process, whose last step is `step`.
 
-    Raises the `WingspanError` or `RayActorError` that it ended with, `SamplerDied` if that is due to a dead
-    engine of vLLM, and `WingspanError` for anything else.
+    Raises the `WingspanError` or `RayActorError` that it ended with, `ConfigError` if that is what ended the
+    start of an actor, `SamplerDied` if it is due to a dead engine of vLLM, and `WingspanError` for anything
+    else.
     """
     from ray.exceptions import RayActorError, RayTaskError, UnserializableException
 
     try:
         return result_of(answer)
-    except (RayTaskError, UnserializableException) as error:
+    except (RayTaskError, RayActorError, UnserializableException) as error:
         # The text is a nested remote traceback; only the innermost cause matters.
         cause: BaseException = error
         while isinstance(cause, RayTaskError):
             cause = cause.cause
+        if isinstance(cause, RayActorError) and cause.actor_init_failed:
+            name, _, message = str(cause).splitlines()[-1].partition(": ")  # Ray keeps no more than the text
+            if name == f"{ConfigError.__module__}.{ConfigError.__qualname__}":
+                raise ConfigError(message) from error
+        if isinstance(error, RayActorError):
+            raise
         if isinstance(cause, WingspanError | RayActorError):
             raise cause from error
         if names_dead_engine(error):  # raised in the trainer, e.g. as it puts the sampler to sleep

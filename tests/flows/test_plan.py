@@ -24,7 +24,7 @@ from flows.cli.app import app
 from flows.commands.preview import preview
 from flows.lineage.stages import cache_key, claim_checkpoints, declared_stages, make_receipt, stage_key
 from flows.lineage.versioning import check_lock
-from flows.plan import Plan, check_run, make_plan
+from flows.plan import Plan, check_model, check_run, make_plan
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare
@@ -42,6 +42,7 @@ SHORT = {
 """A context that no prompt fits into, and whatever else depends on its length."""
 
 
+CPU_PIPELINES = list(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare"]["foreach"])
 SFT = {
     "algorithm": {"name": "sft", "data": ["absent.jsonl"]},
     "steps": 2,
@@ -113,6 +114,10 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"agent.reward": 5}, "agent.reward: 5 is neither"),
         ({"rollout.max_tokens_per_turn": 2000}, "rollout.max_tokens_per_turn 2000 leaves no room"),
         ({"train.mini_batches": 1000}, "train.mini_batches 1000 is more than rollout.items_per_step"),
+        (
+            {"rollout.context_length": 8193, "train.micro_batch_tokens": 8193},
+            "rollout.context_length 8193: model 'models/textcraft-base' reads 8192 tokens",
+        ),
         ({"agent.context": {"fold_at": 1.0}}, "agent.context.fold_at: Input should be less than 1"),
         (
             {"agent.judges": {"fair": {"url": "http://127.0.0.1:9/v1", "model": "m", "lowest": 10}}},
@@ -136,6 +141,11 @@ def test_a_setting_that_a_run_would_fail_by_is_refused(
     project: Path, overrides: dict[str, Any], message: str
 ) -> None:
     assert message in refusal(overrides)
+
+
+@pytest.mark.parametrize("name", CPU_PIPELINES)
+def test_the_shipped_model_reads_the_context_of_each_shipped_pipeline(project: Path, name: str) -> None:
+    check_model(load_pipeline(name))
 
 
 def test_without_vllm_a_run_that_samples_with_it_is_refused(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agents.types import SamplingParams
+from envs.errors import ConfigError
 from tasks.cluster.session import start_local_ray
 from tasks.errors import SamplerDied, names_dead_engine
 from tasks.verl.process import await_trainer
@@ -82,6 +83,36 @@ def test_the_trainers_own_calls_to_a_dead_engine_start_training_anew(
     server = start("dead elsewhere").server
     with pytest.raises(SamplerDied, match="engine died after step 0"):
         await_trainer(server.generate.remote(request_id="sleep"), step=0)
+
+
+class Sampler:
+    """One that cannot be made with what it is given."""
+
+    def __init__(self, context_length: int) -> None:
+        raise ConfigError(f"context_length {context_length} is too long; lower it")
+
+    def sample(self) -> None: ...
+
+
+class Trainer:
+    """One that waits for such a sampler."""
+
+    def start(self) -> None:
+        import ray
+
+        ray.get(ray.remote(Sampler).options(num_cpus=0).remote(4096).sample.remote())
+
+
+def test_a_mistake_in_the_configuration_that_an_actor_finds_is_not_tried_again(engine: Engine) -> None:
+    """A session tries again after `RayActorError`, which this would be."""
+    import ray
+
+    for answer in (
+        ray.remote(Trainer).options(num_cpus=0).remote().start.remote(),
+        ray.remote(Sampler).options(num_cpus=0).remote(4096).sample.remote(),
+    ):
+        with pytest.raises(ConfigError, match=r"^context_length 4096 is too long; lower it$"):
+            await_trainer(answer, step=0)
 
 
 def test_what_the_engine_survives_does_not_end_the_run(start: Callable[[str], Engine]) -> None:
