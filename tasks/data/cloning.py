@@ -1,6 +1,7 @@
 """What behaviour cloning starts from: the model, with the tokens that it lacks, and the demonstrations."""
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,23 +24,24 @@ def prepare_cloning(
     The same arguments give the same of both. Raises `ConfigError` for a model that cannot be loaded.
     """
 
-    def play_experts(tokenizer: "PreTrainedTokenizerBase") -> list[Demonstration]:
-        return asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=tokenizer))
-
     settings = pipeline.warmup
     assert settings is not None
     tokenizer = load_tokenizer(pipeline.model)
+    if not settings.new_words:
+        return pipeline.model, asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=tokenizer))
     if settings.whole_words:
         tokenizer = add_whole_words(tokenizer, settings.whole_words, folder)
-    demonstrations = play_experts(tokenizer)
-    if not settings.new_words:
-        return pipeline.model, demonstrations
+    # As long as they may be: with new words they are much shorter.
+    rollout = pipeline.rollout.model_copy(update={"context_length": sys.maxsize // 2})
+    boundless = pipeline.model_copy(update={"rollout": rollout})
+    demonstrations = asyncio.run(demonstrate(items, pipeline=boundless, tokenizer=tokenizer))
     conversations = (
         demonstration.prompt_ids + demonstration.response_ids for demonstration in demonstrations
     )
     words = find_spelled_words(tokenizer, conversations, at_most=settings.new_words)
     add_words(pipeline.model, tokenizer, words, folder, seed=pipeline.seed)
-    return str(folder), play_experts(load_tokenizer(str(folder)))
+    tokenizer = load_tokenizer(str(folder))
+    return str(folder), asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=tokenizer))
 
 
 def load_tokenizer(model: str) -> "PreTrainedTokenizerBase":

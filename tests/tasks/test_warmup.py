@@ -16,7 +16,9 @@ from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item, Message
+from tasks.base_model.model import make_model, make_tokenizer
 from tasks.config.pipelines import Pipeline
+from tasks.data.cloning import prepare_cloning
 from tasks.data.demonstrations import Demonstration, demonstrate
 from tasks.data.items import write_items
 from tasks.progress import Progress
@@ -169,6 +171,32 @@ def test_items_that_do_not_fit_are_left_out_and_none_fitting_is_refused() -> Non
     assert {demonstration.item_id for demonstration in demonstrations} == {"toy_0"}
     with pytest.raises(ConfigError, match=r"rollout\.context_length 160"):
         play(pipeline(), [toy_item(1, target=40)])
+
+
+def test_an_episode_that_fits_with_the_new_words_is_demonstrated(tmp_path: Path) -> None:
+    model, folder = tmp_path / "model", tmp_path / "with new words"
+    make_tokenizer().save_pretrained(model)
+    make_model(make_tokenizer(), layers=2, width=128, seed=0).save_pretrained(model)
+    items = [toy_item(0, target=4)]
+
+    def clone(*, new_words: int, context_length: int) -> int:
+        """The length of the demonstrations."""
+        settings = toy_pipeline(
+            model,
+            warmup=SETTINGS | {"new_words": new_words},
+            data=TOY_DATA,
+            rollout__context_length=context_length,
+        )
+        [length] = {
+            len(one.prompt_ids) + len(one.response_ids)
+            for one in prepare_cloning(settings, items, folder=folder)[1]
+        }
+        return length
+
+    spelled = clone(new_words=0, context_length=1000)
+    with pytest.raises(ConfigError, match=rf"rollout\.context_length {spelled - 1}"):
+        clone(new_words=0, context_length=spelled - 1)
+    assert clone(new_words=50, context_length=spelled - 1) < spelled
 
 
 def test_no_warmup_is_refused(tmp_path: Path) -> None:
