@@ -12,13 +12,13 @@ from typing import Any
 from envs.errors import ConfigError
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path`, completely or not at all; missing folders are created."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write `content` to `path`, completely or not at all; missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

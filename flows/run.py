@@ -26,6 +26,7 @@ from flows.display.display import Display
 from flows.display.state import StageState
 from flows.endings.stopping import on_stop
 from flows.lineage.recorder import Recorder
+from flows.lineage.reuse import copy_outputs
 from flows.lineage.stages import (
     LOCK_FILE,
     Receipt,
@@ -162,6 +163,9 @@ class Run:
             with self.working(stage):
                 if meanwhile is not None:
                     meanwhile()
+                if source := copy_outputs(stage, self.key(stage)):
+                    self._display.progress(name).on_phase(f"copied from {source}: the inputs are the same")
+                    return
                 body = import_module(f"tasks.stages.{name}").__dict__[name]
                 body(self.plan.pipeline, stage.workspace, self._display.progress(name))
 
@@ -226,7 +230,7 @@ class Run:
         """
         if self._flow_run_id is not None:
             self._open_tracker()
-        self._recorder.begin(stage, is_resumed=is_resumed)
+        self._recorder.begin(stage, key=self.key(stage), is_resumed=is_resumed)
         before_s = self._usage.begin()
         self._display.stage(stage.name, StageState.RUNNING)
         start = time.perf_counter()

@@ -49,8 +49,9 @@ class Recorder:
         self._plan = plan
         self._code: CodeVersion | None = None
 
-    def begin(self, stage: Stage, *, is_resumed: bool) -> None:
-        """Record what `stage` reads; `is_resumed`: it goes on with the work of earlier attempts.
+    def begin(self, stage: Stage, *, key: str, is_resumed: bool) -> None:
+        """Record what `stage` reads, whose hash is `key`; `is_resumed`: it goes on with the work of earlier
+        attempts.
 
         Raises `ConfigError` for a missing output of another stage.
         """
@@ -61,6 +62,7 @@ class Recorder:
         if is_resumed and (attempt := earlier.stages.get(stage.name) if earlier else None):
             earlier_codes = tuple(dict.fromkeys((*attempt.resumed, attempt.code)))
         entry = StageRecord(
+            key=key,
             code=record.code,
             resumed=tuple(code for code in earlier_codes if code != record.code),
             params=tuple(stage.params),

@@ -35,6 +35,8 @@ class CodeVersion(Settings):
 class StageRecord(Settings):
     """The last run of a stage."""
 
+    key: str = ""
+    """Hash of its inputs; the same key gives the same outputs."""
     code: CodeVersion
     resumed: tuple[CodeVersion, ...] = ()
     """Code of earlier attempts that were resumed, where it was other code."""

@@ -5,13 +5,13 @@ import asyncio
 import hashlib
 import json
 import os
-import random
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +23,7 @@ from envs.builtin.alfworld.house import GoalProgress
 from envs.builtin.alfworld.mini import spec as mini
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
+from envs.requirements.data_sets import ROOT_VARIABLE
 from envs.types import StepResult
 from tests.support.openings import read_opening
 
@@ -70,21 +71,47 @@ def bathroom(part: str = "train") -> int:
     return next(i for i in items(part, SMALL_ROOM) if mini.GAMES.make_item(i).metadata["room"] == "bathroom")
 
 
+LIGHT = """
+import json, random, sys
+from pathlib import Path
+from envs.builtin.alfworld.textworld_light import new_game
+game = new_game()
+game.load(json.loads(Path(sys.argv[1]).read_text()))
+state, chance, states = game.reset(), random.Random(0), []
+for _ in range(15):
+    states.append([state.feedback, state.admissible_commands])
+    state, _, _ = game.step(chance.choice(state.admissible_commands))
+assert len(sys.argv) == 2
+print(json.dumps(states))
+"""
+
+
 @pytest.mark.heavy
 def test_the_light_textworld_says_word_for_word_what_textworld_says(tmp_path: Path) -> None:
-    from envs.builtin.alfworld.textworld_light import new_game
+    """Also when it reads the game's translation from a file, and when that file is damaged."""
+    from envs.builtin.alfworld.textworld_light import TRANSLATIONS
 
     problem, file = mini.GAMES.read(bathroom()), tmp_path / "game.tw-pddl"
     content = {"pddl_domain": problem.domain, "grammar": problem.grammar, "pddl_problem": problem.problem}
     file.write_text(json.dumps(content))
-    arguments = list(sys.argv)
-    ours = new_game()
-    ours.load(content)
-    state, chance, states = ours.reset(), random.Random(0), []
-    for _ in range(15):
-        states.append([state.feedback, state.admissible_commands])
-        state, _, _ = ours.step(chance.choice(state.admissible_commands))
-    assert sys.argv == arguments
+
+    def play() -> list[Any]:
+        done = subprocess.run(
+            [sys.executable, "-c", LIGHT, file],
+            capture_output=True,
+            text=True,
+            env={**os.environ, ROOT_VARIABLE: str(tmp_path / "data_sets")},
+            check=True,
+        )
+        played: list[Any] = json.loads(done.stdout.splitlines()[-1])
+        return played
+
+    states = play()
+    [translation] = (tmp_path / "data_sets" / TRANSLATIONS).iterdir()
+    whole = translation.read_bytes()
+    assert play() == states
+    translation.write_bytes(whole[:1000])
+    assert play() == states
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     theirs = subprocess.run(
         [sys.executable, "-c", UPSTREAM, file, tmp_path],

@@ -12,7 +12,8 @@ import pytest
 
 from flows.commands.lineage import format_code
 from flows.lineage.recorder import Recorder
-from flows.lineage.stages import declared_stages, make_receipt
+from flows.lineage.reuse import copy_outputs
+from flows.lineage.stages import Stage, declared_stages, make_receipt, stage_key
 from flows.plan import Plan
 from tasks.config.pipelines import load_pipeline
 from tasks.data.hashes import path_md5
@@ -65,7 +66,7 @@ def record(plan: Plan, *names: str, is_resumed: bool = False) -> LineageRecord:
     """Let the stages `names` of `plan` work in one run."""
     recorder = Recorder(plan)
     for name in names:
-        recorder.begin(plan.stages[name], is_resumed=is_resumed)
+        recorder.begin(plan.stages[name], key=stage_key(plan.stages[name]), is_resumed=is_resumed)
         recorder.finish(make_receipt(plan.stages[name]))
     return read_lineage(WORKSPACE / LINEAGE)
 
@@ -119,7 +120,7 @@ def test_training_that_went_on_with_other_code_says_so(project: Path) -> None:
 
 def test_an_unfinished_stage_has_written_nothing(project: Path) -> None:
     plan = make_plan()
-    Recorder(plan).begin(plan.stages["prepare"], is_resumed=False)
+    Recorder(plan).begin(plan.stages["prepare"], key="k", is_resumed=False)
     assert read_lineage(WORKSPACE / LINEAGE).stages["prepare"].writes == {}
 
 
@@ -231,3 +232,34 @@ def test_outside_of_a_repository_there_is_no_commit(project: Path) -> None:
     shutil.rmtree(".git")
     lineage = record(make_plan(), "prepare")
     assert (lineage.code.commit, lineage.code.uncommitted) == (None, ())
+
+
+def stage_elsewhere(name: str, workspace: str, overrides: Mapping[str, Any] | None = None) -> Stage:
+    """In another workspace, with the items of the first and no outputs."""
+    pipeline, folder = load_pipeline(NAME, overrides=dict(overrides or {})), Path("runs") / workspace
+    shutil.copytree(WORKSPACE / "data", folder / "data")
+    return declared_stages(NAME, pipeline=pipeline, workspace=folder)[name]
+
+
+def test_a_warm_up_from_the_same_inputs_is_copied_from_the_workspace_beside(project: Path) -> None:
+    record(make_plan(), "prepare", "warmup")
+    stage = stage_elsewhere("warmup", "other-lr", {"train.lr": 0.25})  # which the warm-up does not use
+    assert copy_outputs(stage, stage_key(stage)) == WORKSPACE
+    assert path_md5(stage.workspace / "warmup") == path_md5(WORKSPACE / "warmup")
+
+
+def test_a_warm_up_from_other_inputs_is_not_copied(project: Path) -> None:
+    record(make_plan(), "prepare", "warmup")
+    stage = stage_elsewhere("warmup", "other-seed", {"seed": 7})
+    assert copy_outputs(stage, stage_key(stage)) is None
+    stage = stage_elsewhere("prepare", "same")  # takes less time than to look for it
+    assert copy_outputs(stage, stage_key(stage)) is None
+
+
+def test_a_warm_up_that_was_changed_since_is_not_copied(project: Path) -> None:
+    record(make_plan(), "prepare", "warmup")
+    (WORKSPACE / "warmup" / "added").touch()
+    stage = stage_elsewhere("warmup", "other")
+    assert copy_outputs(stage, stage_key(stage)) is None
+    shutil.rmtree(WORKSPACE / "warmup")
+    assert copy_outputs(stage, stage_key(stage)) is None

@@ -5,21 +5,29 @@ original TextWorld):
 
 - `jericho`, which plays Z-machine files and brings spaCy, need not be installed.
 - The sentences and queries of a grammar are parsed once, not at every step: a step takes a third of the time.
-- A game is translated from PDDL once when it is loaded, not four times (twice for the planner alone).
+- A game is translated from PDDL once, not four times whenever it is loaded (twice for the planner alone): this
+  is three quarters of what loading takes. Translations are kept in files beside the data sets.
 """
 
+import hashlib
 import importlib.util
+import json
 import os
+import pickle
 import sys
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cache, lru_cache
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
-from envs.builtin.alfworld.upstream import package_folder
+from envs.builtin.alfworld.upstream import PACKAGES, package_folder
 from envs.builtin.textworld.upstream import stand_in_for_jericho
+from envs.files import write_atomically
+from envs.requirements.data_sets import data_root
 
 # numpy's threads would keep the fork server from forking.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -36,7 +44,11 @@ from textworld import EnvInfos
 from textworld.envs import PddlEnv
 from textworld.envs.pddl import logic, textgen
 
+TRANSLATIONS = ".alfworld-translations"
+"""In the folder of the data sets: a file for each game that was loaded, of some 50 kB."""
+
 _translate_game: Callable[..., tuple[Any, str]] = fast_downward.pddl2sas
+_TRANSLATOR = [version(package) for package in PACKAGES]
 _parse_sentence = textgen._parse_and_convert
 _parse_query = textgen.Rule.parse_conjunctive_query
 
@@ -47,7 +59,22 @@ def _sentence(text: str, rule_name: str) -> Any:
 
 
 @lru_cache(maxsize=2)
-def _translate(domain: str, problem: str, for_planner: bool) -> tuple[Any, str]:
+def _translate(domain: str, problem: str) -> tuple[Any, str]:
+    """As `_translate_now`, if need be: translations are kept in files."""
+    facts = json.dumps([domain, problem, _TRANSLATOR])
+    file = data_root() / TRANSLATIONS / hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
+    with suppress(OSError, zlib.error, EOFError, pickle.UnpicklingError):  # absent, or damaged
+        translation: tuple[Any, str] = pickle.loads(zlib.decompress(file.read_bytes()))
+        return translation
+    translation = _translate_now(domain, problem, for_planner=False)
+    with suppress(OSError):  # a folder that cannot be written to
+        write_atomically(file, zlib.compress(pickle.dumps(translation)))
+    return translation
+
+
+@lru_cache(maxsize=2)
+def _translate_now(domain: str, problem: str, *, for_planner: bool) -> tuple[Any, str]:
+    """(the problem, what the planner's library reads)"""
     arguments = sys.argv
     try:
         return _translate_game(domain, problem, optimize=for_planner)
@@ -60,11 +87,11 @@ def _light_sentence(text: str, rule_name: str, **_: Any) -> Any:
 
 
 def _for_play(domain: str, problem: str, **_: Any) -> tuple[Any, str]:
-    return _translate(domain, problem, False)
+    return _translate(domain, problem)
 
 
 def _for_plans(domain: str, problem: str, optimize: bool = False, **_: Any) -> tuple[Any, str]:
-    return _translate(domain, problem, optimize)
+    return _translate_now(domain, problem, for_planner=optimize)
 
 
 textgen._parse_and_convert = _light_sentence
