@@ -5,8 +5,8 @@ original TextWorld):
 
 - `jericho`, which plays Z-machine files and brings spaCy, need not be installed.
 - The sentences and queries of a grammar are parsed once, not at every step: a step takes a third of the time.
-- A game is translated from PDDL once, not four times whenever it is loaded (twice for the planner alone): this
-  is three quarters of what loading takes. Translations are kept in files beside the data sets.
+- A game is translated from PDDL once, not four times at each loading (twice for the planner alone), which is
+  three quarters of what loading takes. Translations are kept in files beside the data sets.
 """
 
 import hashlib
