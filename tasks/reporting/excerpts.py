@@ -6,11 +6,9 @@ The choice covers every outcome that training had, failures included, not just t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import fmean
 
-from agents.types import FinishReason, StopReason, Trajectory
+from agents.types import StopReason, Trajectory
 from envs.types import Item
-from tasks.data.trajectories import sampled_tokens
 from tasks.reporting.results import POLICIES, Results
 
 PAIRS = 5
@@ -36,51 +34,20 @@ ORDER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTurn:
-    """One turn, as the report prints it."""
-
-    thought: str
-    action: str
-    is_parsed: bool
-    """False if `text` contains no action."""
-    text: str
-    """The whole completion of this turn."""
-    is_truncated: bool
-    """The completion reached the token limit."""
-    observation: str
-    reward: float
-    tokens: int
-    mean_logprob: float
-    policy_version: int
-    sampling_s: float
-    env_s: float
-    """Seconds of sampling and of the environment; 0.0 where they were not measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadEpisode:
-    """One trajectory, as the report prints it."""
-
-    line: int
-    """In `evaluation_trajectories.jsonl`, counted from 1."""
-    success: bool
-    stop_reason: str
-    reward: float
-    tokens: int
-    seconds: float
-    turns: list[ReadTurn]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExcerptPair:
-    """Episodes of one item by both policies; None where no episode was recorded."""
+    """Episodes of one item by both policies; None where no episode was recorded.
+
+    Lines are those of `evaluation_trajectories.jsonl`, counted from 1.
+    """
 
     item: Item
     verdict: Verdict
     opening: str | None
     """The prompt, with the chat template's own tokens; None without a tokenizer."""
-    before: ReadEpisode | None
-    after: ReadEpisode
+    before: Trajectory | None
+    before_line: int | None
+    after: Trajectory
+    after_line: int
 
 
 def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | None]) -> list[ExcerptPair]:
@@ -112,41 +79,13 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
                     item=then.item,
                     verdict=verdict,
                     opening=decode(then.prompt_ids),
-                    before=read_episode(first, line=lines_before[item_id]) if first else None,
-                    after=read_episode(then, line=lines_after[item_id]),
+                    before=first,
+                    before_line=lines_before.get(item_id),
+                    after=then,
+                    after_line=lines_after[item_id],
                 )
             )
     return sorted(pairs, key=lambda pair: list(Verdict).index(pair.verdict))
-
-
-def read_episode(trajectory: Trajectory, *, line: int) -> ReadEpisode:
-    """A trajectory as it is read; `line`: where it is."""
-    turns = [
-        ReadTurn(
-            thought=turn.thought,
-            action=turn.action,
-            is_parsed=not turn.failed,
-            text=turn.text,
-            is_truncated=turn.completion.finish_reason is FinishReason.LENGTH,
-            observation=turn.observation,
-            reward=turn.reward,
-            tokens=len(turn.completion.token_ids),
-            mean_logprob=fmean(turn.completion.logprobs),
-            policy_version=turn.completion.policy_version,
-            sampling_s=turn.sampling_s,
-            env_s=turn.env_s,
-        )
-        for turn in trajectory.turns
-    ]
-    return ReadEpisode(
-        line=line,
-        success=trajectory.success,
-        stop_reason=trajectory.stop_reason.replace("_", " "),
-        reward=trajectory.reward,
-        tokens=sampled_tokens(trajectory),
-        seconds=trajectory.seconds,
-        turns=turns,
-    )
 
 
 def _verdict(before: Trajectory | None, after: Trajectory) -> Verdict:
