@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
@@ -75,9 +74,7 @@ class PrefectPage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Write what is pending; after a signal, without waiting."""
         if error is None or isinstance(error, Exception):
             self._writer.close()

@@ -84,8 +84,9 @@ class Entry:
     """Mean over the sampled tokens; None if there are none."""
     unparsed: int
     """Turns whose text was not in the agent's format."""
-    versions: tuple[int, int] | None
-    """The oldest and the newest policy version that sampled it; None without turns."""
+    oldest: int | None
+    newest: int | None
+    """The policy versions that sampled it; None without turns."""
     seconds: float
     attempts: int
     error: str | None
@@ -122,7 +123,8 @@ def read_line(line: bytes) -> Entry:
         tokens=sum(len(completion.token_ids) for completion in completions),
         logprob=_finite(fmean(logprobs)) if logprobs else None,
         unparsed=sum(turn.failed for turn in record.turns),
-        versions=(min(versions), max(versions)) if versions else None,
+        oldest=min(versions, default=None),
+        newest=max(versions, default=None),
         seconds=_finite(record.seconds) or 0.0,
         attempts=record.attempts,
         error=record.error,

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, TypeVar
 
 from agents.types import Trajectory
@@ -103,9 +102,7 @@ class TrainSession:
     def __enter__(self) -> "TrainSession":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the session; after a signal, without waiting for the training process."""
         if error is None or isinstance(error, Exception):
             self.close()

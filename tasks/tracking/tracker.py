@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -158,9 +157,7 @@ class Tracker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait until everything is written; an unfinished run is marked as failed or killed."""
         if error is not None and not isinstance(error, Exception):
             with suppress(Exception):  # stopping does not wait for the record; `mark_gone` corrects it

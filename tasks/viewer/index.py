@@ -31,6 +31,11 @@ BATCH_S = 0.5
 """Between two commits: how often a long indexing shows what it has so far."""
 CHECKED_LINES = 16
 """Indexed lines that are compared with a file that has changed, the first and the last among them."""
+_COPIED = (
+    "digest", "sample", "reward", "success", "stop", "turns", "tokens", "logprob", "unparsed", "oldest",
+    "newest", "seconds", "attempts", "error", "images",
+)  # fmt: skip
+"""Columns of `trajectories` that an `Entry` has as they are."""
 _MAX_REASON = 300  # characters
 _HASH_BYTES = 16
 _MAX_ROWS = 50_000  # remembered while a file is read
@@ -274,32 +279,16 @@ class _Update:
             values = (file_id, number, str(error)[:_MAX_REASON])
             self._execute("INSERT INTO unreadable VALUES (?, ?, ?)", values)
             return
-        oldest, newest = entry.versions or (None, None)
-        row = {
+        row = {name: getattr(entry, name) for name in _COPIED} | {
             "file": file_id,
             "line": number,
             "start": start,
             "length": len(line),
-            "digest": entry.digest,
             "item": self._item(entry),
             "step": file.step,
-            "sample": entry.sample,
-            "reward": entry.reward,
-            "success": entry.success,
-            "stop": entry.stop,
-            "turns": entry.turns,
-            "tokens": entry.tokens,
-            "logprob": entry.logprob,
-            "unparsed": entry.unparsed,
-            "oldest": oldest,
-            "newest": newest,
-            "seconds": entry.seconds,
-            "attempts": entry.attempts,
-            "error": entry.error,
             "labels": self._facts(entry.labels, kind="label"),
             "metrics": self._facts(entry.metrics, kind="metric"),
             "prompt": self._prompt(entry.prompt_ids),
-            "images": entry.images,
         }
         insert = f"INSERT INTO trajectories({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
         number = self._execute(insert, tuple(row.values())).lastrowid or 0
