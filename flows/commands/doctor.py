@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.samplers.vllm import find_python
-from envs.errors import ConfigError, MissingDependency, WingspanError
+from envs.errors import MissingDependency, WingspanError
 from envs.registry import ENVIRONMENTS, get_env
 from envs.requirements.detection import APPLICATION, PROBE_TIMEOUT_S, USER_NAMESPACES, Package, Requirement
 from envs.retrieval.redis_server import Redis
@@ -214,11 +214,7 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     else:
         mask = f", {plan.mask / 1e9:.1f} GB a GPU," if plan is not None else ""
         attention = f"sdpa, with a mask of {tokens} x {tokens} tokens{mask} which flash-attn avoids"
-    try:
-        gpu_model_options(pipeline.model)
-        yield Finding("attention", State.OK, attention, purpose)
-    except MissingDependency as error:
-        yield _failure("attention", error, purpose)
+    yield _result_of("attention", attention, purpose, lambda: gpu_model_options(pipeline.model))
     if size is None or plan is None:
         found = f"the size of {pipeline.model} is unknown"
         yield Finding(
@@ -232,11 +228,7 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     checkpoint = checkpoint_bytes(size, pipeline.train)
     checkpoints = f"{most_checkpoints(pipeline.train)} checkpoints of {checkpoint / 1e9:.0f} GB at once"
     found = f"about {plan.training / 1e9:.0f} GB a GPU while training, {checkpoints}"
-    try:
-        check_memory(pipeline)
-        yield Finding("GPU memory", State.OK, found, purpose)
-    except ConfigError as error:
-        yield _failure("GPU memory", error, purpose)
+    yield _result_of("GPU memory", found, purpose, lambda: check_memory(pipeline))
 
 
 def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
@@ -264,14 +256,8 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
         ("MLflow", tracking_uri(), "the record; MLFLOW_TRACKING_URI", check_tracking),
     ]
     for name, result, purpose, check in checks:
-        try:
-            check()
-        except WingspanError as error:
-            yield _failure(name, error, purpose)
-        except ImportError:
-            continue  # another line names the missing package
-        else:
-            yield Finding(name, State.OK, result, purpose)
+        with suppress(ImportError):  # another line names the missing package
+            yield _result_of(name, result, purpose, check)
 
 
 def _items(pipeline: "Pipeline", *, purpose: str) -> Iterator[_Check]:
@@ -290,12 +276,9 @@ def _memory(pipeline: "Pipeline") -> Finding:
 
     [total] = device_memories("cpu")
     found, purpose = f"{total / 1e9:.1f} GB", "a CPU run"
-    if pipeline.backend.device == "cpu":
-        try:
-            check_memory(pipeline)
-        except ConfigError as error:
-            return _failure("memory", error, purpose)
-    return Finding("memory", State.OK, found, purpose)
+    if pipeline.backend.device != "cpu":
+        return Finding("memory", State.OK, found, purpose)
+    return _result_of("memory", found, purpose, lambda: check_memory(pipeline))
 
 
 def _loopback() -> Finding:
@@ -317,13 +300,11 @@ def _network() -> Finding:
     if address is None:
         found = "a Ray on this machine: listens on loopback only, asks for a token"
         return Finding("network", State.OK, found, purpose)
-    try:
-        check_ray_address()
-        is_protected = asks_for_token()
-    except WingspanError as error:
-        return _failure("network", error, purpose)
-    if is_protected:
-        return Finding("network", State.OK, f"the Ray cluster {address} asks for a token", purpose)
+
+    protected = f"the Ray cluster {address} asks for a token"
+    finding = _result_of("network", protected, purpose, check_ray_address)
+    if finding.state is not State.OK or asks_for_token():
+        return finding
     found = f"OPEN: anyone who reaches {address} can run code in the Ray cluster, which asks for no token"
     remedy = "start every node with RAY_AUTH_MODE=token (docs/security.md)"
     return Finding("network", State.OK, found, purpose, remedy)
@@ -336,7 +317,11 @@ def _finding(name: str, remedy: str | None, purpose: str, *, is_needed: bool) ->
     return Finding(name, state, "", purpose, remedy, is_needed=is_needed)
 
 
-def _failure(name: str, error: WingspanError, purpose: str) -> Finding:
-    """The finding of a check that failed: its message is `problem; remedy`."""
-    problem, _, remedy = str(error).partition("; ")
-    return Finding(name, State.MISSING, problem, purpose, remedy)
+def _result_of(name: str, result: str, purpose: str, check: Callable[[], object]) -> Finding:
+    """The finding of a `check`; if it fails, its message is `problem; remedy`."""
+    try:
+        check()
+    except WingspanError as error:
+        problem, _, remedy = str(error).partition("; ")
+        return Finding(name, State.MISSING, problem, purpose, remedy)
+    return Finding(name, State.OK, result, purpose)

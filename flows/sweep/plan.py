@@ -21,7 +21,7 @@ from tasks.cluster.address import cluster_address
 from tasks.comparison.sides import check_same_items
 from tasks.config.capacity import read_model_size
 from tasks.config.memory import device_memories, memory_needs
-from tasks.config.parameters import flat
+from tasks.config.parameters import differing_values, flat
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import describe_turns, evaluation_turns, split
 from tasks.reporting.results import read_parameters
@@ -171,13 +171,8 @@ def _make_run(name: str, *, run_name: str, overrides: Mapping[str, Any], folder:
     pipeline = load_pipeline(name, overrides=dict(overrides))
     is_finished = is_recorded(workspace, pipeline=pipeline) and (workspace / "evaluation.json").exists()
     if not is_finished and read_record(workspace).get("finished"):
-        recorded_parameters = read_parameters(workspace)
         parameters = dict(flat(pipeline.model_dump(mode="json"), sep="."))
-        keys = [
-            key
-            for key in {**parameters, **recorded_parameters}
-            if parameters.get(key) != recorded_parameters.get(key)
-        ]
+        keys = list(differing_values(parameters, read_parameters(workspace)))
         raise ConfigError(
             f"{workspace} holds a finished run with another {', '.join(keys[:4]) or 'evaluation'}; "
             "give another --folder, or remove it"

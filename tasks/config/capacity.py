@@ -18,9 +18,9 @@ from typing import Any
 from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
 from tasks.config.lora import LoraSettings
 from tasks.config.pipelines import Pipeline
-from tasks.config.safetensors import read_shapes
 from tasks.config.training import TrainSettings
 from tasks.verl.gpu_model import FLASH_ATTENTION, gpu_attention
+from tasks.verl.policies import read_shapes
 
 HUB_TIMEOUT_S = 10.0
 CHECKPOINT_BYTES = 16

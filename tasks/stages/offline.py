@@ -43,11 +43,10 @@ from tasks.stages.train import (
     write_prompts,
 )
 from tasks.verl.actor import environment_of
-from tasks.verl.apart import train_apart
 from tasks.verl.config import check_pipeline
 from tasks.verl.dpo import DpoRequest
 from tasks.verl.policies import copy_policy
-from tasks.verl.sft import SftRequest, columns_of
+from tasks.verl.sft import SftRequest, columns_of, train_apart
 
 _NAMES = {
     "imitation": {"loss": "imitation_loss", "tokens": "trained_tokens"},
