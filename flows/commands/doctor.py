@@ -199,23 +199,22 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     """The attention kernel of training on GPUs, and the memory and disk that it takes."""
     if pipeline.backend.device == "cpu":
         return
-    from tasks.config.capacity import checkpoint_bytes, memory_plan, read_model_size
+    from tasks.config.capacity import checkpoint_bytes, mask_bytes, read_model_size, training_parts
     from tasks.config.memory import check_memory
     from tasks.verl.gpu_model import flash_attention_version, gpu_model_options
     from tasks.verl.rewinds import most_checkpoints
 
     purpose = GPU_PURPOSE
     size = read_model_size(pipeline.model)
-    plan = memory_plan(pipeline, size) if size is not None else None
     tokens = pipeline.train.micro_batch_tokens
     flash_version = flash_attention_version()
     if flash_version is not None:
         attention = f"flash-attn {flash_version}"
     else:
-        mask = f", {plan.mask / 1e9:.1f} GB a GPU," if plan is not None else ""
+        mask = f", {mask_bytes(pipeline) / 1e9:.1f} GB a GPU," if size is not None else ""
         attention = f"sdpa, with a mask of {tokens} x {tokens} tokens{mask} which flash-attn avoids"
     yield _result_of("attention", attention, purpose, lambda: gpu_model_options(pipeline.model))
-    if size is None or plan is None:
+    if size is None:
         found = f"the size of {pipeline.model} is unknown"
         yield Finding(
             "GPU memory",
@@ -227,7 +226,8 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
         return
     checkpoint = checkpoint_bytes(size, pipeline.train)
     checkpoints = f"{most_checkpoints(pipeline.train)} checkpoints of {checkpoint / 1e9:.0f} GB at once"
-    found = f"about {plan.training / 1e9:.0f} GB a GPU while training, {checkpoints}"
+    memory = sum(training_parts(pipeline, size).values())
+    found = f"about {memory / 1e9:.0f} GB a GPU while training, {checkpoints}"
     yield _result_of("GPU memory", found, purpose, lambda: check_memory(pipeline))
 
 

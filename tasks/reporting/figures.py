@@ -59,8 +59,7 @@ def all_plots(results: Results, *, stages: Stages, groupings: Sequence[Grouping]
 def _success(results: Results, *, stages: Stages, name: str, width: float, height: float) -> Plot:
     quick = [
         (float(done.last_step), done.evaluation["success"], int(done.evaluation["episodes"]))
-        for done in results.rounds
-        if "success" in done.evaluation
+        for done in results.counted_rounds
     ]
     evaluations = "; ".join(f"step {step:.0f}: {rate:.0%}" for step, rate, _ in quick)
     turns = ", then ".join(f"{turns} turns from step {first}" for first, _, turns in stages)

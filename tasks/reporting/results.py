@@ -62,6 +62,11 @@ class Results:
         """The items that were evaluated, in order."""
         return list({t.item.item_id: t.item for t in self.trajectories}.values())
 
+    @property
+    def counted_rounds(self) -> list[RoundResult]:
+        """Those in whose quick evaluation an episode counted, which have its `success`."""
+        return [done for done in self.rounds if "success" in done.evaluation]
+
     def rate(self, policy: str, mode: str) -> float | None:
         """Success on the test split; None where it was not evaluated or no episode counted."""
         return self.evaluation.get(policy, {}).get(mode, {}).get("success")

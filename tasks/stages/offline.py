@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,9 @@ from tasks.stages.train import (
     RoundResult,
     TrainedRound,
     drop_steps_after,
+    evaluate_round,
     final_policy,
-    keep_if_best,
-    quick_items,
-    quick_spec,
+    round_file,
     training_items,
     write_prompts,
 )
@@ -107,19 +106,14 @@ class OfflineSession:
 
     def evaluate_round(self, steps: TrainedRound) -> RoundResult:
         """Evaluate the round's policy on a few test items and write its result, or read it."""
-        path = self._folder / "rounds" / f"{steps.index:02d}.json"
+        path, policy = round_file(self._folder, steps.index), self._policy(steps.index)
         if path.exists():
             return RoundResult(**json.loads(path.read_text()))
         start = time.perf_counter()
         self._progress.on_phase("quick evaluation")
-        items = quick_items(self._pipeline, self._workspace)
-        with open_policy(self._pipeline, model=str(self._policy(steps.index))) as run:
-            groups = run(items, quick_spec(self._pipeline, step=steps.last_step))
-        evaluation = summarise([trajectory for group in groups for trajectory in group])
-        seconds = steps.seconds + time.perf_counter() - start
-        result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
-        keep_if_best(self._folder, evaluation, policy=self._policy(steps.index))
-        write_atomically(path, json.dumps(asdict(result), indent=1))
+        with open_policy(self._pipeline, model=str(policy)) as run:
+            steps = replace(steps, seconds=steps.seconds + time.perf_counter() - start)
+            result = evaluate_round(steps, self._pipeline, self._workspace, policy=policy, run=run)
         for earlier in range(steps.index):  # the next round samples with this one's
             shutil.rmtree(self._policy(earlier), ignore_errors=True)
         return result
