@@ -9,7 +9,6 @@ downloaded data set depends on its checksums. DVC does not know these unless the
 Leaves out: running anything, and DVC itself, whose import takes seconds.
 """
 
-import hashlib
 import json
 import re
 import shutil
@@ -27,7 +26,7 @@ from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import differing_values, flat
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 from tasks.config.user_code import agent_code, environment_code
-from tasks.data.hashes import path_md5
+from tasks.data.hashes import path_md5, text_md5
 from tasks.data.items import items_md5
 from tasks.data.sources import FOLDER as DATA
 from tasks.data.sources import HUB
@@ -154,7 +153,7 @@ def stage_key(stage: Stage, *, code: bool = True) -> str:
     missing dependency.
     """
     facts = json.dumps([stage.name, _relative_deps(stage, code=code), stage.params], sort_keys=True)
-    return hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
+    return text_md5(facts)
 
 
 def hash_deps(stage: Stage) -> dict[str, str]:

@@ -4,7 +4,6 @@ A sweep trains one pipeline once for each variant and each seed. A variant is a 
 key. Every run is a `wingspan run` in a workspace of its own, which is named after them.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from tasks.config.capacity import read_model_size
 from tasks.config.memory import device_memories, memory_needs
 from tasks.config.parameters import differing_values, flat
 from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.data.hashes import text_md5
 from tasks.data.items import describe_turns, evaluation_turns, split
 from tasks.reporting.results import read_parameters
 from tasks.tracking.tracker import is_recorded, read_record
@@ -162,7 +162,7 @@ def _format_value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     if re.fullmatch(rf"[\w.+-]{{1,{MAX_VALUE}}}", text):
         return text
-    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]
+    return text_md5(text)[:8]
 
 
 def _make_run(name: str, *, run_name: str, overrides: Mapping[str, Any], folder: Path) -> SweepRun:

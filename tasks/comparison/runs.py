@@ -101,7 +101,7 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
         gain=gain,
         items={item.item_id: item for item in results.items()},
         samples={measure: results.outcomes["after"][mode] for measure, mode in MEASURES.items()},
-        lines=results.find_lines("after", "sampled"),
+        lines={item: line for item, (line, _) in results.sampled("after").items()},
         stops={
             key.removeprefix("stop_"): int(count)
             for key, count in summary.items()

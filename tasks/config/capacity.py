@@ -210,9 +210,6 @@ def _count_local(folder: Path) -> int | None:
         if not file_names <= {file.name for file in files}:
             return None  # only part of it is in the cache
     with suppress(struct.error, ValueError):  # a truncated file
-        return sum(map(_count_file, files)) if files else None
+        shapes = [shape for file in files for shape in read_shapes(file).values()]
+        return sum(map(math.prod, shapes)) if files else None
     return None
-
-
-def _count_file(path: Path) -> int:
-    return sum(map(math.prod, read_shapes(path).values()))

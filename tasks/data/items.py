@@ -5,7 +5,6 @@ one. `tasks/data/files.py` reads the items of a user's files. An item file, whic
 later stage reads, has one `Item` a line, as JSON.
 """
 
-import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from envs.types import Item
 from tasks.config.data import DataSettings
 from tasks.config.pipelines import Pipeline
 from tasks.data.files import check_data, read_parts
+from tasks.data.hashes import text_md5
 
 
 class _Line(BaseModel):
@@ -147,7 +147,7 @@ def write_items(path: Path, items: Iterable[Item]) -> None:
 
 def items_md5(items: Iterable[Item]) -> str:
     """The MD5 of the file that `write_items` would write."""
-    return hashlib.md5(_to_lines(items).encode(), usedforsecurity=False).hexdigest()
+    return text_md5(_to_lines(items))
 
 
 def _to_lines(items: Iterable[Item]) -> str:

@@ -56,15 +56,15 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
     Within a verdict, items of different kinds (the first integer metadata value, such as depth) come first,
     hard ones before easy ones. Deterministic.
     """
-    before, after = (results.find(policy, "sampled") for policy in POLICIES)
-    lines_before, lines_after = (results.find_lines(policy, "sampled") for policy in POLICIES)
+    before, after = (results.sampled(policy) for policy in POLICIES)
     by_verdict: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
-    for item_id, trajectory in after.items():
-        if StopReason.ERROR in (trajectory.stop_reason, item_id in before and before[item_id].stop_reason):
+    for item_id, (_, then) in after.items():
+        _, first = before.get(item_id, (None, None))
+        if StopReason.ERROR in (then.stop_reason, first and first.stop_reason):
             continue  # says nothing about the policy
-        by_verdict[_verdict(before.get(item_id), trajectory)].append(item_id)
+        by_verdict[_verdict(first, then)].append(item_id)
     queues = {
-        verdict: _interleave_kinds(item_ids, kind_of=lambda item_id: _kind(after[item_id].item))
+        verdict: _interleave_kinds(item_ids, kind_of=lambda item_id: _kind(after[item_id][1].item))
         for verdict, item_ids in by_verdict.items()
     }
     verdicts = [verdict for verdict in ORDER if queues[verdict]]
@@ -73,16 +73,17 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
     for verdict in verdicts:
         if queues[verdict] and len(pairs) < PAIRS:
             item_id = queues[verdict].pop(0)
-            first, then = before.get(item_id), after[item_id]
+            before_line, first = before.get(item_id, (None, None))
+            after_line, then = after[item_id]
             pairs.append(
                 ExcerptPair(
                     item=then.item,
                     verdict=verdict,
                     opening=decode(then.prompt_ids),
                     before=first,
-                    before_line=lines_before.get(item_id),
+                    before_line=before_line,
                     after=then,
-                    after_line=lines_after[item_id],
+                    after_line=after_line,
                 )
             )
     return sorted(pairs, key=lambda pair: list(Verdict).index(pair.verdict))

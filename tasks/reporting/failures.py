@@ -41,10 +41,9 @@ class FailingItem:
 def failing_items(results: Results) -> list[FailingItem]:
     """The items that not every sampled episode solves after training, those that fewest solve first."""
     before, after = (results.outcomes.get(policy, {}).get("sampled", {}) for policy in ("before", "after"))
-    episodes, lines = results.find("after", "sampled"), results.find_lines("after", "sampled")
     failing = [
-        FailingItem(before=before.get(item, []), after=after[item], episode=episode, line=lines[item])
-        for item, episode in episodes.items()
+        FailingItem(before=before.get(item, []), after=after[item], episode=episode, line=line)
+        for item, (line, episode) in results.sampled("after").items()
         if after.get(item) and not all(after[item])
     ]
     return sorted(failing, key=lambda row: fmean(row.after))

@@ -11,7 +11,8 @@ from tasks.reporting.results import POLICIES, Grouping, Results, phases
 
 STOPS = (StopReason.TERMINATED, StopReason.MAX_TURNS, StopReason.MAX_CONTEXT, StopReason.TRUNCATED)
 """In the order of their colors."""
-
+MAX_LABEL = 18
+"""Characters of a group's name."""
 
 LINES = {
     "imitation_loss": ("loss (nats per token)", "Negative log-likelihood of the imitated tokens."),
@@ -150,9 +151,9 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
     ]
 
 
-def shorten(label: str, *, characters: int = 18) -> str:
+def shorten(label: str) -> str:
     """A label that leaves room for the plot."""
-    return label if len(label) <= characters else label[: characters - 1] + "…"
+    return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
 
 
 def _series(results: Results, key: str) -> list[tuple[float, float]]:

@@ -25,7 +25,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.cloning import load_tokenizer, prepare_cloning
 from tasks.data.demonstrations import Demonstration
 from tasks.data.items import read_items
-from tasks.data.supervised import Selection, SupervisedRow, make_pairs, rows_of, select
+from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
 from tasks.data.training_files import check_tokens, read_training_files
 from tasks.data.trajectories import is_informative, read_trajectories, summarise, write_trajectories
 from tasks.progress import SILENT, Progress
@@ -256,7 +256,13 @@ class OfflineSession:
                 f"(train.algorithm.min_reward {algorithm.min_reward}); lower it, or give a warm-up"
             )
         request = SftRequest(**self._common(steps, model=model, rows=selection.rows))
-        return _selection_facts(selection, original), request
+        facts = {
+            "rows": len(selection.rows),
+            "rows_original": len(original.rows),
+            "chosen": selection.chosen,
+            "duplicates": selection.duplicates,
+        }
+        return facts, request
 
     def plan_preferences(
         self, steps: TrainedRound, trajectories: Sequence[Trajectory]
@@ -313,13 +319,4 @@ def _sampling_facts(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     return {
         **summarise([trajectory for group in groups for trajectory in group]),
         "informative_groups": sum(map(is_informative, groups)) / len(groups),
-    }
-
-
-def _selection_facts(selection: Selection, original: Selection) -> dict[str, float]:
-    return {
-        "rows": len(selection.rows),
-        "rows_original": len(original.rows),
-        "chosen": selection.chosen,
-        "duplicates": selection.duplicates,
     }

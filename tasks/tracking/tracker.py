@@ -8,7 +8,6 @@ episodes, `model.py` registers the policy, `recorded_runs.py` owns the heartbeat
 MLflow.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -29,6 +28,7 @@ from envs.redaction import redact, register_url
 from tasks.config.parameters import flat
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
+from tasks.data.hashes import text_md5
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.runs.usage import read_usage
 from tasks.tracking import facts, recorded_runs, system_metrics
@@ -449,7 +449,7 @@ def _write_record(workspace: Path, *, pipeline: Pipeline, run: "Run", is_finishe
 
 
 def _identity(pipeline: Pipeline) -> str:
-    return hashlib.md5(pipeline.model_dump_json().encode(), usedforsecurity=False).hexdigest()
+    return text_md5(pipeline.model_dump_json())
 
 
 def experiment_of(client: "MlflowClient", *, name: str = EXPERIMENT) -> str:

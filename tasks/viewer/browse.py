@@ -32,6 +32,8 @@ GROUP_SORTS = {
 MAX_VALUES = 30
 """Distinct values of a key that is offered to filter by; one with more is an identifier."""
 MAX_HISTORY = 5000
+MAX_UNREADABLE = 20
+"""Lines that are no trajectories, of which address and reason are shown."""
 _IDENTIFIERS = ("parent_digest", "forked_at")
 """Labels of forks by which nobody filters."""
 
@@ -241,15 +243,12 @@ def find_row(connection: sqlite3.Connection, address: str) -> TrajectoryRow | No
     return None if found is None else _rows(connection, [found])[0]
 
 
-def count_by_step(connection: sqlite3.Connection, query: str = "") -> list[tuple[int, int, int]]:
-    """Step, trajectories, and those of them that succeeded, of the training's trajectories of a query."""
-    where = compile_query(query, connection)
+def count_by_step(connection: sqlite3.Connection) -> list[tuple[int, int, int]]:
+    """Step, trajectories, and those of them that succeeded, of the training's trajectories."""
     select = (
-        f"SELECT t.step, count(*), sum(t.success) FROM {_tables(where.sql)} "
-        f"WHERE t.step IS NOT NULL AND {where.sql} "
-        "GROUP BY t.step ORDER BY t.step"
+        "SELECT step, count(*), sum(success) FROM trajectories WHERE step IS NOT NULL GROUP BY 1 ORDER BY 1"
     )
-    return connection.execute(select, where.values).fetchall()
+    return connection.execute(select).fetchall()
 
 
 def generation(connection: sqlite3.Connection) -> int:
@@ -258,14 +257,14 @@ def generation(connection: sqlite3.Connection) -> int:
     return int(row[0]) if row else 0
 
 
-def unreadable_lines(connection: sqlite3.Connection, *, limit: int = 20) -> tuple[int, list[tuple[str, str]]]:
+def unreadable_lines(connection: sqlite3.Connection) -> tuple[int, list[tuple[str, str]]]:
     """How many lines are no trajectories, and some of them: address and reason."""
     total = connection.execute("SELECT count(*) FROM unreadable").fetchone()[0]
     select = (
         "SELECT f.key || ':' || u.line, u.reason FROM unreadable u JOIN files f ON f.id = u.file "
         "ORDER BY f.key, u.line LIMIT ?"
     )
-    return int(total), connection.execute(select, (limit,)).fetchall()
+    return int(total), connection.execute(select, (MAX_UNREADABLE,)).fetchall()
 
 
 def _find(connection: sqlite3.Connection, address: str) -> int | None:
