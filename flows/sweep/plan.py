@@ -23,7 +23,7 @@ from tasks.config.memory import device_memories, memory_needs
 from tasks.config.parameters import differing_values, flat
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.hashes import text_md5
-from tasks.data.items import describe_turns, evaluation_turns, split
+from tasks.data.items import evaluation_way, split
 from tasks.reporting.results import read_parameters
 from tasks.tracking.tracker import is_recorded, read_record
 
@@ -196,7 +196,7 @@ def _check_comparable(runs: Sequence[SweepRun]) -> None:
     first = runs[0]
     first_items = None
     for run in runs[1:]:
-        ours, theirs = _evaluation(first.pipeline), _evaluation(run.pipeline)
+        ours, theirs = evaluation_way(first.pipeline), evaluation_way(run.pipeline)
         for key in ours:
             if ours[key] != theirs[key]:
                 raise ConfigError(
@@ -206,16 +206,6 @@ def _check_comparable(runs: Sequence[SweepRun]) -> None:
         if run.pipeline.data != first.pipeline.data:
             first_items = first_items or _test_items(first)
             check_same_items(first_items, _test_items(run), names=(first.name, run.name))
-
-
-def _evaluation(pipeline: Pipeline) -> dict[str, Any]:
-    turns = evaluation_turns(pipeline)
-    return {
-        "evaluate.max_turns": describe_turns(
-            {name: turns[name] for name, part in pipeline.data.parts.items() if part.evaluate}
-        ),
-        "evaluate.temperature": pipeline.evaluate.temperature,
-    }
 
 
 def _test_items(run: SweepRun) -> dict[str, Any]:

@@ -106,16 +106,8 @@ class Conversations:
         return (squares / (self.group_size() - 1).clamp(min=1)).sqrt()
 
     def has_equal_rewards(self, values: Tensor) -> Tensor:
-        """[C], bool: whether all `values` of the conversation's group are the same number.
-
-        Exact where a standard deviation is not: the mean of equal numbers may differ from them by rounding.
-        """
-
-        def extreme(reduce: str) -> Tensor:
-            empty = values.new_zeros(int(self.group.max()) + 1)
-            return empty.scatter_reduce(0, self.group, values, reduce, include_self=False)
-
-        return (extreme("amin") == extreme("amax"))[self.group]
+        """[C], bool: whether all `values` of the conversation's group are the same number."""
+        return are_equal(values, self.group)
 
     def whiten(self, values: Tensor) -> Tensor:
         """[C, T]: `values`, which are 0 where `mask` is False, shifted and scaled to mean 0 and variance 1
@@ -128,6 +120,19 @@ class Conversations:
         squares = sum(float(((part.double() - mean).square() * mask).sum()) for part, mask in parts)
         scale = (squares / (count - 1) + 1e-8) ** -0.5
         return torch.where(self.mask, (values - mean.to(values.dtype)) * scale, 0.0)
+
+
+def are_equal(values: Tensor, place: Tensor) -> Tensor:
+    """[N], bool: whether all `values` [N] of the same `place` [N], int64, from 0, are the same number.
+
+    Exact where a standard deviation is not: the mean of equal numbers may differ from them by rounding.
+    """
+
+    def extreme(reduce: str) -> Tensor:
+        empty = values.new_zeros(int(place.max()) + 1)
+        return empty.scatter_reduce(0, place, values, reduce, include_self=False)
+
+    return (extreme("amin") == extreme("amax"))[place]
 
 
 def _row_sums(values: Tensor, dtype: torch.dtype) -> Tensor:

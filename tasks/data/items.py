@@ -133,6 +133,16 @@ def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:
     return {name: part.max_turns or pipeline.evaluate.max_turns for name, part in pipeline.data.parts.items()}
 
 
+def evaluation_way(pipeline: Pipeline) -> dict[str, Any]:
+    """How policies are evaluated, by key: what must be the same of two that are compared."""
+    turns = evaluation_turns(pipeline)
+    evaluated_turns = {name: turns[name] for name, part in pipeline.data.parts.items() if part.evaluate}
+    return {
+        "evaluate.max_turns": describe_turns(evaluated_turns),
+        "evaluate.temperature": pipeline.evaluate.temperature,
+    }
+
+
 def describe_turns(turns: Mapping[str, Any]) -> str:
     """The turns of `evaluation_turns` in one text, which is the same if every item has the same."""
     counts = {str(count) for count in turns.values()}

@@ -1,4 +1,5 @@
-"""The trajectories that a report prints: pairs of episodes of one item, before and after training.
+"""The trajectories that a report prints: pairs of episodes of one item, before and after training; and the
+items that the trained policy does not solve.
 
 The choice covers every outcome that training had, failures included, not just the best-looking episodes.
 """
@@ -6,12 +7,17 @@ The choice covers every outcome that training had, failures included, not just t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import fmean
 
 from agents.types import StopReason, Trajectory
 from envs.types import Item
 from tasks.reporting.results import POLICIES, Results
 
 PAIRS = 5
+LISTED = 30
+"""Items that are not solved, which the report lists."""
+_OBSERVATION_CHARS = 160
+"""Of the last observation of one."""
 
 
 class Verdict(StrEnum):
@@ -87,6 +93,42 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
                 )
             )
     return sorted(pairs, key=lambda pair: list(Verdict).index(pair.verdict))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailingItem:
+    """An item that some sampled episode after training did not solve."""
+
+    before: Sequence[float]
+    """Successes of the samples before training."""
+    after: Sequence[float]
+    episode: Trajectory
+    """Its first sampled episode after training; if that succeeded, others of the item failed."""
+    line: int
+    """Of that episode, in the file of evaluated episodes."""
+
+    @property
+    def is_unsolved(self) -> bool:
+        """Whether no episode after training solved it."""
+        return not any(self.after)
+
+    @property
+    def last_observation(self) -> str:
+        """Of `episode`, on one line."""
+        text = self.episode.turns[-1].observation if self.episode.turns else ""
+        line = " ".join(text.split())
+        return line if len(line) <= _OBSERVATION_CHARS else f"{line[: _OBSERVATION_CHARS - 1]}…"
+
+
+def failing_items(results: Results) -> list[FailingItem]:
+    """The items that not every sampled episode solves after training, those that fewest solve first."""
+    before, after = (results.outcomes.get(policy, {}).get("sampled", {}) for policy in ("before", "after"))
+    failing = [
+        FailingItem(before=before.get(item, []), after=after[item], episode=episode, line=line)
+        for item, (line, episode) in results.sampled("after").items()
+        if after.get(item) and not all(after[item])
+    ]
+    return sorted(failing, key=lambda row: fmean(row.after))
 
 
 def _verdict(before: Trajectory | None, after: Trajectory) -> Verdict:

@@ -256,7 +256,7 @@ class OfflineSession:
                 f"(train.algorithm.min_reward {algorithm.min_reward}); lower it, or give a warm-up"
             )
         request = SftRequest(**self._common(steps, model=model, rows=selection.rows))
-        facts = {
+        facts: dict[str, float] = {
             "rows": len(selection.rows),
             "rows_original": len(original.rows),
             "chosen": selection.chosen,

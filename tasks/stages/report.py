@@ -21,8 +21,7 @@ from tasks.data.items import training_turns
 from tasks.evaluation.outcomes import compare_samples, item_means
 from tasks.progress import SILENT, Progress
 from tasks.reporting import charts, figures
-from tasks.reporting.excerpts import choose_pairs
-from tasks.reporting.failures import LISTED, failing_items
+from tasks.reporting.excerpts import LISTED, choose_pairs, failing_items
 from tasks.reporting.figure_files import write_figures
 from tasks.reporting.intervals import MIN_BOOTSTRAP, mean_interval
 from tasks.reporting.pages import duration, render_page, write_page
