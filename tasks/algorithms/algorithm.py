@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -11,8 +12,10 @@ from tasks.algorithms.losses.library import AnyLoss
 from tasks.algorithms.losses.vanilla import Vanilla
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from agents.types import Trajectory
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 Aggregation = Literal["seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean"]
 """verl's names, where a sequence is a whole conversation: how the losses of tokens become one number.
@@ -51,6 +54,18 @@ class Algorithm(Settings):
     """One algorithm's parameters. It is an `OnlineAlgorithm` or an `OfflineAlgorithm`."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What an estimator returns of `C` conversations and `T` tokens; 0 where `Conversations.mask` is False."""
+
+    advantages: "Tensor"  # [C, T]
+    returns: "Tensor | None" = None
+    """[C, T]: what a critic learns to predict."""
+    return_weights: "Tensor | None" = None
+    """[C, T]: how much the critic's error at a token counts, on average 1 over a conversation's tokens; None
+    counts all alike."""
 
 
 class OnlineAlgorithm(Algorithm):
@@ -100,7 +115,7 @@ class OnlineAlgorithm(Algorithm):
         return len(set(scores)) > 1
 
     @abstractmethod
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """The advantage of each sampled token; the rewards are of trajectories that are trained on."""
 
 

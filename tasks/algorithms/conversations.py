@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from agents.types import Trajectory
+from tasks.algorithms.algorithm import Estimate as Estimate  # with what it is made of, for users' algorithms
 
 _ROWS = 32
 """Conversations whose numbers are converted to float64 at once: they stay in the cache."""
@@ -138,18 +139,6 @@ def are_equal(values: Tensor, place: Tensor) -> Tensor:
 def _row_sums(values: Tensor, dtype: torch.dtype) -> Tensor:
     """[C]; torch converts all of a tensor before it adds anything."""
     return torch.cat([rows.sum(1, dtype=dtype) for rows in values.split(_ROWS)])
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What an estimator returns; 0 where `Conversations.mask` is False."""
-
-    advantages: Tensor  # [C, T]
-    returns: Tensor | None = None
-    """[C, T]: what a critic learns to predict."""
-    return_weights: Tensor | None = None
-    """[C, T]: how much the critic's error at a token counts, on average 1 over a conversation's tokens; None
-    counts all alike."""
 
 
 def discounted_returns(rewards: Tensor, *, gamma: float) -> Tensor:
