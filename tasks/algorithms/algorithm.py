@@ -58,7 +58,7 @@ class Algorithm(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What an estimator returns of `C` conversations and `T` tokens; 0 where `Conversations.mask` is False."""
+    """What an estimator returns, of `C` conversations and `T` tokens; 0 where there is no token."""
 
     advantages: "Tensor"  # [C, T]
     returns: "Tensor | None" = None
