@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +28,7 @@ import torch
 from agents.samplers.sampler import Sampler
 from agents.types import SamplingParams
 from bench.samplers import SAMPLERS
+from tasks.config.capacity import ModelSize, read_model_size
 from tasks.verl.cpu.flops import ModelFlops, Work, best_seconds, matmul_flops
 
 PROMPT, TURNS, COMPLETION, OBSERVATION, GROUP = 300, 6, 20, 8, 8
@@ -52,34 +52,7 @@ def read_bytes_per_s(size: float) -> float:
     return buffer.nbytes * times / best_seconds(lambda: [buffer.sum() for _ in range(times)])
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The sizes that the roofline depends on."""
-
-    vocab_size: int
-    parameters: int
-    flops: ModelFlops
-    bytes_per_token: int
-    """Of keys and values."""
-
-    @classmethod
-    def read(cls, folder: Path) -> "Model":
-        """From a folder in Hugging Face format."""
-        from safetensors.torch import load_file
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(folder)
-        weights = load_file(folder / "model.safetensors")
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return cls(
-            vocab_size=config.vocab_size,
-            parameters=sum(weight.numel() for weight in weights.values()),
-            flops=ModelFlops.of_folder(folder),
-            bytes_per_token=2 * 4 * config.num_hidden_layers * config.num_key_value_heads * head_dim,
-        )
-
-
-def roofline(model: Model, *, episodes: int, flops_per_s: float) -> float:
+def roofline(size: ModelSize, flops: ModelFlops, *, episodes: int, flops_per_s: float) -> float:
     """CPU seconds that the load takes at least."""
     groups = -(-episodes // GROUP)
     work = Work(
@@ -87,12 +60,11 @@ def roofline(model: Model, *, episodes: int, flops_per_s: float) -> float:
         logits=episodes * TURNS * COMPLETION,
         pairs=groups * PROMPT**2 // 2 + episodes * EPISODE * (PROMPT + EPISODE // 2),
     )
-    bytes_per_step = 2.0 * (model.flops.per_token + model.flops.per_logit)
-    bytes_per_step += model.bytes_per_token * (groups * PROMPT + episodes * EPISODE / 2)
+    bytes_per_step = 2.0 * (flops.per_token + flops.per_logit)
+    cache_bytes_per_token = 2 * 4 * size.layers * size.kv_width
+    bytes_per_step += cache_bytes_per_token * (groups * PROMPT + episodes * EPISODE / 2)
     steps = TURNS * COMPLETION
-    return max(
-        model.flops.forward(work) / flops_per_s, steps * bytes_per_step / read_bytes_per_s(bytes_per_step)
-    )
+    return max(flops.forward(work) / flops_per_s, steps * bytes_per_step / read_bytes_per_s(bytes_per_step))
 
 
 async def play(sampler: Sampler, *, episodes: int, vocab_size: int, seed: int) -> dict[str, float]:
@@ -149,7 +121,8 @@ def save_random_model(folder: Path) -> None:
 async def measure(folder: Path, *, sampler: str, episodes: tuple[int, ...], threads: int) -> dict[str, Any]:
     """Everything that is printed."""
     torch.set_num_threads(threads)
-    model = Model.read(folder)
+    size, flops = read_model_size(folder), ModelFlops.of_folder(folder)
+    assert size is not None
     flops_per_s = matmul_flops()
     runs = []
     for count in episodes:
@@ -157,15 +130,15 @@ async def measure(folder: Path, *, sampler: str, episodes: tuple[int, ...], thre
             folder, context_length=CONTEXT, max_sequences=count, threads=threads
         ) as subject:
             # The memory of caches is committed when it is first written. New prompts find nothing cached.
-            await play(subject, episodes=count, vocab_size=model.vocab_size, seed=0)
+            await play(subject, episodes=count, vocab_size=size.vocabulary, seed=0)
             await subject.drop_cache()
-            run = await play(subject, episodes=count, vocab_size=model.vocab_size, seed=1)
-        limit = roofline(model, episodes=count, flops_per_s=flops_per_s)
+            run = await play(subject, episodes=count, vocab_size=size.vocabulary, seed=1)
+        limit = roofline(size, flops, episodes=count, flops_per_s=flops_per_s)
         runs.append({"episodes": count, **run, "limit_cpu_s": limit, "of_limit": limit / run["cpu_s"]})
     return {
         "sampler": sampler,
         "model": str(folder),
-        "parameters": model.parameters,
+        "parameters": size.parameters,
         "threads": threads,
         "gemm_gflops_per_cpu_s": flops_per_s / 1e9,
         "runs": runs,

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -38,6 +37,7 @@ from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.prompts import check_prompts
 from tasks.config.variables import trainer_variables
 from tasks.data.files import check_data
+from tasks.data.hashes import text_md5
 from tasks.data.items import read_items, split
 from tasks.data.training_files import read_training_files
 from tasks.rollout.teacher import check_teacher
@@ -145,9 +145,10 @@ def make_unchecked_plan(
     home = default_workspace(name)
     folder = workspace or (_workspace_of(home, overrides) if overrides else home)
     if folder == home and overrides:
+        settings = ", ".join(f"{key}={value}" for key, value in overrides.items())
         raise ConfigError(
-            f"{home} belongs to the parameters of pipelines.yaml, but {_format_overrides(overrides)} was "
-            "set; omit --workspace, or choose another folder"
+            f"{home} belongs to the parameters of pipelines.yaml, but {settings} was set; omit --workspace, "
+            "or choose another folder"
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"workspace {folder} is a file; give a folder or a new name")
@@ -198,11 +199,7 @@ def lock(workspace: Path) -> Iterator[None]:
 
 def _workspace_of(home: Path, overrides: Mapping[str, Any]) -> Path:
     text = json.dumps(dict(overrides), sort_keys=True)
-    return home.with_name(f"{home.name}-{hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]}")
-
-
-def _format_overrides(overrides: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in overrides.items())
+    return home.with_name(f"{home.name}-{text_md5(text)[:8]}")
 
 
 def check_model(pipeline: Pipeline) -> None:

@@ -281,10 +281,6 @@ class Run:
 
         return replace(observed_progress, on_alert=on_alert)
 
-    def prestart_training(self) -> None:
-        """Start the trainer, without waiting for it."""
-        self.training_session().prestart()
-
     def record_rounds(self) -> None:
         """Record in MLflow the rounds that have ended, and signs of a collapse; show them in Prefect."""
         if self._tracker is not None:

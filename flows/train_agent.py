@@ -104,7 +104,9 @@ def run_plan(plan: Plan) -> dict[str, Any]:
             environments = run.stage("provision", items)
             start = environments
             if plan.pipeline.warmup is not None:
-                start = run.stage("warmup", items, environments, meanwhile=run.prestart_training)
+                start = run.stage(
+                    "warmup", items, environments, meanwhile=lambda: run.training_session().prestart()
+                )
             policy = train(run, items, start)
             evaluation = run.stage("evaluate", items, start, policy)
             page = run.stage("report", items, environments, policy, evaluation)

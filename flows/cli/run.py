@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +43,6 @@ def run(
     ] = True,
 ) -> None:
     """Run a pipeline from its data to its report, or resume it where it stopped."""
-    from flows.cli.next_commands import next_commands
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable, leave
     from flows.orchestrator.runs import TemporaryServer, is_server_configured
@@ -205,6 +205,26 @@ def deploy(
     needed_limits = {limit for pipeline in chosen_pipelines.values() for limit in needed_slots(pipeline)}
     for line in missing_limits(sorted(needed_limits)):
         typer.echo(line, err=True)
+
+
+def next_commands(pipeline: str, *, workspace: Path, settings: Sequence[str]) -> str:
+    """The last lines of `wingspan run`: commands and their purposes.
+
+    For a run of `pipeline` with `settings` (`KEY=VALUE`) in `workspace`.
+    """
+    from tasks.tracking.tracker import recorded_page, ui_command
+
+    policy = str(workspace / "policy")
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    rollout = ["wingspan", "rollout", pipeline, "--items", "3", "--policy", policy, *overrides]
+    page = recorded_page(workspace)
+    commands = {
+        ui_command() or page: f"metrics, traces and the registered policy: {page}",
+        shlex.join(["wingspan", "view", str(workspace)]): "read its trajectories in a browser",
+        shlex.join(rollout): "watch the trained policy act",
+        shlex.join(["wingspan", "serve-policy", policy]): "serve it with OpenAI's protocol",
+    }
+    return "\n".join(["next:", *(f"  {command}\n      {purpose}" for command, purpose in commands.items())])
 
 
 def _resume_line() -> str:

@@ -85,7 +85,7 @@ def serve_policy(
     import asyncio
 
     from agents.types import SamplingParams
-    from flows.commands.serve_policy import serve_policy as serve
+    from flows.commands.serve import serve_policy as serve
 
     limits = GatewayLimits(
         max_sessions=max_sessions, idle_s=idle_s, max_turns=max_turns, max_body_bytes=max_body_bytes
@@ -132,7 +132,7 @@ def serve_retriever(
 
     from envs.retrieval.cache import CachedRetriever, shared_cache
     from envs.retrieval.service import serve_retriever as serve
-    from flows.commands.serve_retriever import make_retriever
+    from flows.commands.serve import make_retriever
 
     if kind not in ("flat", "ivf"):
         raise ConfigError(f"--kind {kind!r}: give flat or ivf")
@@ -174,7 +174,7 @@ def view(
     """Show runs and their trajectories in a browser, from their files, until Ctrl-C."""
     import asyncio
 
-    from flows.commands.view import view as serve
+    from flows.commands.serve import view as serve
     from flows.endings.guardian import guard
 
     guard()  # forks start environments

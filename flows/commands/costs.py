@@ -11,7 +11,7 @@ from envs.errors import list_names
 from envs.files import read_json_lines
 from flows.lineage.stages import RUNS, would_resume
 from flows.plan import Plan, find_disk_need
-from tasks.config.parameters import flat, read_pipeline_name
+from tasks.config.parameters import differing_values, flat, read_pipeline_name
 from tasks.reporting.pages import duration
 from tasks.reporting.results import read_parameters, read_stage_seconds
 from tasks.runs.folders import find_runs
@@ -78,15 +78,12 @@ def _read_run(folder: Path, parameters: Mapping[str, object]) -> EarlierRun | No
         or "train" not in seconds
     ):
         return None
-    keys = dict.fromkeys([*parameters, *earlier_parameters])
     return EarlierRun(
         folder=folder,
         seconds=seconds,
         step_s=sum(step.get("seconds", 0.0) for step in steps) / len(steps),
         steps=len(steps),
-        differing=[
-            key for key in keys if key not in SCALED and parameters.get(key) != earlier_parameters.get(key)
-        ],
+        differing=[key for key in differing_values(parameters, earlier_parameters) if key not in SCALED],
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.samplers.vllm import find_python
-from envs.errors import ConfigError, MissingDependency, WingspanError
+from envs.errors import MissingDependency, WingspanError
 from envs.registry import ENVIRONMENTS, get_env
 from envs.requirements.detection import APPLICATION, PROBE_TIMEOUT_S, USER_NAMESPACES, Package, Requirement
 from envs.retrieval.redis_server import Redis
@@ -199,27 +199,22 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     """The attention kernel of training on GPUs, and the memory and disk that it takes."""
     if pipeline.backend.device == "cpu":
         return
-    from tasks.config.capacity import checkpoint_bytes, memory_plan, read_model_size
+    from tasks.config.capacity import checkpoint_bytes, mask_bytes, read_model_size, training_parts
     from tasks.config.memory import check_memory
     from tasks.verl.gpu_model import flash_attention_version, gpu_model_options
     from tasks.verl.rewinds import most_checkpoints
 
     purpose = GPU_PURPOSE
     size = read_model_size(pipeline.model)
-    plan = memory_plan(pipeline, size) if size is not None else None
     tokens = pipeline.train.micro_batch_tokens
     flash_version = flash_attention_version()
     if flash_version is not None:
         attention = f"flash-attn {flash_version}"
     else:
-        mask = f", {plan.mask / 1e9:.1f} GB a GPU," if plan is not None else ""
+        mask = f", {mask_bytes(pipeline) / 1e9:.1f} GB a GPU," if size is not None else ""
         attention = f"sdpa, with a mask of {tokens} x {tokens} tokens{mask} which flash-attn avoids"
-    try:
-        gpu_model_options(pipeline.model)
-        yield Finding("attention", State.OK, attention, purpose)
-    except MissingDependency as error:
-        yield _failure("attention", error, purpose)
-    if size is None or plan is None:
+    yield _result_of("attention", attention, purpose, lambda: gpu_model_options(pipeline.model))
+    if size is None:
         found = f"the size of {pipeline.model} is unknown"
         yield Finding(
             "GPU memory",
@@ -231,12 +226,9 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
         return
     checkpoint = checkpoint_bytes(size, pipeline.train)
     checkpoints = f"{most_checkpoints(pipeline.train)} checkpoints of {checkpoint / 1e9:.0f} GB at once"
-    found = f"about {plan.training / 1e9:.0f} GB a GPU while training, {checkpoints}"
-    try:
-        check_memory(pipeline)
-        yield Finding("GPU memory", State.OK, found, purpose)
-    except ConfigError as error:
-        yield _failure("GPU memory", error, purpose)
+    memory = sum(training_parts(pipeline, size).values())
+    found = f"about {memory / 1e9:.0f} GB a GPU while training, {checkpoints}"
+    yield _result_of("GPU memory", found, purpose, lambda: check_memory(pipeline))
 
 
 def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
@@ -264,14 +256,8 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
         ("MLflow", tracking_uri(), "the record; MLFLOW_TRACKING_URI", check_tracking),
     ]
     for name, result, purpose, check in checks:
-        try:
-            check()
-        except WingspanError as error:
-            yield _failure(name, error, purpose)
-        except ImportError:
-            continue  # another line names the missing package
-        else:
-            yield Finding(name, State.OK, result, purpose)
+        with suppress(ImportError):  # another line names the missing package
+            yield _result_of(name, result, purpose, check)
 
 
 def _items(pipeline: "Pipeline", *, purpose: str) -> Iterator[_Check]:
@@ -290,12 +276,9 @@ def _memory(pipeline: "Pipeline") -> Finding:
 
     [total] = device_memories("cpu")
     found, purpose = f"{total / 1e9:.1f} GB", "a CPU run"
-    if pipeline.backend.device == "cpu":
-        try:
-            check_memory(pipeline)
-        except ConfigError as error:
-            return _failure("memory", error, purpose)
-    return Finding("memory", State.OK, found, purpose)
+    if pipeline.backend.device != "cpu":
+        return Finding("memory", State.OK, found, purpose)
+    return _result_of("memory", found, purpose, lambda: check_memory(pipeline))
 
 
 def _loopback() -> Finding:
@@ -317,13 +300,11 @@ def _network() -> Finding:
     if address is None:
         found = "a Ray on this machine: listens on loopback only, asks for a token"
         return Finding("network", State.OK, found, purpose)
-    try:
-        check_ray_address()
-        is_protected = asks_for_token()
-    except WingspanError as error:
-        return _failure("network", error, purpose)
-    if is_protected:
-        return Finding("network", State.OK, f"the Ray cluster {address} asks for a token", purpose)
+
+    protected = f"the Ray cluster {address} asks for a token"
+    finding = _result_of("network", protected, purpose, check_ray_address)
+    if finding.state is not State.OK or asks_for_token():
+        return finding
     found = f"OPEN: anyone who reaches {address} can run code in the Ray cluster, which asks for no token"
     remedy = "start every node with RAY_AUTH_MODE=token (docs/security.md)"
     return Finding("network", State.OK, found, purpose, remedy)
@@ -336,7 +317,11 @@ def _finding(name: str, remedy: str | None, purpose: str, *, is_needed: bool) ->
     return Finding(name, state, "", purpose, remedy, is_needed=is_needed)
 
 
-def _failure(name: str, error: WingspanError, purpose: str) -> Finding:
-    """The finding of a check that failed: its message is `problem; remedy`."""
-    problem, _, remedy = str(error).partition("; ")
-    return Finding(name, State.MISSING, problem, purpose, remedy)
+def _result_of(name: str, result: str, purpose: str, check: Callable[[], object]) -> Finding:
+    """The finding of a `check`; if it fails, its message is `problem; remedy`."""
+    try:
+        check()
+    except WingspanError as error:
+        problem, _, remedy = str(error).partition("; ")
+        return Finding(name, State.MISSING, problem, purpose, remedy)
+    return Finding(name, State.OK, result, purpose)

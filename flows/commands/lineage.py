@@ -1,6 +1,6 @@
 """`wingspan lineage`: what a model was made from, by the lineage that its run has recorded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from tasks.data.hashes import path_md5
 from tasks.reporting.reproduction import shorten
 from tasks.tracking.lineage_record import CodeVersion, StageRecord
 from tasks.tracking.provenance import PACKAGES, dirty_tag
-from tasks.tracking.references import FoundRun, Registration, Version
+from tasks.tracking.references import FoundRun, Registration, test_of
 
 STAGE_COLUMNS = ("stage", "code", "reads", "writes")
 _BUILT_IN = "built in, at that commit"
@@ -25,7 +25,7 @@ def describe(run: FoundRun, registration: Registration | None) -> dict[str, Any]
         "mlflow_run": run.run_id,
         "state": registration and registration.state,
         "versions": [
-            {"name": v.name, "version": v.number, "aliases": list(v.aliases), "test": dict(v.test)}
+            {"name": v.name, "version": str(v.version), "aliases": list(v.aliases), "test": test_of(v)}
             for v in (registration.versions if registration else ())
         ],
         "is_unchanged": is_unchanged(run),
@@ -44,9 +44,10 @@ def fact_rows(run: FoundRun, registration: Registration | None) -> Iterator[tupl
     if is_same is not None:
         yield run.reference, "as the run wrote it" if is_same else "CHANGED since the run wrote it"
     for version in registration.versions if registration else ():
-        yield "model", _format_version(version)
-        if version.test:
-            yield "tested", _format_test(version)
+        aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
+        yield "model", f"models:/{version.name}/{version.version}{aliases}"
+        if test := test_of(version):
+            yield "tested", _format_test(test)
     yield "code", format_code(lineage.code)
     if lineage.code.uncommitted:
         patch = "in code.patch" if lineage.patch_md5 else "not recorded"
@@ -106,13 +107,7 @@ def format_code(code: CodeVersion) -> str:
     return f"commit {code.commit}{changes}"
 
 
-def _format_version(version: Version) -> str:
-    aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
-    return f"models:/{version.name}/{version.number}{aliases}"
-
-
-def _format_test(version: Version) -> str:
-    test = version.test
+def _format_test(test: Mapping[str, str]) -> str:
     if "difference" not in test:
         return f"against {test.get('against', 'nothing')}"
     return (

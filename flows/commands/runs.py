@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from tasks.runs.parameters import read_lines
 from tasks.tracking.recorded_runs import RecordedRun, mark_gone, read_runs
 from tasks.tracking.tracker import check_tracking, connect, experiment_of
 
@@ -27,19 +28,13 @@ def _progress(run: RecordedRun) -> tuple[str, str]:
     """The last step, and the success rate of the final evaluation or else of that step."""
     if run.workspace is None or not run.workspace.is_dir():
         return "", ""
-    step, success = 0, None
-    metrics = run.workspace / "train" / "metrics.jsonl"
-    if metrics.exists():
-        for line in metrics.read_text().splitlines():
-            try:
-                values = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the run was killed while writing
-            step, success = values["step"], values.get("success")
+    steps = read_lines(run.workspace / "train" / "metrics.jsonl")
+    last = steps[-1] if steps else {"step": 0}
+    success = last.get("success")
     evaluation = run.workspace / "evaluation.json"
     if run.state == "FINISHED" and evaluation.exists():
         success = json.loads(evaluation.read_text())["after"]["sampled"].get("success")
-    return f"{step}/{run.steps}", "" if success is None else f"{success:.2f}"
+    return f"{last['step']}/{run.steps}", "" if success is None else f"{success:.2f}"
 
 
 def _format_path(workspace: Path | None) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleRenderable, Group
@@ -77,9 +76,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         is_stopped = error is not None and not isinstance(error, Exception)
         for name, stage in self._view.stages.items():
             if stage.state is StageState.RUNNING:

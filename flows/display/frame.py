@@ -1,11 +1,11 @@
 """What a terminal shows of a run at one moment, as lines that fit into it."""
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from flows.display.episode_lines import draw_episode
 from flows.display.forecast import HorizonAt, seconds_left
 from flows.display.plots import draw_rate, draw_sparkline
 from flows.display.state import StageState, StageView
@@ -46,6 +46,9 @@ _MIN_BARS, _MAX_BARS = 3, 8
 """Lines of the curve."""
 _CELL, _NAME, _VALUE = 38, 18, 7
 """Least columns of a metric with its sparkline; columns of its name, and of its value."""
+
+_INVISIBLE = ("C", "Zl", "Zp")
+"""Categories of Unicode: controls, marks of direction, surrogates, unassigned; separators of lines."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -226,3 +229,27 @@ def _metric_lines(name: str, stage: StageView, *, width: int) -> list[Text]:
 def _is_success(steps: Sequence[Mapping[str, float]]) -> bool:
     """Whether the reward is that of success, which the curve shows."""
     return all(step.get("reward") == step.get(_PLOTTED) for step in steps)
+
+
+def make_harmless(text: str) -> str:
+    """`text` on one line, without characters that a terminal obeys or that reorder others."""
+    return " ".join(
+        "".join(" " if unicodedata.category(c).startswith(_INVISIBLE) else c for c in text).split()
+    )
+
+
+def draw_episode(episode: EpisodeView, *, width: int) -> list[Text]:
+    """Four lines: which episode it is, its task, the last action and the last observation."""
+    lines = [
+        Text.assemble(
+            ("now  ", "bold"),
+            f"{make_harmless(episode.item)}  sample {episode.sample + 1}  "
+            f"turn {episode.turn} of {episode.max_turns}",
+        ),
+        Text(f"     {make_harmless(episode.task)}", style="magenta"),
+        Text(f"   > {make_harmless(episode.action)}", style="bold red" if episode.failed else "bold"),
+        Text(f"     {make_harmless(episode.observation)}", style="green"),
+    ]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines

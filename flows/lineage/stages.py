@@ -9,7 +9,6 @@ downloaded data set depends on its checksums. DVC does not know these unless the
 Leaves out: running anything, and DVC itself, whose import takes seconds.
 """
 
-import hashlib
 import json
 import re
 import shutil
@@ -24,10 +23,10 @@ from envs.registry import Split, get_env, is_user_env
 from envs.requirements.data_sets import RECEIPT, DataSet
 from tasks.algorithms.distillation import Distillation
 from tasks.config.offline import OfflineSettings
-from tasks.config.parameters import flat
+from tasks.config.parameters import differing_values, flat
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 from tasks.config.user_code import agent_code, environment_code
-from tasks.data.hashes import path_md5
+from tasks.data.hashes import path_md5, text_md5
 from tasks.data.items import items_md5
 from tasks.data.sources import FOLDER as DATA
 from tasks.data.sources import HUB
@@ -154,7 +153,7 @@ def stage_key(stage: Stage, *, code: bool = True) -> str:
     missing dependency.
     """
     facts = json.dumps([stage.name, _relative_deps(stage, code=code), stage.params], sort_keys=True)
-    return hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
+    return text_md5(facts)
 
 
 def hash_deps(stage: Stage) -> dict[str, str]:
@@ -252,19 +251,14 @@ def changed_inputs(train: Stage, *, items: Split | None = None) -> list[str] | N
         return None
     before, after = json.loads(file.read_text()), _inputs(train)
     params_before, params_after = (dict(flat(inputs["params"], sep=".")) for inputs in (before, after))
-    changes = [
-        f"{key}: {params_before.get(key)} → {params_after.get(key)}"
-        for key in {**params_before, **params_after}
-        if params_before.get(key) != params_after.get(key)
-    ]
+    params = differing_values(params_before, params_after)
+    changes = [f"{key}: {earlier} → {later}" for key, (earlier, later) in params.items()]
     deps_before, deps_after = before["deps"], after["deps"]
     rows_before, rows_after = before.get("rows", {}), after["rows"]
     if items is not None and rows_before != rows_after:
         deps_after |= {"data/train.jsonl": items_md5(items.train), "data/test.jsonl": items_md5(items.test)}
     changed_deps = [
-        _describe_change(dep, deps_before.get(dep), deps_after.get(dep))
-        for dep in {**deps_before, **deps_after}
-        if deps_before.get(dep) != deps_after.get(dep)
+        _describe_change(dep, *hashes) for dep, hashes in differing_values(deps_before, deps_after).items()
     ]
     # The cause before its effects; rows that give the same items change nothing. The folder of the rows
     # stands for other files there, such as images that they name.

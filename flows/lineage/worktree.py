@@ -4,7 +4,6 @@ It is made completely or not at all: it gets its name last. The index, the branc
 this checkout are not touched.
 """
 
-import hashlib
 import os
 import shutil
 import socket
@@ -16,7 +15,7 @@ from pathlib import Path
 from envs.errors import ConfigError, WingspanError, to_line
 from envs.files import lock_file
 from flows.lineage.versioning import restore_from_dvc
-from tasks.data.hashes import path_md5
+from tasks.data.hashes import path_md5, text_md5
 from tasks.data.sources import FOLDER as DATA
 from tasks.tracking.lineage_record import OF_HUB, LineageRecord
 from tasks.tracking.references import FoundRun
@@ -169,7 +168,7 @@ def _worktrees() -> list[str]:
 def _identity(run: FoundRun, *, patch: Path | None) -> str:
     """Reproductions with the same identity can share a worktree."""
     text = f"{run.lineage.model_dump_json()} {patch is not None}"
-    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+    return text_md5(text)
 
 
 def _read_identity(folder: Path) -> str | None:
@@ -254,23 +253,19 @@ def _copy_missing(source: Path, target: Path, *, project: Path) -> None:
                 _copy(file, target / file.relative_to(source), project=project)
 
 
-def _git(*arguments: str, cwd: Path | None = None) -> str:
-    return _call(["git", *arguments], cwd=cwd)
-
-
 def _try_git(*arguments: str, cwd: Path | None = None) -> str | None:
     with suppress(WingspanError):
         return _git(*arguments, cwd=cwd)
     return None
 
 
-def _call(command: list[str], *, cwd: Path | None) -> str:
-    """Returns what it prints. Raises `WingspanError` with what it says if it fails."""
+def _git(*arguments: str, cwd: Path | None = None) -> str:
+    """Returns what Git prints. Raises `WingspanError` with what it says if it fails."""
     try:
-        answer = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
+        answer = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, check=True)
     except FileNotFoundError:
-        raise ConfigError(f"{command[0]} is not installed; install it") from None
+        raise ConfigError("git is not installed; install it") from None
     except subprocess.CalledProcessError as error:
         reason = to_line(WingspanError(error.stderr.strip()), limit=300)
-        raise WingspanError(f"`{' '.join(command[:6])}` failed: {reason}") from None
+        raise WingspanError(f"`git {' '.join(arguments[:5])}` failed: {reason}") from None
     return answer.stdout.strip()

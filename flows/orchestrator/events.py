@@ -20,32 +20,19 @@ from typing import TYPE_CHECKING, Any
 from envs.redaction import redact
 
 if TYPE_CHECKING:
-    from tasks.data.collapse import Alert
-    from tasks.stages.train import RoundResult
     from tasks.tracking.model import Promotion
 
 ROUND, COLLAPSE, PROMOTED = "wingspan.round", "wingspan.collapse", "wingspan.promoted"
-
-
-def emit_round(done: "RoundResult", *, num_rounds: int, pipeline: str, workspace: Path) -> None:
-    """Send `wingspan.round`."""
-    facts = {"round": done.index + 1, "rounds": num_rounds, **asdict(done)}
-    _emit(ROUND, facts, pipeline=pipeline, workspace=workspace)
-
-
-def emit_collapse(alert: "Alert", *, pipeline: str, workspace: Path) -> None:
-    """Send `wingspan.collapse`."""
-    _emit(COLLAPSE, asdict(alert), pipeline=pipeline, workspace=workspace)
 
 
 def emit_promoted(promotion: "Promotion", *, pipeline: str, envs: list[str], workspace: Path) -> None:
     """Send `wingspan.promoted`; `envs`: what the policy was trained and tested on."""
     policy = str((workspace / "policy").resolve())
     facts = {**asdict(promotion), "policy": policy, "envs": envs}
-    _emit(PROMOTED, facts, pipeline=pipeline, workspace=workspace)
+    emit(PROMOTED, facts, pipeline=pipeline, workspace=workspace)
 
 
-def _emit(event: str, facts: Mapping[str, Any], *, pipeline: str, workspace: Path) -> None:
+def emit(event: str, facts: Mapping[str, Any], *, pipeline: str, workspace: Path) -> None:
     """Hand the event to Prefect's thread, which sends it. A server that has died does not stop the run."""
     from prefect.events import emit_event
 

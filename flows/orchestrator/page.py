@@ -11,9 +11,8 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
@@ -29,7 +28,7 @@ from flows.orchestrator.artifacts import (
     progress_artifact,
     rounds_artifact,
 )
-from flows.orchestrator.events import emit_collapse, emit_promoted, emit_round
+from flows.orchestrator.events import COLLAPSE, ROUND, emit, emit_promoted
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import Alert
 from tasks.progress import Progress
@@ -75,9 +74,7 @@ class PrefectPage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Write what is pending; after a signal, without waiting."""
         if error is None or isinstance(error, Exception):
             self._writer.close()
@@ -99,7 +96,7 @@ class PrefectPage:
 
         def on_alert(alert: Alert) -> None:
             progress.on_alert(alert)
-            emit_collapse(alert, pipeline=self._name, workspace=self._workspace)
+            emit(COLLAPSE, asdict(alert), pipeline=self._name, workspace=self._workspace)
 
         return replace(progress, on_step=on_step, on_phase=on_phase, on_alert=on_alert)
 
@@ -108,7 +105,8 @@ class PrefectPage:
         rounds = self._read_rounds()
         for index, done in rounds.items():
             if self._rounds.get(index) != done:
-                self._emit_round(done)
+                facts = {"round": index + 1, "rounds": self._pipeline.train.num_rounds, **asdict(done)}
+                emit(ROUND, facts, pipeline=self._name, workspace=self._workspace)
         self._rounds = rounds
         if rounds:
             self._show_progress("")  # the quick evaluation is over
@@ -129,10 +127,6 @@ class PrefectPage:
 
     def _show_progress(self, phase: str) -> None:
         self._writer.put(progress_artifact(self._step, pipeline=self._pipeline, phase=phase))
-
-    def _emit_round(self, done: "RoundResult") -> None:
-        num_rounds = self._pipeline.train.num_rounds
-        emit_round(done, num_rounds=num_rounds, pipeline=self._name, workspace=self._workspace)
 
     def _read_rounds(self) -> "dict[int, RoundResult]":
         from tasks.stages.train import read_rounds

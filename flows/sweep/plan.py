@@ -4,7 +4,6 @@ A sweep trains one pipeline once for each variant and each seed. A variant is a 
 key. Every run is a `wingspan run` in a workspace of its own, which is named after them.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -21,9 +20,10 @@ from tasks.cluster.address import cluster_address
 from tasks.comparison.sides import check_same_items
 from tasks.config.capacity import read_model_size
 from tasks.config.memory import device_memories, memory_needs
-from tasks.config.parameters import flat
+from tasks.config.parameters import differing_values, flat
 from tasks.config.pipelines import Pipeline, load_pipeline
-from tasks.data.items import describe_turns, evaluation_turns, split
+from tasks.data.hashes import text_md5
+from tasks.data.items import evaluation_way, split
 from tasks.reporting.results import read_parameters
 from tasks.tracking.tracker import is_recorded, read_record
 
@@ -162,7 +162,7 @@ def _format_value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     if re.fullmatch(rf"[\w.+-]{{1,{MAX_VALUE}}}", text):
         return text
-    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]
+    return text_md5(text)[:8]
 
 
 def _make_run(name: str, *, run_name: str, overrides: Mapping[str, Any], folder: Path) -> SweepRun:
@@ -171,13 +171,8 @@ def _make_run(name: str, *, run_name: str, overrides: Mapping[str, Any], folder:
     pipeline = load_pipeline(name, overrides=dict(overrides))
     is_finished = is_recorded(workspace, pipeline=pipeline) and (workspace / "evaluation.json").exists()
     if not is_finished and read_record(workspace).get("finished"):
-        recorded_parameters = read_parameters(workspace)
         parameters = dict(flat(pipeline.model_dump(mode="json"), sep="."))
-        keys = [
-            key
-            for key in {**parameters, **recorded_parameters}
-            if parameters.get(key) != recorded_parameters.get(key)
-        ]
+        keys = list(differing_values(parameters, read_parameters(workspace)))
         raise ConfigError(
             f"{workspace} holds a finished run with another {', '.join(keys[:4]) or 'evaluation'}; "
             "give another --folder, or remove it"
@@ -201,7 +196,7 @@ def _check_comparable(runs: Sequence[SweepRun]) -> None:
     first = runs[0]
     first_items = None
     for run in runs[1:]:
-        ours, theirs = _evaluation(first.pipeline), _evaluation(run.pipeline)
+        ours, theirs = evaluation_way(first.pipeline), evaluation_way(run.pipeline)
         for key in ours:
             if ours[key] != theirs[key]:
                 raise ConfigError(
@@ -211,16 +206,6 @@ def _check_comparable(runs: Sequence[SweepRun]) -> None:
         if run.pipeline.data != first.pipeline.data:
             first_items = first_items or _test_items(first)
             check_same_items(first_items, _test_items(run), names=(first.name, run.name))
-
-
-def _evaluation(pipeline: Pipeline) -> dict[str, Any]:
-    turns = evaluation_turns(pipeline)
-    return {
-        "evaluate.max_turns": describe_turns(
-            {name: turns[name] for name, part in pipeline.data.parts.items() if part.evaluate}
-        ),
-        "evaluate.temperature": pipeline.evaluate.temperature,
-    }
 
 
 def _test_items(run: SweepRun) -> dict[str, Any]:

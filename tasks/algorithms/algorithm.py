@@ -2,18 +2,20 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from agents.settings import Positive, Settings
-from tasks.algorithms.critic import CriticSettings
 from tasks.algorithms.losses.library import AnyLoss
 from tasks.algorithms.losses.vanilla import Vanilla
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from agents.types import Trajectory
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 Aggregation = Literal["seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean"]
 """verl's names, where a sequence is a whole conversation: how the losses of tokens become one number.
@@ -52,6 +54,18 @@ class Algorithm(Settings):
     """One algorithm's parameters. It is an `OnlineAlgorithm` or an `OfflineAlgorithm`."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What an estimator returns, of `C` conversations and `T` tokens; 0 where there is no token."""
+
+    advantages: "Tensor"  # [C, T]
+    returns: "Tensor | None" = None
+    """[C, T]: what a critic learns to predict."""
+    return_weights: "Tensor | None" = None
+    """[C, T]: how much the critic's error at a token counts, on average 1 over a conversation's tokens; None
+    counts all alike."""
 
 
 class OnlineAlgorithm(Algorithm):
@@ -101,8 +115,25 @@ class OnlineAlgorithm(Algorithm):
         return len(set(scores)) > 1
 
     @abstractmethod
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """The advantage of each sampled token; the rewards are of trajectories that are trained on."""
+
+
+class CriticSettings(Settings):
+    """How the critic, a copy of the policy's model that predicts returns, is trained.
+
+    It starts from the same weights as the policy, with a new head that is zero.
+    By AdamW at a constant rate, with verl's defaults (weight decay 0.01, gradient norm of at most 1):
+    `train.optimizer` is the policy's.
+    """
+
+    lr: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    epochs: Positive = 1
+    """Passes over each step's trajectories."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Training steps at the beginning that train the critic alone."""
+    clip_range: Annotated[float, Field(gt=0)] = 0.5
+    """A value's change within a step is clipped here, as PPO's ratio is."""
 
 
 class ActorCritic(OnlineAlgorithm):

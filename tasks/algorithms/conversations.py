@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from agents.types import Trajectory
+from tasks.algorithms.algorithm import Estimate as Estimate  # with what it is made of, for users' algorithms
 
 _ROWS = 32
 """Conversations whose numbers are converted to float64 at once: they stay in the cache."""
@@ -106,16 +107,8 @@ class Conversations:
         return (squares / (self.group_size() - 1).clamp(min=1)).sqrt()
 
     def has_equal_rewards(self, values: Tensor) -> Tensor:
-        """[C], bool: whether all `values` of the conversation's group are the same number.
-
-        Exact where a standard deviation is not: the mean of equal numbers may differ from them by rounding.
-        """
-
-        def extreme(reduce: str) -> Tensor:
-            empty = values.new_zeros(int(self.group.max()) + 1)
-            return empty.scatter_reduce(0, self.group, values, reduce, include_self=False)
-
-        return (extreme("amin") == extreme("amax"))[self.group]
+        """[C], bool: whether all `values` of the conversation's group are the same number."""
+        return are_equal(values, self.group)
 
     def whiten(self, values: Tensor) -> Tensor:
         """[C, T]: `values`, which are 0 where `mask` is False, shifted and scaled to mean 0 and variance 1
@@ -130,21 +123,22 @@ class Conversations:
         return torch.where(self.mask, (values - mean.to(values.dtype)) * scale, 0.0)
 
 
+def are_equal(values: Tensor, place: Tensor) -> Tensor:
+    """[N], bool: whether all `values` [N] of the same `place` [N], int64, from 0, are the same number.
+
+    Exact where a standard deviation is not: the mean of equal numbers may differ from them by rounding.
+    """
+
+    def extreme(reduce: str) -> Tensor:
+        empty = values.new_zeros(int(place.max()) + 1)
+        return empty.scatter_reduce(0, place, values, reduce, include_self=False)
+
+    return (extreme("amin") == extreme("amax"))[place]
+
+
 def _row_sums(values: Tensor, dtype: torch.dtype) -> Tensor:
     """[C]; torch converts all of a tensor before it adds anything."""
     return torch.cat([rows.sum(1, dtype=dtype) for rows in values.split(_ROWS)])
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What an estimator returns; 0 where `Conversations.mask` is False."""
-
-    advantages: Tensor  # [C, T]
-    returns: Tensor | None = None
-    """[C, T]: what a critic learns to predict."""
-    return_weights: Tensor | None = None
-    """[C, T]: how much the critic's error at a token counts, on average 1 over a conversation's tokens; None
-    counts all alike."""
 
 
 def discounted_returns(rewards: Tensor, *, gamma: float) -> Tensor:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from agents.settings import Positive, Seconds, Settings, describe_invalid
-from tasks.algorithms.algorithm import Aggregation, OnlineAlgorithm
+from tasks.algorithms.algorithm import Aggregation, Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class TeacherEndpoint(Settings):
@@ -73,12 +73,11 @@ class Distillation(OnlineAlgorithm):
     def teacher_source(self) -> Path | TeacherEndpoint | None:
         """None is the policy that training starts from, frozen."""
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
         import torch
 
         from tasks.algorithms.builtin.grpo import Grpo
-        from tasks.algorithms.conversations import Estimate
 
         assert batch.teacher_log_probs is not None, "the teacher computed no log-probs"
         advantages = torch.where(batch.mask, batch.teacher_log_probs - batch.old_log_probs, 0.0)

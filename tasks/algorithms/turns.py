@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from envs.errors import WingspanError
-from tasks.algorithms.conversations import Conversations
+from tasks.algorithms.conversations import Conversations, are_equal
 
 GOAL, DEAD_END = -1, -2
 """Where a turn leads that ends the problem: solved, and not."""
@@ -88,7 +88,4 @@ def compare(values: Tensor, place: Tensor, *, normalize_by_std: bool) -> Tensor:
     if normalize_by_std:
         squares = torch.bincount(place, weights=difference.square())
         difference = difference / ((squares / (size - 1).clamp(min=1)).sqrt() + 1e-6)[place]
-    empty = values.new_zeros(len(size))
-    lowest = empty.scatter_reduce(0, place, values, "amin", include_self=False)
-    highest = empty.scatter_reduce(0, place, values, "amax", include_self=False)
-    return difference * (lowest != highest)[place]
+    return difference * ~are_equal(values, place)

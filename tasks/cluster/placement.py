@@ -1,14 +1,17 @@
-"""Places the training processes on the fewest nodes of the Ray cluster that fit, the same number on each.
+"""Places the training processes on the fewest nodes of the Ray cluster that fit, the same number on each, and
+checks the memory there.
 
 verl asks Ray for a placement group per node and waits for it without a time limit, so workers that cannot be
 placed are refused here. GPUs of a CPU cluster are logical.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envs.errors import ConfigError
+from tasks.config.memory import check_devices, device_memories
+from tasks.config.pipelines import Pipeline
 from tasks.config.training import BackendSettings
 
 WORKER_CPUS = 3
@@ -17,6 +20,8 @@ QUEUE_CPUS = 2
 """CPUs that TransferQueue's two actors reserve, on any node."""
 FREE_TIMEOUT_S = 60.0
 """Ray takes a while to free the resources of a process that has died."""
+MEMORY_TIMEOUT_S = 120.0
+"""Until every node has said how much it has; a new Python process has to start there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,37 @@ def cluster_nodes(*, free: bool) -> list[Node]:
             gpus, cpus = (int(resources.get(kind, 0)) for kind in ("GPU", "CPU"))
             nodes.append(Node(address=node["NodeManagerAddress"], gpus=gpus, cpus=cpus))
     return nodes
+
+
+def check_nodes(pipeline: Pipeline, placement: Placement, *, environment: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if `pipeline` does not fit one of the nodes that Ray may place its workers on.
+
+    This process is connected to the cluster; `environment`: variables by which a process of the cluster finds
+    this project.
+    """
+    import ray
+
+    memories = node_memories(pipeline.backend.device, environment=environment)
+    for node in ray.nodes():
+        name = node["NodeManagerAddress"]
+        if node["NodeID"] in memories and node["Resources"].get("GPU", 0) >= placement.workers_per_node:
+            check_devices(pipeline, memories[node["NodeID"]], nodes=placement.nodes, place=f"node {name}")
+
+
+def node_memories(device: str, *, environment: Mapping[str, str]) -> dict[str, list[int]]:
+    """What `device_memories` finds on each live node, by Ray's id of the node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    read = ray.remote(num_cpus=0, runtime_env={"env_vars": dict(environment)})(device_memories)
+    answers = {
+        node["NodeID"]: read.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(device)
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    return dict(zip(answers, ray.get(list(answers.values()), timeout=MEMORY_TIMEOUT_S), strict=True))
 
 
 def _find_placement(backend: BackendSettings, nodes: Sequence[Node]) -> Placement | None:

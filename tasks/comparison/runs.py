@@ -101,7 +101,7 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
         gain=gain,
         items={item.item_id: item for item in results.items()},
         samples={measure: results.outcomes["after"][mode] for measure, mode in MEASURES.items()},
-        lines=results.find_lines("after", "sampled"),
+        lines={item: line for item, (line, _) in results.sampled("after").items()},
         stops={
             key.removeprefix("stop_"): int(count)
             for key, count in summary.items()
@@ -112,9 +112,9 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
         test_points=[
             (0, before),
             *(
-                (round_result.last_step, round_result.evaluation["success"])
-                for round_result in results.rounds
-                if "success" in round_result.evaluation and round_result.last_step < num_steps
+                (done.last_step, done.evaluation["success"])
+                for done in results.counted_rounds
+                if done.last_step < num_steps
             ),
             (num_steps, after),
         ],

@@ -6,18 +6,9 @@ from statistics import fmean
 
 from tasks.comparison.sides import RATES, SUCCESS, Side
 from tasks.evaluation.outcomes import Samples, compare_samples, item_means
+from tasks.evaluation.record import Rate
 from tasks.reporting.intervals import bootstrap, mean_interval, t_interval
 from tasks.reporting.paired import PairedTest, paired_test
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunScore:
-    """A mean over items with its 95% interval."""
-
-    mean: float
-    low: float
-    high: float
-    items: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +39,11 @@ class Difference:
     """Of the main measure, if two seeds or more are in both."""
 
 
-def score(samples: Samples, *, is_rate: bool, items: Sequence[str] | None = None) -> RunScore | None:
-    """The mean over `items`, all of them by default; None if none has samples."""
+def score(samples: Samples, *, is_rate: bool, items: Sequence[str] | None = None) -> Rate | None:
+    """The mean over `items`, all of them by default, with its 95% interval; None if none has samples."""
     means = item_means(samples)
     values = [means[item] for item in (means if items is None else items) if item in means]
-    if not values:
-        return None
-    low, high = mean_interval(values) if is_rate else bootstrap(values)
-    return RunScore(mean=fmean(values), low=low, high=high, items=len(values))
+    return Rate.of(values, interval=mean_interval if is_rate else bootstrap) if values else None
 
 
 def compare_with(reference: Side, other_sides: Sequence[Side]) -> list[Difference]:

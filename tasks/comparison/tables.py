@@ -1,14 +1,16 @@
 """The tables of a comparison, as text and links: the same ones for the terminal, the page and Markdown."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
-from tasks.comparison.differences import differences
 from tasks.comparison.runs import FinishedRun
-from tasks.comparison.scores import Difference, RunScore, is_rate, only_first_solves, score
+from tasks.comparison.scores import Difference, is_rate, only_first_solves, score
 from tasks.comparison.sides import SUCCESS, ComparedItem, Side
 from tasks.evaluation.outcomes import Samples, compare_samples
+from tasks.evaluation.record import Rate
 from tasks.reporting.intervals import MIN_BOOTSTRAP
 from tasks.reporting.pages import DASH, duration, format_count, format_p, gigabytes, percent, points
 from tasks.reporting.results import grouping_keys
@@ -253,12 +255,32 @@ def run_table(settings: Mapping[str, Sequence[FinishedRun]]) -> Table:
 
 def difference_table(sides: Sequence[Side], *, subject: str) -> Table:
     """Parameters or settings that are not the same on all sides."""
-    rows: list[list[Cell]] = [[*row] for row in differences([side.parameters for side in sides])]
+    rows: list[list[Cell]] = [[*row] for row in _differences([side.parameters for side in sides])]
     header = [subject, *(side.name for side in sides)]
     about = "" if rows else "None: all sides have the same, as far as they are recorded."
     return Table(
         title="What differs", about=about, header=header, rows=rows, words=frozenset(range(1, len(header)))
     )
+
+
+def _differences(parameters: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A row for each key whose value is not the same in all `parameters`: the key and each value.
+
+    Sides whose parameters are unknown have `?` and make no difference.
+    """
+    recorded_parameters = [values for values in parameters if values]
+    keys = dict.fromkeys(key for values in recorded_parameters for key in values if key != "description")
+    return [
+        [key, *(_format_value(values, key) for values in parameters)]
+        for key in keys
+        if len({_format_value(values, key) for values in recorded_parameters}) > 1
+    ]
+
+
+def _format_value(values: Mapping[str, Any], key: str) -> str:
+    if not values:
+        return "?"
+    return json.dumps(values[key], ensure_ascii=False).strip('"') if key in values else "-"
 
 
 def _number(value: float, measure: str) -> str:
@@ -273,7 +295,7 @@ def _p(name: str, value: float) -> str:
     return f"{name} {'= ' if value >= 0.0001 else ''}{format_p(value)}"
 
 
-def _interval(value: RunScore, measure: str) -> str:
+def _interval(value: Rate, measure: str) -> str:
     if is_rate(measure):
         return f"{100 * value.low:.1f} to {100 * value.high:.1f}"
     return f"{value.low:.3g} to {value.high:.3g}"

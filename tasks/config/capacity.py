@@ -4,7 +4,7 @@ verl keeps and writes weights, gradients and AdamW's two moments in fp32, sharde
 the policy and of a critic. A checkpoint holds all of these except the gradients, and the policy a second time
 in Hugging Face format. With `train.lora`, only the adapters have gradients and moments; a checkpoint holds
 these, the adapters a second time in peft's format, and the merged policy in Hugging Face format.
-Activations are estimated by the terms that `MemoryPlan` lists. `memory.py` compares it with the devices.
+Activations are estimated by the terms of `training_parts`. `memory.py` compares them with the devices.
 """
 
 import json
@@ -18,9 +18,9 @@ from typing import Any
 from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
 from tasks.config.lora import LoraSettings
 from tasks.config.pipelines import Pipeline
-from tasks.config.safetensors import read_shapes
 from tasks.config.training import TrainSettings
 from tasks.verl.gpu_model import FLASH_ATTENTION, gpu_attention
+from tasks.verl.policies import read_shapes
 
 HUB_TIMEOUT_S = 10.0
 CHECKPOINT_BYTES = 16
@@ -74,59 +74,42 @@ class ModelSize:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """Peak memory of one GPU, in bytes."""
-
-    state: int
-    """Sharded weights, gradients and optimizer state, a critic's included, which stay on the GPU."""
-    activations: int
-    """Of a micro-batch, with gradient checkpointing: the input of each layer, and the inside of one layer."""
-    gathered: int
-    """Embeddings, `lm_head` and two layers in bf16, with their gradients unless these weights are not
-    trained, while FSDP has gathered them."""
-    mask: int
-    """For sdpa; flash-attn needs no mask."""
-    logits: int
-    """For a chunk of tokens; for a whole micro-batch where the algorithm needs the distributions."""
-    sampler: int
-    """vLLM's share of the GPU while it samples; 0 if the size of the GPU is unknown."""
-
-    @property
-    def training(self) -> int:
-        """The need while the policy is updated and vLLM sleeps."""
-        return self.state + self.activations + self.gathered + self.mask + self.logits + RESERVE_BYTES
-
-    @property
-    def sampling(self) -> int:
-        """The need while vLLM samples and the trainer waits."""
-        return self.state + self.sampler + RESERVE_BYTES // 2
+def state_bytes(pipeline: Pipeline, size: ModelSize) -> int:
+    """Per worker: sharded weights, gradients and optimizer state, a critic's included."""
+    critic = size.critic_parameters if isinstance(pipeline.train.algorithm, ActorCritic) else 0
+    lora = pipeline.train.lora
+    policy = TRAINING_BYTES * size.parameters
+    if lora is not None:
+        policy = WEIGHT_BYTES * size.parameters + TRAINING_BYTES * size.adapter_parameters(lora)
+    return (policy + TRAINING_BYTES * critic) // pipeline.backend.workers
 
 
-def memory_plan(pipeline: Pipeline, size: ModelSize, *, gpu: int = 0) -> MemoryPlan:
-    """The memory that `pipeline` needs on each GPU; `gpu`: the size of a GPU in bytes, if known."""
-    tokens, workers = pipeline.train.micro_batch_tokens, pipeline.backend.workers
+def mask_bytes(pipeline: Pipeline) -> int:
+    """Per GPU, of the mask of sdpa; flash-attn needs no mask."""
+    return MASK_BYTES * pipeline.train.micro_batch_tokens**2 if gpu_attention() != FLASH_ATTENTION else 0
+
+
+def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
+    """What a GPU holds at the peak of an update, while vLLM sleeps, in bytes by name."""
+    algorithm, tokens = pipeline.train.algorithm, pipeline.train.micro_batch_tokens
     embeddings = size.vocabulary * size.width * (1 if size.tied else 2)
     layer = (size.parameters - embeddings) // max(1, size.layers)
-    critic = size.critic_parameters if isinstance(pipeline.train.algorithm, ActorCritic) else 0
-    algorithm = pipeline.train.algorithm
     is_whole = isinstance(algorithm, OnlineAlgorithm) and algorithm.needs_sum_pi_squared
     chunk = tokens if is_whole else min(tokens, CHUNK_TOKENS)
     inside = 12 * size.width + 6 * size.mlp_width
-    lora = pipeline.train.lora
-    if lora is None:
-        policy, gathered = TRAINING_BYTES * size.parameters, 4 * (embeddings + 2 * layer)
-    else:
-        policy = WEIGHT_BYTES * size.parameters + TRAINING_BYTES * size.adapter_parameters(lora)
-        gathered = (4 if critic else 2) * (embeddings + 2 * layer)
-    return MemoryPlan(
-        state=(policy + TRAINING_BYTES * critic) // workers,
-        activations=2 * tokens * (size.layers * size.width + inside),
-        gathered=gathered,
-        mask=MASK_BYTES * tokens**2 if gpu_attention() != FLASH_ATTENTION else 0,
-        logits=LOGIT_BYTES * chunk * size.vocabulary,
-        sampler=int(pipeline.backend.gpu_memory_utilization * gpu),
-    )
+    has_gradients = pipeline.train.lora is None or isinstance(algorithm, ActorCritic)
+    return {
+        "weights, gradients and optimizer": state_bytes(pipeline, size),
+        # Of a micro-batch, with gradient checkpointing: the input of each layer, and the inside of one layer.
+        "activations": 2 * tokens * (size.layers * size.width + inside),
+        # Embeddings, `lm_head` and two layers in bf16, with their gradients unless these weights are not
+        # trained, while FSDP has gathered them.
+        "gathered layers": (4 if has_gradients else 2) * (embeddings + 2 * layer),
+        "attention mask": mask_bytes(pipeline),
+        # Of a chunk of tokens; of a whole micro-batch where the algorithm needs the distributions.
+        "logits": LOGIT_BYTES * chunk * size.vocabulary,
+        "CUDA and vLLM asleep": RESERVE_BYTES,
+    }
 
 
 def checkpoint_bytes(size: ModelSize, train: TrainSettings) -> int:
@@ -227,9 +210,6 @@ def _count_local(folder: Path) -> int | None:
         if not file_names <= {file.name for file in files}:
             return None  # only part of it is in the cache
     with suppress(struct.error, ValueError):  # a truncated file
-        return sum(map(_count_file, files)) if files else None
+        shapes = [shape for file in files for shape in read_shapes(file).values()]
+        return sum(map(math.prod, shapes)) if files else None
     return None
-
-
-def _count_file(path: Path) -> int:
-    return sum(map(math.prod, read_shapes(path).values()))

@@ -8,7 +8,7 @@ from pydantic import AfterValidator
 
 from agents.settings import Positive, Settings
 from envs.errors import ConfigError, suggest
-from tasks.config.safetensors import read_shapes
+from tasks.verl.policies import read_shapes
 
 _OUTSIDE_LAYERS = ("embed_tokens", "lm_head")
 """Modules that may share their weight, so that no adapter of one of them could be merged."""

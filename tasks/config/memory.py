@@ -17,7 +17,7 @@ from envs.errors import ConfigError
 from envs.requirements.detection import PROBE_TIMEOUT_S
 from tasks.algorithms.distillation import Distillation, TeacherEndpoint
 from tasks.cluster.address import cluster_address
-from tasks.config.capacity import RESERVE_BYTES, ModelSize, memory_plan, read_model_size
+from tasks.config.capacity import RESERVE_BYTES, ModelSize, read_model_size, state_bytes, training_parts
 from tasks.config.pipelines import Pipeline
 
 VLLM_TOKENS = 8192
@@ -129,18 +129,10 @@ def _node_memory() -> int:
 
 
 def _of_gpu(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> list[Need]:
-    plan = memory_plan(pipeline, size, gpu=gpu)
-    while_training = {
-        "weights, gradients and optimizer": plan.state,
-        "activations": plan.activations,
-        "gathered layers": plan.gathered,
-        "attention mask": plan.mask,
-        "logits": plan.logits,
-        "CUDA and vLLM asleep": RESERVE_BYTES,
-    }
+    while_training = training_parts(pipeline, size)
     beside_vllm = {
-        "weights, gradients and optimizer": plan.state,
-        "vLLM's share": plan.sampler,
+        "weights, gradients and optimizer": state_bytes(pipeline, size),
+        "vLLM's share": int(pipeline.backend.gpu_memory_utilization * gpu),
         "CUDA": RESERVE_BYTES // 2,
     }
     return [
@@ -180,7 +172,7 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
     of_one = 4 * _numbers_per_token(size) * rollout.context_length
     cache = min(CPU_CACHE_BYTES, of_one * min(backend.max_sequences, episodes))
     parts = {
-        "weights, gradients and optimizer": memory_plan(pipeline, size).state * workers,
+        "weights, gradients and optimizer": state_bytes(pipeline, size) * workers,
         "reference": reference,
         "teacher": _teacher_bytes(pipeline, size),
         "activations": workers * saved,

@@ -47,14 +47,16 @@ def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if not isinstance(value, Mapping)}
 
 
+def differing_values(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys whose values are not equal: (value in `first`, in `second`), None if absent."""
+    values = {key: (first.get(key), second.get(key)) for key in {**first, **second}}
+    return {key: (before, after) for key, (before, after) in values.items() if before != after}
+
+
 def changed_parameters(pipeline: Pipeline, *, default: Pipeline) -> dict[str, tuple[Any, Any]]:
     """The parameters that differ, by dotted key: (value in `default`, in `pipeline`), None if absent."""
     before, after = (dict(flat(p.model_dump(mode="json"), sep=".")) for p in (default, pipeline))
-    return {
-        key: (before.get(key), after.get(key))
-        for key in {**before, **after}
-        if before.get(key) != after.get(key)
-    }
+    return differing_values(before, after)
 
 
 def write_changes(workspace: Path, *, name: str, changes: Mapping[str, tuple[Any, Any]]) -> None:

@@ -20,14 +20,18 @@ def path_md5(path: Path) -> str:
         {"md5": path_md5(file), "relpath": file.relative_to(path).as_posix()} for file in _files_of(path)
     ]
     entries.sort(key=lambda entry: entry["relpath"])
-    listing = json.dumps(entries, sort_keys=True)
-    return hashlib.md5(listing.encode(), usedforsecurity=False).hexdigest() + ".dir"
+    return text_md5(json.dumps(entries, sort_keys=True)) + ".dir"
 
 
 @cache
 def _file_md5(path: Path, size: int, mtime_ns: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def text_md5(text: str) -> str:
+    """The MD5 of a text in UTF-8."""
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _files_of(folder: Path) -> Iterator[Path]:

@@ -5,7 +5,6 @@ one. `tasks/data/files.py` reads the items of a user's files. An item file, whic
 later stage reads, has one `Item` a line, as JSON.
 """
 
-import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from envs.types import Item
 from tasks.config.data import DataSettings
 from tasks.config.pipelines import Pipeline
 from tasks.data.files import check_data, read_parts
+from tasks.data.hashes import text_md5
 
 
 class _Line(BaseModel):
@@ -133,6 +133,16 @@ def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:
     return {name: part.max_turns or pipeline.evaluate.max_turns for name, part in pipeline.data.parts.items()}
 
 
+def evaluation_way(pipeline: Pipeline) -> dict[str, Any]:
+    """How policies are evaluated, by key: what must be the same of two that are compared."""
+    turns = evaluation_turns(pipeline)
+    evaluated_turns = {name: turns[name] for name, part in pipeline.data.parts.items() if part.evaluate}
+    return {
+        "evaluate.max_turns": describe_turns(evaluated_turns),
+        "evaluate.temperature": pipeline.evaluate.temperature,
+    }
+
+
 def describe_turns(turns: Mapping[str, Any]) -> str:
     """The turns of `evaluation_turns` in one text, which is the same if every item has the same."""
     counts = {str(count) for count in turns.values()}
@@ -147,7 +157,7 @@ def write_items(path: Path, items: Iterable[Item]) -> None:
 
 def items_md5(items: Iterable[Item]) -> str:
     """The MD5 of the file that `write_items` would write."""
-    return hashlib.md5(_to_lines(items).encode(), usedforsecurity=False).hexdigest()
+    return text_md5(_to_lines(items))
 
 
 def _to_lines(items: Iterable[Item]) -> str:

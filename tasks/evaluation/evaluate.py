@@ -1,6 +1,5 @@
 """Evaluates any policy on any environment: `wingspan evaluate`, and the flow `evaluate-policy`."""
 
-import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -11,10 +10,10 @@ from agents.clients.endpoint import Endpoint
 from agents.samplers.local import LocalModel
 from agents.types import Trajectory
 from envs.files import check_writable
-from envs.types import Item
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent
 from tasks.data.files import check_data
+from tasks.data.hashes import text_md5
 from tasks.data.items import item_to_json
 from tasks.data.trajectories import trajectory_to_dict
 from tasks.evaluation.models import SavedPolicy, identify_endpoint
@@ -93,7 +92,7 @@ def make_record(
         ),
         pipeline=plan.source,
         settings={block: values[block] for block in ("data", "agent", "servers", "rollout")},
-        items_md5=_items_md5(plan.items),
+        items_md5=text_md5("\n".join(map(item_to_json, plan.items))),
         provenance=provenance(envs=pipeline.data.envs),
         seconds=seconds,
         outcomes=outcomes,
@@ -106,7 +105,7 @@ def default_folder(policy: SavedPolicy | Endpoint, request: EvaluationRequest) -
     identity = [policy.url, policy.model] if isinstance(policy, Endpoint) else [policy.name, policy.step]
     values = {name: getattr(request, name) for name in EvaluationRequest.model_fields}
     text = json.dumps([identity, values], sort_keys=True, default=dict)
-    digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]
+    digest = text_md5(text)[:8]
     label = policy.model if isinstance(policy, Endpoint) else policy.name
     name = "-".join(_slug(part) for part in (label, *request.envs))
     return Path("runs", "evaluations", f"{name[:80]}-{digest}")
@@ -115,11 +114,6 @@ def default_folder(policy: SavedPolicy | Endpoint, request: EvaluationRequest) -
 def _slug(text: str) -> str:
     safe_text = "".join(character if character.isalnum() else "-" for character in text)
     return "-".join(filter(None, safe_text.split("-")))
-
-
-def _items_md5(items: Sequence[Item]) -> str:
-    text = "\n".join(map(item_to_json, items))
-    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _open(file: Path) -> TextIO:

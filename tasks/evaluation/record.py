@@ -4,7 +4,9 @@
 can be repeated and its results can be compared with others item by item (`comparison.py`).
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,6 +14,7 @@ from pydantic import ValidationError
 from agents.settings import Settings, describe_invalid
 from envs.errors import ConfigError, describe
 from envs.files import write_atomically
+from tasks.reporting.intervals import mean_interval
 
 RECORD = "record.json"
 TRAJECTORIES = "trajectories.jsonl"
@@ -26,6 +29,17 @@ class Rate(Settings):
     high: float
     items: int
     """Items that have a value: with failed episodes, an item may have fewer outcomes than k."""
+
+    @classmethod
+    def of(
+        cls,
+        values: Sequence[float],
+        *,
+        interval: Callable[[Sequence[float]], tuple[float, float]] = mean_interval,
+    ) -> "Rate":
+        """Of `values`, one for each item and at least one."""
+        low, high = interval(values)
+        return cls(mean=fmean(values), low=low, high=high, items=len(values))
 
 
 class ItemOutcome(Settings):

@@ -1,16 +1,14 @@
 """Outcomes and rates of an evaluation, by environment and by metadata key."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from agents.types import StopReason, Trajectory
 from tasks.data.trajectories import MAX_KINDS
 from tasks.evaluation.pass_at_k import passes
 from tasks.evaluation.record import GroupResult, ItemOutcome, Rate
-from tasks.reporting.intervals import bootstrap, mean_interval
-
-Interval = Callable[[Sequence[float]], tuple[float, float]]
+from tasks.reporting.intervals import bootstrap
 
 
 def outcome_of(group: Sequence[Trajectory], *, max_turns: int) -> ItemOutcome:
@@ -56,22 +54,15 @@ def _groupings(outcomes: Sequence[ItemOutcome]) -> Iterator[tuple[str, list[str 
 
 def _result(outcomes: Sequence[ItemOutcome], samples: int, ks: Sequence[int]) -> GroupResult:
     scored_outcomes = [outcome for outcome in outcomes if outcome.successes]
-    successes = [fmean(outcome.successes) for outcome in scored_outcomes]
-    rates = {f"avg_at_{samples}": (successes, mean_interval)} if scored_outcomes else {}
-    for name, values in passes([outcome.successes for outcome in scored_outcomes], ks=ks).items():
-        if values:
-            rates[name] = values, mean_interval
+    passed = passes([outcome.successes for outcome in scored_outcomes], ks=ks)
+    rates = {name: Rate.of(values) for name, values in passed.items() if values}
     if scored_outcomes:
-        rates["reward"] = [fmean(outcome.rewards) for outcome in scored_outcomes], mean_interval
-        rates["turns"] = [fmean(outcome.turns) for outcome in scored_outcomes], bootstrap
+        rates = {f"avg_at_{samples}": Rate.of([fmean(o.successes) for o in scored_outcomes]), **rates}
+        rates["reward"] = Rate.of([fmean(o.rewards) for o in scored_outcomes])
+        rates["turns"] = Rate.of([fmean(o.turns) for o in scored_outcomes], interval=bootstrap)
     return GroupResult(
         items=len(outcomes),
         episodes=sum(len(outcome.successes) for outcome in outcomes),
         failed=sum(sum(outcome.failures.values()) for outcome in outcomes),
-        rates={name: _rate(*rate) for name, rate in rates.items()},
+        rates=rates,
     )
-
-
-def _rate(values: Sequence[float], interval: Interval) -> Rate:
-    low, high = interval(values)
-    return Rate(mean=fmean(values), low=low, high=high, items=len(values))

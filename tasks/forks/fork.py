@@ -21,8 +21,8 @@ from envs.types import Message
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
 from tasks.forks.request import ForkPlan
-from tasks.rollout.factory import check_endpoint_agent
 from tasks.rollout.policy import local_model
+from tasks.rollout.runner import check_endpoint_agent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -2,14 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from statistics import fmean
 
 from agents.settings import Settings
 from agents.types import StopReason, Trajectory
 from envs.files import append_line
 from tasks.data.trajectories import trajectory_to_dict
 from tasks.evaluation.record import Rate
-from tasks.reporting.intervals import mean_interval
 from tasks.runs.folders import RunFolder
 
 PERSON = "person"
@@ -42,17 +40,13 @@ def value_of(trajectories: Sequence[Trajectory]) -> TurnValue:
 def make_value(successes: Sequence[bool], rewards: Sequence[float], *, failed: int) -> TurnValue:
     """As `value_of`, of outcomes."""
     return TurnValue(
-        samples=len(successes), failed=failed, success=_rate([*map(float, successes)]), reward=_rate(rewards)
+        samples=len(successes),
+        failed=failed,
+        success=Rate.of(successes) if successes else None,
+        reward=Rate.of(rewards) if rewards else None,
     )
 
 
 def append_fork(run: RunFolder, trajectory: Trajectory) -> None:
     """Append it to the run's file of forks. Raises `ConfigError` if that cannot be written."""
     append_line(run.forks, json.dumps(trajectory_to_dict(trajectory)))
-
-
-def _rate(values: Sequence[float]) -> Rate | None:
-    if not values:
-        return None
-    low, high = mean_interval(values)
-    return Rate(mean=fmean(values), low=low, high=high, items=len(values))

@@ -1,4 +1,5 @@
-"""The trajectories that a report prints: pairs of episodes of one item, before and after training.
+"""The trajectories that a report prints: pairs of episodes of one item, before and after training; and the
+items that the trained policy does not solve.
 
 The choice covers every outcome that training had, failures included, not just the best-looking episodes.
 """
@@ -8,12 +9,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
-from agents.types import FinishReason, StopReason, Trajectory
+from agents.types import StopReason, Trajectory
 from envs.types import Item
-from tasks.data.trajectories import sampled_tokens
 from tasks.reporting.results import POLICIES, Results
 
 PAIRS = 5
+LISTED = 30
+"""Items that are not solved, which the report lists."""
+_OBSERVATION_CHARS = 160
+"""Of the last observation of one."""
 
 
 class Verdict(StrEnum):
@@ -36,51 +40,20 @@ ORDER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTurn:
-    """One turn, as the report prints it."""
-
-    thought: str
-    action: str
-    is_parsed: bool
-    """False if `text` contains no action."""
-    text: str
-    """The whole completion of this turn."""
-    is_truncated: bool
-    """The completion reached the token limit."""
-    observation: str
-    reward: float
-    tokens: int
-    mean_logprob: float
-    policy_version: int
-    sampling_s: float
-    env_s: float
-    """Seconds of sampling and of the environment; 0.0 where they were not measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadEpisode:
-    """One trajectory, as the report prints it."""
-
-    line: int
-    """In `evaluation_trajectories.jsonl`, counted from 1."""
-    success: bool
-    stop_reason: str
-    reward: float
-    tokens: int
-    seconds: float
-    turns: list[ReadTurn]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExcerptPair:
-    """Episodes of one item by both policies; None where no episode was recorded."""
+    """Episodes of one item by both policies; None where no episode was recorded.
+
+    Lines are those of `evaluation_trajectories.jsonl`, counted from 1.
+    """
 
     item: Item
     verdict: Verdict
     opening: str | None
     """The prompt, with the chat template's own tokens; None without a tokenizer."""
-    before: ReadEpisode | None
-    after: ReadEpisode
+    before: Trajectory | None
+    before_line: int | None
+    after: Trajectory
+    after_line: int
 
 
 def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | None]) -> list[ExcerptPair]:
@@ -89,15 +62,15 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
     Within a verdict, items of different kinds (the first integer metadata value, such as depth) come first,
     hard ones before easy ones. Deterministic.
     """
-    before, after = (results.find(policy, "sampled") for policy in POLICIES)
-    lines_before, lines_after = (results.find_lines(policy, "sampled") for policy in POLICIES)
+    before, after = (results.sampled(policy) for policy in POLICIES)
     by_verdict: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
-    for item_id, trajectory in after.items():
-        if StopReason.ERROR in (trajectory.stop_reason, item_id in before and before[item_id].stop_reason):
+    for item_id, (_, then) in after.items():
+        _, first = before.get(item_id, (None, None))
+        if StopReason.ERROR in (then.stop_reason, first and first.stop_reason):
             continue  # says nothing about the policy
-        by_verdict[_verdict(before.get(item_id), trajectory)].append(item_id)
+        by_verdict[_verdict(first, then)].append(item_id)
     queues = {
-        verdict: _interleave_kinds(item_ids, kind_of=lambda item_id: _kind(after[item_id].item))
+        verdict: _interleave_kinds(item_ids, kind_of=lambda item_id: _kind(after[item_id][1].item))
         for verdict, item_ids in by_verdict.items()
     }
     verdicts = [verdict for verdict in ORDER if queues[verdict]]
@@ -106,47 +79,56 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
     for verdict in verdicts:
         if queues[verdict] and len(pairs) < PAIRS:
             item_id = queues[verdict].pop(0)
-            first, then = before.get(item_id), after[item_id]
+            before_line, first = before.get(item_id, (None, None))
+            after_line, then = after[item_id]
             pairs.append(
                 ExcerptPair(
                     item=then.item,
                     verdict=verdict,
                     opening=decode(then.prompt_ids),
-                    before=read_episode(first, line=lines_before[item_id]) if first else None,
-                    after=read_episode(then, line=lines_after[item_id]),
+                    before=first,
+                    before_line=before_line,
+                    after=then,
+                    after_line=after_line,
                 )
             )
     return sorted(pairs, key=lambda pair: list(Verdict).index(pair.verdict))
 
 
-def read_episode(trajectory: Trajectory, *, line: int) -> ReadEpisode:
-    """A trajectory as it is read; `line`: where it is."""
-    turns = [
-        ReadTurn(
-            thought=turn.thought,
-            action=turn.action,
-            is_parsed=not turn.failed,
-            text=turn.text,
-            is_truncated=turn.completion.finish_reason is FinishReason.LENGTH,
-            observation=turn.observation,
-            reward=turn.reward,
-            tokens=len(turn.completion.token_ids),
-            mean_logprob=fmean(turn.completion.logprobs),
-            policy_version=turn.completion.policy_version,
-            sampling_s=turn.sampling_s,
-            env_s=turn.env_s,
-        )
-        for turn in trajectory.turns
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailingItem:
+    """An item that some sampled episode after training did not solve."""
+
+    before: Sequence[float]
+    """Successes of the samples before training."""
+    after: Sequence[float]
+    episode: Trajectory
+    """Its first sampled episode after training; if that succeeded, others of the item failed."""
+    line: int
+    """Of that episode, in the file of evaluated episodes."""
+
+    @property
+    def is_unsolved(self) -> bool:
+        """Whether no episode after training solved it."""
+        return not any(self.after)
+
+    @property
+    def last_observation(self) -> str:
+        """Of `episode`, on one line."""
+        text = self.episode.turns[-1].observation if self.episode.turns else ""
+        line = " ".join(text.split())
+        return line if len(line) <= _OBSERVATION_CHARS else f"{line[: _OBSERVATION_CHARS - 1]}…"
+
+
+def failing_items(results: Results) -> list[FailingItem]:
+    """The items that not every sampled episode solves after training, those that fewest solve first."""
+    before, after = (results.outcomes.get(policy, {}).get("sampled", {}) for policy in ("before", "after"))
+    failing = [
+        FailingItem(before=before.get(item, []), after=after[item], episode=episode, line=line)
+        for item, (line, episode) in results.sampled("after").items()
+        if after.get(item) and not all(after[item])
     ]
-    return ReadEpisode(
-        line=line,
-        success=trajectory.success,
-        stop_reason=trajectory.stop_reason.replace("_", " "),
-        reward=trajectory.reward,
-        tokens=sampled_tokens(trajectory),
-        seconds=trajectory.seconds,
-        turns=turns,
-    )
+    return sorted(failing, key=lambda row: fmean(row.after))
 
 
 def _verdict(before: Trajectory | None, after: Trajectory) -> Verdict:

@@ -43,11 +43,7 @@ def curves(results: Results) -> dict[str, list[tuple[int, float]]]:
     values = {
         key: [(int(step["step"]), step[key]) for step in results.steps if key in step] for key in CURVE_KEYS
     }
-    values["test_success"] = [
-        (done.last_step, done.evaluation["success"])
-        for done in results.rounds
-        if "success" in done.evaluation
-    ]
+    values["test_success"] = [(done.last_step, done.evaluation["success"]) for done in results.counted_rounds]
     return {name: points for name, points in values.items() if points}
 
 

@@ -11,7 +11,8 @@ from tasks.reporting.results import POLICIES, Grouping, Results, phases
 
 STOPS = (StopReason.TERMINATED, StopReason.MAX_TURNS, StopReason.MAX_CONTEXT, StopReason.TRUNCATED)
 """In the order of their colors."""
-
+MAX_LABEL = 18
+"""Characters of a group's name."""
 
 LINES = {
     "imitation_loss": ("loss (nats per token)", "Negative log-likelihood of the imitated tokens."),
@@ -59,8 +60,7 @@ def all_plots(results: Results, *, stages: Stages, groupings: Sequence[Grouping]
 def _success(results: Results, *, stages: Stages, name: str, width: float, height: float) -> Plot:
     quick = [
         (float(done.last_step), done.evaluation["success"], int(done.evaluation["episodes"]))
-        for done in results.rounds
-        if "success" in done.evaluation
+        for done in results.counted_rounds
     ]
     evaluations = "; ".join(f"step {step:.0f}: {rate:.0%}" for step, rate, _ in quick)
     turns = ", then ".join(f"{turns} turns from step {first}" for first, _, turns in stages)
@@ -151,9 +151,9 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
     ]
 
 
-def shorten(label: str, *, characters: int = 18) -> str:
+def shorten(label: str) -> str:
     """A label that leaves room for the plot."""
-    return label if len(label) <= characters else label[: characters - 1] + "…"
+    return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
 
 
 def _series(results: Results, key: str) -> list[tuple[float, float]]:

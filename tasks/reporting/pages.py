@@ -7,6 +7,7 @@ provide their data.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tasks.reporting.chart_style import Plot
@@ -107,7 +108,8 @@ def format_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-FILTERS: Mapping[str, Callable[..., str]] = {
+FILTERS: Mapping[str, Callable[..., object]] = {
+    "mean": fmean,
     "percent": percent,
     "points": points,
     "logprob": logprob,
@@ -119,4 +121,4 @@ FILTERS: Mapping[str, Callable[..., str]] = {
     "seconds": seconds,
     "format_value": format_value,
 }
-"""The number formats of the templates."""
+"""The numbers of the templates, and their formats."""

@@ -145,11 +145,12 @@ def _compare_training(
     )
     steps = sorted(before.keys() | after.keys())
     names = list(dict.fromkeys(name for values in (before, after) for row in values.values() for name in row))
-    differing = {
-        name: first_step
-        for name in names
-        if (first_step := _first_difference(name, before, after, steps=steps)) is not None
-    }
+    differing = {}
+    for name in names:
+        for step in steps:
+            if not _is_same(before.get(step, {}).get(name), after.get(step, {}).get(name)):
+                differing[name] = step
+                break
     are_equal = not differing and before.keys() == after.keys()
     yield Line(
         name="training",
@@ -173,19 +174,6 @@ def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in flat(values, sep="/")
         if key != "step" and not step_metric(key).startswith(_NOT_COMPARED)
     }
-
-
-def _first_difference(
-    name: str,
-    before: Mapping[int, Mapping[str, Any]],
-    after: Mapping[int, Mapping[str, Any]],
-    *,
-    steps: Sequence[int],
-) -> int | None:
-    for step in steps:
-        if not _is_same(before.get(step, {}).get(name), after.get(step, {}).get(name)):
-            return step
-    return None
 
 
 def _compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Line]:

@@ -3,12 +3,12 @@
 Parts that no stage has written yet are empty or None, so that an unfinished run has a report too.
 """
 
-import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from envs.files import read_json_lines
 from envs.types import Item
 from tasks.config.parameters import flat
 from tasks.data.collapse import ALERTS
+from tasks.data.hashes import text_md5
 from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, item_means, read_outcomes
 from tasks.reporting.intervals import mean_interval
@@ -62,22 +63,23 @@ class Results:
         """The items that were evaluated, in order."""
         return list({t.item.item_id: t.item for t in self.trajectories}.values())
 
+    @property
+    def counted_rounds(self) -> list[RoundResult]:
+        """Those in whose quick evaluation an episode counted, which have its `success`."""
+        return [done for done in self.rounds if "success" in done.evaluation]
+
     def rate(self, policy: str, mode: str) -> float | None:
         """Success on the test split; None where it was not evaluated or no episode counted."""
         return self.evaluation.get(policy, {}).get(mode, {}).get("success")
 
-    def find(self, policy: str, mode: str) -> dict[str, Trajectory]:
-        """The recorded trajectories of one policy and mode, by item id."""
-        return {t.item.item_id: t for _, t in self._lines(policy, mode)}
-
-    def find_lines(self, policy: str, mode: str) -> dict[str, int]:
-        """Their lines in `evaluation_trajectories.jsonl`, counted from 1, by item id."""
-        return {t.item.item_id: line for line, t in self._lines(policy, mode)}
-
-    def _lines(self, policy: str, mode: str) -> Iterator[tuple[int, Trajectory]]:
-        for line, trajectory in enumerate(self.trajectories, start=1):
-            if (trajectory.labels.get("policy"), trajectory.labels.get("mode")) == (policy, mode):
-                yield line, trajectory
+    def sampled(self, policy: str) -> dict[str, tuple[int, Trajectory]]:
+        """The recorded sampled trajectories of one policy, by item id, each with its line in
+        `evaluation_trajectories.jsonl`, counted from 1."""
+        return {
+            trajectory.item.item_id: (line, trajectory)
+            for line, trajectory in enumerate(self.trajectories, start=1)
+            if trajectory.labels.get("policy") == policy and trajectory.labels.get("mode") == "sampled"
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ class Grouping:
         """File name of its plot; metadata keys are arbitrary text."""
         if re.fullmatch(r"\w{1,40}", self.key, flags=re.ASCII):
             return f"by_{self.key}"
-        return f"by_{hashlib.md5(self.key.encode(), usedforsecurity=False).hexdigest()[:8]}"
+        return f"by_{text_md5(self.key)[:8]}"
 
 
 def read_results(workspace: Path) -> Results:
@@ -170,21 +172,17 @@ def stages_of(horizons: Sequence[int]) -> list[tuple[int, int, int]]:
 
 def environment_steps(results: Results) -> list[float]:
     """Environment steps (turns of the episodes that count) from the start up to each training step."""
-    total, sums = 0.0, []
-    for step in results.steps:
-        total += step.get("turns", 0.0) * step["episodes"]
-        sums.append(total)
-    return sums
+    turns = (step.get("turns", 0.0) * step["episodes"] for step in results.steps)
+    return [*accumulate(turns, initial=0.0)][1:]
 
 
 def count_dropped(summaries: Sequence[Summary]) -> dict[str, int]:
     """Count dropped episodes by cause over `summaries`, the most frequent first."""
-    causes: dict[str, int] = {}
+    causes: Counter[str] = Counter()
     for summary in summaries:
         for key, count in summary.items():
             if key.startswith("dropped_"):
-                cause = key.removeprefix("dropped_")
-                causes[cause] = causes.get(cause, 0) + int(count)
+                causes[key.removeprefix("dropped_")] += int(count)
     return dict(sorted(causes.items(), key=lambda pair: (-pair[1], pair[0])))
 
 

@@ -18,8 +18,7 @@ from agents.types import Trajectory
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.rollout.current_episode import EpisodeWriter, OnTrajectory
-from tasks.rollout.factory import make_endpoint_runner, make_runner
-from tasks.rollout.runner import RolloutRunner, RolloutSpec
+from tasks.rollout.runner import RolloutRunner, RolloutSpec, make_endpoint_runner, make_runner
 
 RunPolicy = Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]]
 """A blocking call of `RolloutRunner.run` with one policy."""

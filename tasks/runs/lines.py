@@ -6,7 +6,6 @@ building a `Trajectory`: most of a line is tokens, of which the index needs the 
 
 import hashlib
 import json
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -48,7 +47,9 @@ class _Turn(msgspec.Struct):
     images: list[Any] = []
 
 
-class _Line(msgspec.Struct):
+class Line(msgspec.Struct):
+    """A trajectory."""
+
     item: _Item
     turns: list[_Turn]
     stop_reason: str
@@ -63,81 +64,49 @@ class _Line(msgspec.Struct):
     labels: dict[str, Any] = {}
     prompt_images: list[Any] = []
 
+    @property
+    def tokens(self) -> int:
+        """All that were sampled."""
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What the index knows of one trajectory."""
+    @property
+    def logprob(self) -> float | None:
+        """Mean over the sampled tokens; None if there are none, or if it is not finite."""
+        logprobs = [value for turn in self.turns for value in turn.completion.logprobs]
+        return finite(fmean(logprobs)) if logprobs else None
 
-    item: str
-    env: str
-    part: str
-    metadata: dict[str, Any]
-    sample: int
-    reward: float | None
-    """None if it is not finite."""
-    success: bool
-    stop: str
-    turns: int
-    tokens: int
-    """All that were sampled."""
-    logprob: float | None
-    """Mean over the sampled tokens; None if there are none."""
-    unparsed: int
-    """Turns whose text was not in the agent's format."""
-    versions: tuple[int, int] | None
-    """The oldest and the newest policy version that sampled it; None without turns."""
-    seconds: float
-    attempts: int
-    error: str | None
-    labels: dict[str, Any]
-    metrics: dict[str, Any]
-    images: int
-    prompt_ids: list[int]
-    response_text: str
-    """The completions' texts, one after the other."""
-    observation_text: str
-    digest: str
-    """16 hexadecimal digits of the line's hash: annotations belong to what they were written about."""
+    @property
+    def versions(self) -> list[int]:
+        """Of the policy that sampled each turn."""
+        return [turn.completion.policy_version for turn in self.turns]
+
+    @property
+    def num_images(self) -> int:
+        """Of the prompt and of all turns."""
+        return len(self.prompt_images) + sum(len(turn.images) for turn in self.turns)
+
+    @property
+    def response_text(self) -> str:
+        """The completions' texts, one after the other."""
+        return _BETWEEN_TURNS.join(turn.text for turn in self.turns)
+
+    @property
+    def observation_text(self) -> str:
+        """The observations, one after the other."""
+        return _BETWEEN_TURNS.join(turn.observation for turn in self.turns)
 
 
-def read_line(line: bytes) -> Entry:
+def read_line(line: bytes) -> Line:
     """Raises `UnreadableLine`."""
     try:
-        record = _decode(line)
+        return _decode(line)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise UnreadableLine(describe(error)) from None
-    completions = [turn.completion for turn in record.turns]
-    versions = [completion.policy_version for completion in completions]
-    logprobs = [value for completion in completions for value in completion.logprobs]
-    return Entry(
-        item=record.item.item_id,
-        env=record.item.env,
-        part=record.item.part,
-        metadata=record.item.metadata,
-        sample=record.sample_index,
-        reward=_finite(record.reward),
-        success=record.success,
-        stop=record.stop_reason,
-        turns=len(record.turns),
-        tokens=sum(len(completion.token_ids) for completion in completions),
-        logprob=_finite(fmean(logprobs)) if logprobs else None,
-        unparsed=sum(turn.failed for turn in record.turns),
-        versions=(min(versions), max(versions)) if versions else None,
-        seconds=_finite(record.seconds) or 0.0,
-        attempts=record.attempts,
-        error=record.error,
-        labels=record.labels,
-        metrics=record.metrics,
-        images=len(record.prompt_images) + sum(len(turn.images) for turn in record.turns),
-        prompt_ids=record.prompt_ids,
-        response_text=_BETWEEN_TURNS.join(turn.text for turn in record.turns),
-        observation_text=_BETWEEN_TURNS.join(turn.observation for turn in record.turns),
-        digest=digest_of(line),
-    )
 
 
 def digest_of(line: bytes) -> str:
-    """Of a line without its end."""
+    """16 hexadecimal digits of the hash of a line without its end: annotations belong to what they were
+    written about."""
     return hashlib.blake2b(line, digest_size=8).hexdigest()
 
 
@@ -152,16 +121,16 @@ def exact_integer(digits: str) -> int | str:
     return int(digits) if len(digits) < len(str(2**53)) else digits
 
 
-_decode_strictly = msgspec.json.Decoder(_Line).decode
+_decode_strictly = msgspec.json.Decoder(Line).decode
 
 
-def _decode(line: bytes) -> _Line:
+def _decode(line: bytes) -> Line:
     try:
         return _decode_strictly(line)
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:  # not JSON by the letter; reading it as Python does is slower
-        return msgspec.convert(parse_json(line), _Line)
+        return msgspec.convert(parse_json(line), Line)
 
 
 def _without_surrogates(value: Any) -> Any:
@@ -174,5 +143,6 @@ def _without_surrogates(value: Any) -> Any:
     return value
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """None for NaN and infinity."""
     return value if abs(value) < float("inf") else None  # NaN is not less either

@@ -30,3 +30,20 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file; lines that are not complete yet are left out."""
+    lines = []
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return []
+    for line in content.splitlines():
+        try:
+            values = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict):
+            lines.append(values)
+    return lines

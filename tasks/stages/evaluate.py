@@ -6,6 +6,7 @@ verl's generation servers are started with one policy after the other.
 """
 
 import json
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +28,6 @@ from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.evaluation.outcomes import OUTCOMES, successes_of
 from tasks.evaluation.pass_at_k import pass_rates
-from tasks.interrupts import interrupts_blocked
 from tasks.progress import SILENT, Progress
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
@@ -138,7 +138,7 @@ def _in_parallel(
     indices: dict[Connection, int] = {}
     evaluations: dict[int, _Evaluation] = {}
     try:
-        with interrupts_blocked():
+        with _interrupts_blocked():
             for index, policy in enumerate(policies):
                 receiving, sending = context.Pipe(duplex=False)
                 indices[receiving] = index
@@ -155,6 +155,19 @@ def _in_parallel(
     finally:
         for process in processes:
             process.kill()
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes started within never receive SIGINT, which a terminal sends to all processes of a command.
+
+    This process receives it after the block.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _send(sending: Connection, work: Callable[[_Policy], _Evaluation], policy: _Policy, counts: Any) -> None:

@@ -11,9 +11,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from agents.types import Trajectory
@@ -26,7 +25,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.cloning import load_tokenizer, prepare_cloning
 from tasks.data.demonstrations import Demonstration
 from tasks.data.items import read_items
-from tasks.data.supervised import Selection, SupervisedRow, make_pairs, rows_of, select
+from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
 from tasks.data.training_files import check_tokens, read_training_files
 from tasks.data.trajectories import is_informative, read_trajectories, summarise, write_trajectories
 from tasks.progress import SILENT, Progress
@@ -36,19 +35,17 @@ from tasks.stages.train import (
     RoundResult,
     TrainedRound,
     drop_steps_after,
+    evaluate_round,
     final_policy,
-    keep_if_best,
-    quick_items,
-    quick_spec,
+    round_file,
     training_items,
     write_prompts,
 )
 from tasks.verl.actor import environment_of
-from tasks.verl.apart import train_apart
 from tasks.verl.config import check_pipeline
 from tasks.verl.dpo import DpoRequest
 from tasks.verl.policies import copy_policy
-from tasks.verl.sft import SftRequest, columns_of
+from tasks.verl.sft import SftRequest, columns_of, train_apart
 
 _NAMES = {
     "imitation": {"loss": "imitation_loss", "tokens": "trained_tokens"},
@@ -81,9 +78,7 @@ class OfflineSession:
     def __enter__(self) -> "OfflineSession":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def prestart(self) -> None:
@@ -111,19 +106,14 @@ class OfflineSession:
 
     def evaluate_round(self, steps: TrainedRound) -> RoundResult:
         """Evaluate the round's policy on a few test items and write its result, or read it."""
-        path = self._folder / "rounds" / f"{steps.index:02d}.json"
+        path, policy = round_file(self._folder, steps.index), self._policy(steps.index)
         if path.exists():
             return RoundResult(**json.loads(path.read_text()))
         start = time.perf_counter()
         self._progress.on_phase("quick evaluation")
-        items = quick_items(self._pipeline, self._workspace)
-        with open_policy(self._pipeline, model=str(self._policy(steps.index))) as run:
-            groups = run(items, quick_spec(self._pipeline, step=steps.last_step))
-        evaluation = summarise([trajectory for group in groups for trajectory in group])
-        seconds = steps.seconds + time.perf_counter() - start
-        result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
-        keep_if_best(self._folder, evaluation, policy=self._policy(steps.index))
-        write_atomically(path, json.dumps(asdict(result), indent=1))
+        with open_policy(self._pipeline, model=str(policy)) as run:
+            steps = replace(steps, seconds=steps.seconds + time.perf_counter() - start)
+            result = evaluate_round(steps, self._pipeline, self._workspace, policy=policy, run=run)
         for earlier in range(steps.index):  # the next round samples with this one's
             shutil.rmtree(self._policy(earlier), ignore_errors=True)
         return result
@@ -266,7 +256,13 @@ class OfflineSession:
                 f"(train.algorithm.min_reward {algorithm.min_reward}); lower it, or give a warm-up"
             )
         request = SftRequest(**self._common(steps, model=model, rows=selection.rows))
-        return _selection_facts(selection, original), request
+        facts: dict[str, float] = {
+            "rows": len(selection.rows),
+            "rows_original": len(original.rows),
+            "chosen": selection.chosen,
+            "duplicates": selection.duplicates,
+        }
+        return facts, request
 
     def plan_preferences(
         self, steps: TrainedRound, trajectories: Sequence[Trajectory]
@@ -323,13 +319,4 @@ def _sampling_facts(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     return {
         **summarise([trajectory for group in groups for trajectory in group]),
         "informative_groups": sum(map(is_informative, groups)) / len(groups),
-    }
-
-
-def _selection_facts(selection: Selection, original: Selection) -> dict[str, float]:
-    return {
-        "rows": len(selection.rows),
-        "rows_original": len(original.rows),
-        "chosen": selection.chosen,
-        "duplicates": selection.duplicates,
     }

@@ -6,7 +6,6 @@ environments and policies is escaped. The same workspace gives the same page, ex
 versions of the code.
 """
 
-import hashlib
 import json
 import shlex
 from collections.abc import Mapping
@@ -17,12 +16,12 @@ from statistics import fmean
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves, read_changes, read_pipeline_name
 from tasks.config.pipelines import Pipeline
+from tasks.data.hashes import path_md5
 from tasks.data.items import training_turns
 from tasks.evaluation.outcomes import compare_samples, item_means
 from tasks.progress import SILENT, Progress
 from tasks.reporting import charts, figures
-from tasks.reporting.excerpts import choose_pairs
-from tasks.reporting.failures import LISTED, failing_items
+from tasks.reporting.excerpts import LISTED, choose_pairs, failing_items
 from tasks.reporting.figure_files import write_figures
 from tasks.reporting.intervals import MIN_BOOTSTRAP, mean_interval
 from tasks.reporting.pages import duration, render_page, write_page
@@ -253,7 +252,7 @@ def lineage(results: Results, workspace: Path, *, pipeline: Pipeline) -> dict[st
         origins["commit"] = facts["git.commit"] + (" and changes" if facts["git.dirty"] == "true" else "")
     for name in ("data/train.jsonl", "data/test.jsonl", "policy/model.safetensors"):
         if (workspace / name).exists():
-            origins[name] = hashlib.md5((workspace / name).read_bytes(), usedforsecurity=False).hexdigest()
+            origins[name] = path_md5(workspace / name)
     versions = {"python": facts["python"]} | {
         key.removeprefix("version."): value for key, value in facts.items() if key.startswith("version.")
     }

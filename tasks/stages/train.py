@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, TypeVar
 
 from agents.types import Trajectory
@@ -103,9 +102,7 @@ class TrainSession:
     def __enter__(self) -> "TrainSession":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the session; after a signal, without waiting for the training process."""
         if error is None or isinstance(error, Exception):
             self.close()
@@ -254,18 +251,11 @@ class TrainSession:
 
     def _evaluate(self, steps: TrainedRound) -> RoundResult:
         """Evaluate the policy of the round's last step, and write the result."""
-        start = time.perf_counter()
         self._progress.on_phase("quick evaluation")
-        items = quick_items(self._pipeline, self._workspace)
-        spec = quick_spec(self._pipeline, step=steps.last_step)
-        groups = self._process.run_rollout(items, spec)
-        evaluation = summarise([trajectory for group in groups for trajectory in group])
-        seconds = steps.seconds + time.perf_counter() - start
-        result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
         policy = checkpoints.policy_folder(self._checkpoints, step=steps.last_step)
-        keep_if_best(self._folder, evaluation, policy=policy)
-        write_atomically(self._round_file(steps.index), json.dumps(asdict(result), indent=1))
-        return result
+        return evaluate_round(
+            steps, self._pipeline, self._workspace, policy=policy, run=self._process.run_rollout
+        )
 
     def _restarting(self, work: Callable[[], T]) -> T:
         """Call `work`, again with a new training process each time that one dies or training goes back."""
@@ -388,7 +378,7 @@ class TrainSession:
             self._report_alerts(new_alerts(self._steps, train.watch), is_saved=True)
 
     def _round_file(self, index: int) -> Path:
-        return self._folder / "rounds" / f"{index:02d}.json"
+        return round_file(self._folder, index)
 
 
 def drop_steps_after(path: Path, step: int) -> None:
@@ -403,7 +393,41 @@ def drop_steps_after(path: Path, step: int) -> None:
     write_atomically(path, "".join(lines))
 
 
-def keep_if_best(folder: Path, evaluation: Mapping[str, float], *, policy: Path) -> None:
+def round_file(folder: Path, index: int) -> Path:
+    """Of a round's result, in `folder` (`train/`)."""
+    return folder / "rounds" / f"{index:02d}.json"
+
+
+def evaluate_round(
+    steps: TrainedRound,
+    pipeline: Pipeline,
+    workspace: Path,
+    *,
+    policy: Path,
+    run: Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]],
+) -> RoundResult:
+    """Evaluate `policy`, that of the round's end, on a few test items, and write the round's result.
+
+    `run`: `RolloutRunner.run` with that policy. Test items are spread over the split.
+    """
+    start, folder = time.perf_counter(), workspace / "train"
+    items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
+    spec = RolloutSpec(
+        name=f"after {steps.last_step}",
+        max_turns=evaluation_turns(pipeline),
+        num_samples=1,
+        temperature=pipeline.evaluate.temperature,
+    )
+    groups = run(spread(items, pipeline.evaluate.quick_items), spec)
+    evaluation = summarise([trajectory for group in groups for trajectory in group])
+    seconds = steps.seconds + time.perf_counter() - start
+    result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
+    _keep_if_best(folder, evaluation, policy=policy)
+    write_atomically(round_file(folder, steps.index), json.dumps(asdict(result), indent=1))
+    return result
+
+
+def _keep_if_best(folder: Path, evaluation: Mapping[str, float], *, policy: Path) -> None:
     """Copy `policy`, whose quick evaluation is given, to `BEST` if no earlier round was as successful.
 
     `folder`: `train/`. Of equals, the earlier stays. A round in which no episode counted is never the best.
@@ -443,22 +467,6 @@ def training_items(pipeline: Pipeline, workspace: Path) -> list[Item]:
     numbers = list(islice(order, pipeline.train.steps * pipeline.rollout.items_per_step))
     rest = sorted(set(range(len(items))) - set(numbers))
     return [items[number] for number in (*numbers, *rest)]
-
-
-def quick_items(pipeline: Pipeline, workspace: Path) -> list[Item]:
-    """The test items of a quick evaluation, spread over the split."""
-    items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
-    return spread(items, pipeline.evaluate.quick_items)
-
-
-def quick_spec(pipeline: Pipeline, *, step: int) -> RolloutSpec:
-    """The rollout of the quick evaluation after training step `step`."""
-    return RolloutSpec(
-        name=f"after {step}",
-        max_turns=evaluation_turns(pipeline),
-        num_samples=1,
-        temperature=pipeline.evaluate.temperature,
-    )
 
 
 def write_prompts(pipeline: Pipeline, folder: Path) -> None:

@@ -13,8 +13,7 @@ from tasks.data.cloning import prepare_cloning
 from tasks.data.items import read_items
 from tasks.progress import SILENT, Progress
 from tasks.verl.actor import environment_of
-from tasks.verl.apart import train_apart
-from tasks.verl.sft import SftRequest, columns_of
+from tasks.verl.sft import SftRequest, columns_of, train_apart
 
 
 def warmup(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> Path:

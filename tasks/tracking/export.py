@@ -1,7 +1,6 @@
 """A trained policy for others: its folder with a model card, or that of its adapter, and the way to a model
 hub."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envs.errors import ConfigError, to_line
+from tasks.data.hashes import path_md5
 from tasks.reporting.results import read_parameters
 from tasks.stages.train import BEST
 from tasks.tracking import facts
@@ -101,11 +101,7 @@ def _origins(workspace: Path) -> dict[str, str]:
 def _data_sums(workspace: Path) -> dict[str, str]:
     """MD5 of the files of items, as DVC writes them."""
     files = [workspace / "data" / f"{split}.jsonl" for split in ("train", "test")]
-    return {
-        f"md5.data/{file.name}": hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
-        for file in files
-        if file.exists()
-    }
+    return {f"md5.data/{file.name}": path_md5(file) for file in files if file.exists()}
 
 
 def push(folder: Path, *, repository: str, is_private: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import read_changes
 from tasks.config.pipelines import Pipeline
-from tasks.data.items import describe_turns, evaluation_turns
+from tasks.data.items import evaluation_way
 
 SCORES = {
     "success": ("after", "sampled"),
@@ -83,10 +83,7 @@ def version_tags(
         "env": " + ".join(pipeline.data.envs),
         "workspace": str(workspace),
         "seed": str(pipeline.seed),
-        "evaluate.max_turns": describe_turns(
-            {part: n for part, n in evaluation_turns(pipeline).items() if pipeline.data.parts[part].evaluate}
-        ),
-        "evaluate.temperature": str(pipeline.evaluate.temperature),
+        **{key: str(value) for key, value in evaluation_way(pipeline).items()},
     }
     for key, (policy, mode) in SCORES.items():
         summary = evaluation[policy][mode]

@@ -6,7 +6,7 @@ MLflow run, or a model of MLflow's registry, `models:/NAME/VERSION` or `models:/
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,24 +34,13 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """A version of a registered model."""
-
-    name: str
-    number: str
-    aliases: tuple[str, ...]
-    test: Mapping[str, str]
-    """The evaluation that decided on its alias: its tags `test.…`, without that prefix."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
     """What MLflow knows of a run."""
 
     state: str
     """RUNNING, FINISHED, FAILED or KILLED."""
-    versions: tuple[Version, ...]
-    """Of registered models, made from it."""
+    versions: "Sequence[ModelVersion]"
+    """Of registered models, made from it. `test_of` has the evaluation that decided on the alias of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +109,13 @@ def read_registration(run: FoundRun) -> Registration | None:
     found_versions = client.search_model_versions(f"run_id = '{run.run_id}'")
     # A search does not return aliases.
     versions = [client.get_model_version(match.name, match.version) for match in found_versions]
-    return Registration(state=state, versions=tuple(map(_version, versions)))
+    return Registration(state=state, versions=versions)
+
+
+def test_of(version: "ModelVersion") -> dict[str, str]:
+    """The evaluation that decided on its alias: its tags `test.…`, without that prefix."""
+    tags = version.tags.items()
+    return {key.removeprefix("test."): value for key, value in tags if key.startswith("test.")}
 
 
 def _find_workspace(path: Path) -> FoundRun:
@@ -236,13 +231,6 @@ def _download(client: "MlflowClient", run_id: str, file: str, *, target: Path) -
     """Stores differ in whether they keep the folder of an artifact."""
     target.parent.mkdir(parents=True, exist_ok=True)
     Path(client.download_artifacts(run_id, file, str(target.parent))).replace(target)
-
-
-def _version(version: "ModelVersion") -> Version:
-    test = {
-        key.removeprefix("test."): value for key, value in version.tags.items() if key.startswith("test.")
-    }
-    return Version(name=version.name, number=str(version.version), aliases=tuple(version.aliases), test=test)
 
 
 def _connect() -> "MlflowClient":

@@ -23,7 +23,7 @@ def check_store(uri: str, *, remedy: str) -> None:
         _check_sqlite(Path(parts.path.removeprefix("/")), setting=setting, remedy=remedy)
     elif parts.scheme in ("", "file"):
         check_writable(Path(parts.path), remedy=f"correct {setting}, or {remedy}")
-    elif parts.scheme.partition("+")[0] not in SCHEMES | _plugins():
+    elif parts.scheme.partition("+")[0] not in SCHEMES | entry_points(group="mlflow.tracking_store").names:
         raise ConfigError(
             f"{setting}: MLflow has no store {parts.scheme!r}; give e.g. http://127.0.0.1:5000 or "
             f"sqlite:///mlflow.db, or {remedy}"
@@ -36,10 +36,6 @@ def check_store(uri: str, *, remedy: str) -> None:
             raise ConfigError(
                 f"{setting} does not answer ({error}); start that server, or {remedy}"
             ) from None
-
-
-def _plugins() -> set[str]:
-    return {entry.name for entry in entry_points(group="mlflow.tracking_store")}
 
 
 def _check_sqlite(file: Path, *, setting: str, remedy: str) -> None:

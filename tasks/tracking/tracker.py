@@ -8,7 +8,6 @@ episodes, `model.py` registers the policy, `recorded_runs.py` owns the heartbeat
 MLflow.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -20,7 +19,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -30,6 +28,7 @@ from envs.redaction import redact, register_url
 from tasks.config.parameters import flat
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
+from tasks.data.hashes import text_md5
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.runs.usage import read_usage
 from tasks.tracking import facts, recorded_runs, system_metrics
@@ -158,9 +157,7 @@ class Tracker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait until everything is written; an unfinished run is marked as failed or killed."""
         if error is not None and not isinstance(error, Exception):
             with suppress(Exception):  # stopping does not wait for the record; `mark_gone` corrects it
@@ -452,7 +449,7 @@ def _write_record(workspace: Path, *, pipeline: Pipeline, run: "Run", is_finishe
 
 
 def _identity(pipeline: Pipeline) -> str:
-    return hashlib.md5(pipeline.model_dump_json().encode(), usedforsecurity=False).hexdigest()
+    return text_md5(pipeline.model_dump_json())
 
 
 def experiment_of(client: "MlflowClient", *, name: str = EXPERIMENT) -> str:

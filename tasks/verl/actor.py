@@ -22,8 +22,7 @@ from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
 from tasks.algorithms.algorithm import ActorCritic
 from tasks.cluster.address import cluster_address
-from tasks.cluster.memory import check_nodes
-from tasks.cluster.placement import Placement, place_workers
+from tasks.cluster.placement import Placement, check_nodes, place_workers
 from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import read_trajectories, sampled_tokens, summarise, write_trajectories
 from tasks.rollout.history import History

@@ -18,6 +18,7 @@ from tasks.config.environments import environments
 from tasks.config.lora import LoraSettings, check_targets
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
+from tasks.verl.cpu import CPU_MODEL_OPTIONS
 from tasks.verl.gpu_model import gpu_model_options
 
 if TYPE_CHECKING:
@@ -151,11 +152,6 @@ def _lora(train: TrainSettings) -> dict[str, Any]:
     }
 
 
-_CPU_MODEL = {
-    "use_remove_padding": True,
-    "enable_gradient_checkpointing": False,
-    "override_config.attn_implementation": "wingspan_packed",
-}
 _CPU_ENGINE = {
     "use_torch_compile": False,
     "mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
@@ -165,7 +161,7 @@ _CPU_ENGINE = {
 
 def _cpu(pipeline: Pipeline) -> dict[str, Any]:
     options: dict[str, Any] = {
-        **{f"actor_rollout_ref.model.{name}": value for name, value in _CPU_MODEL.items()},
+        **{f"actor_rollout_ref.model.{name}": value for name, value in CPU_MODEL_OPTIONS.items()},
         # The CPU engine and the trainer compute the same numbers in fp32: the sampler's log-probs are the old
         # ones, unless the policy that sampled is to be corrected for. vLLM rounds otherwise.
         "algorithm.rollout_correction.bypass_mode": (
@@ -219,7 +215,7 @@ def _critic(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
         "critic.fsdp.seed": pipeline.seed,
     }
     if pipeline.backend.device == "cpu":
-        model_options: dict[str, Any] = _CPU_MODEL
+        model_options: dict[str, Any] = CPU_MODEL_OPTIONS
         options |= {f"critic.fsdp.{name}": value for name, value in _CPU_ENGINE.items()}
     else:  # without the policy's log-probs in chunks: a critic has no logits
         names = ("use_remove_padding", "enable_gradient_checkpointing", "override_config")

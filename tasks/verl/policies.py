@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,17 @@ def copy_policy(source: Path, target: Path) -> None:
     path.write_text(json.dumps(config | {"dtype": _DTYPES[dtype]}, indent=2, sort_keys=True) + "\n")
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)
+
+
+def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor in a file of the format safetensors, by its name; the file is not loaded.
+
+    Raises `struct.error` or `ValueError` for a truncated file.
+    """
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+    return {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
 
 
 def decoder(*folders: Path | str, special_tokens: bool = True) -> Callable[[Sequence[int]], str | None]:

@@ -7,12 +7,12 @@ one that training went back to before counts as such. Where there is none, train
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from envs.files import write_atomically
 from tasks.config.training import TrainSettings
+from tasks.runs.parameters import read_lines
 from tasks.verl import checkpoints
 
 REWINDS = "rewinds.jsonl"
@@ -100,10 +100,4 @@ def seed_after(rewinds: int, *, seed: int) -> int:
 
 
 def _steps_with_alerts(metrics: Path) -> set[int]:
-    steps = set()
-    for line in metrics.read_text().splitlines() if metrics.exists() else ():
-        with suppress(json.JSONDecodeError):  # the last line may be cut off
-            values = json.loads(line)
-            if values.get("alerts", 0):
-                steps.add(int(values["step"]))
-    return steps
+    return {int(values["step"]) for values in read_lines(metrics) if values.get("alerts", 0)}

@@ -28,9 +28,8 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import is_fresh, is_informative, is_usable
 from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
 from tasks.rollout.current_episode import EpisodeWriter
-from tasks.rollout.factory import make_runner
 from tasks.rollout.history import History
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.runner import RolloutSpec, make_runner
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
 from tasks.rollout.step import Group, StepSample, StepSampler
 from tasks.verl.cpu.flops import Work, count_work

@@ -1,21 +1,26 @@
-"""Supervised training with verl's SFT engine: a process of its own, `python -m tasks.verl.sft REQUEST`.
+"""Supervised training with verl's SFT engine, in a process of its own: `python -m tasks.verl.sft REQUEST`.
 
-Owns nothing but the loop: verl's `TrainingWorker` (the same FSDP2 engine as in RL, on a CPU or a
-GPU) with its `sft_loss`, over ids and masks that are given as they are. Says one JSON line a step.
+Owns nothing but the loop and that process, whose end frees verl's memory: verl's `TrainingWorker` (the same
+FSDP2 engine as in RL, on a CPU or a GPU) with its `sft_loss`, over ids and masks that are given as they are.
+Says one JSON line a step.
 """
 
 import json
+import os
 import random
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.errors import WingspanError
 from tasks.config.lora import LoraSettings
 from tasks.data.supervised import SupervisedRow
+from tasks.verl.cpu import CPU_MODEL_OPTIONS
 from tasks.verl.gpu_model import gpu_model_options
 from tasks.verl.local_worker import join_process_group
 from tasks.verl.policies import copy_policy
@@ -26,11 +31,6 @@ if TYPE_CHECKING:
 
 LR_WARMUP = 0.05
 """Share of the steps in which the learning rate rises; then it falls as a cosine."""
-_CPU_MODEL_OPTIONS = {
-    "use_remove_padding": True,
-    "enable_gradient_checkpointing": False,
-    "override_config": {"attn_implementation": "wingspan_packed"},
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,50 @@ def columns_of(rows: Sequence[SupervisedRow]) -> dict[str, list[list[int]]]:
     }
 
 
+def train_apart(
+    request: SftRequest,
+    *,
+    environment: Mapping[str, str],
+    on_step: Callable[[Mapping[str, float]], object],
+    threads: int = 1,
+) -> list[str]:
+    """Train as `request` says; returns the JSON lines of its steps, each of which `on_step` gets at once.
+
+    `environment`: `tasks.verl.actor.environment_of` the pipeline. Raises `WingspanError` with the last line
+    of the process if that fails.
+    """
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "request.json"
+        path.write_text(request.to_json())
+        with (Path(folder) / "log").open("w+") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", type(request).__module__, str(path)],
+                env={**os.environ, **environment, "WINGSPAN_THREADS": str(threads)},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches only this process, which then kills it
+            )
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    if not line.startswith("{"):
+                        continue  # other output of verl
+                    lines.append(line.rstrip())
+                    on_step(json.loads(line))
+            except BaseException:
+                process.kill()
+                raise
+            if process.wait() != 0:
+                log.seek(0)
+                lines = [line for line in log.read().splitlines() if line.strip()]
+                raise WingspanError(
+                    f"the process of supervised training failed: {lines[-1] if lines else process.returncode}"
+                )
+    return lines
+
+
 def run(request: SftRequest) -> Iterator[dict[str, float]]:
     """Train; yields a step's numbers (`step`, `loss` per token, `grad_norm`, `lr`, `tokens`), then saves."""
     from verl.workers.utils.losses import sft_loss
@@ -96,7 +140,7 @@ def start_worker(request: SftRequest, loss: Callable[..., Any]) -> Any:
             model_type="language_model",
             model_config=HFModelConfig(
                 path=request.model,
-                **(_CPU_MODEL_OPTIONS if on_cpu else gpu_model_options(request.model)),
+                **(CPU_MODEL_OPTIONS if on_cpu else gpu_model_options(request.model)),
                 **adapters,
             ),
             engine_config=FSDPEngineConfig(

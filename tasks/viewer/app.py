@@ -73,112 +73,91 @@ class AnnotationRequest(BaseModel, extra="forbid"):
 def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starlette:
     """The ASGI application. `host`: the address that it will listen on; `token`: what requests must give."""
 
-    def runs(_: Request) -> Any:
-        return {"runs": [summarise_run(run) for run in viewer.runs()]}
+    def runs(_: Request) -> Response:
+        return json_answer({"runs": [summarise_run(run) for run in viewer.runs()]})
 
-    def run(request: Request) -> Any:
-        run = _open(request)
-        with run.index.connect() as connection:
-            unreadable, examples = browse.unreadable_lines(connection)
-            return {
-                "summary": summarise_run(run.run),
-                **read_overview(run.run),
-                "kept": browse.count_by_step(connection),
-                "total": browse.count_trajectories(connection),
-                "unreadable": {"total": unreadable, "examples": examples},
-                **_state(run, connection),
-            }
+    def run(_: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+        unreadable, examples = browse.unreadable_lines(connection)
+        return {
+            "summary": summarise_run(served.run),
+            **read_overview(served.run),
+            "kept": browse.count_by_step(connection),
+            "total": browse.count_trajectories(connection),
+            "unreadable": {"total": unreadable, "examples": examples},
+            **_state(served, connection),
+        }
 
-    def state(request: Request) -> Any:
-        served = _open(request)
-        with served.index.connect() as connection:
-            return _state(served, connection)
+    def state(_: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+        return _state(served, connection)
 
-    def trajectories(request: Request) -> Any:
-        served, query = _open(request), request.query_params.get("q", "")
-        with served.index.connect() as connection:
-            rows = browse.list_trajectories(connection, query, **_page(request))
-            return {
-                "total": browse.count_trajectories(connection, query),
-                "rows": rows,
-                **_state(served, connection),
-            }
+    def trajectories(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+        query = request.query_params.get("q", "")
+        rows = browse.list_trajectories(connection, query, **_page(request))
+        total = browse.count_trajectories(connection, query)
+        return {"total": total, "rows": rows, **_state(served, connection)}
 
-    def groups(request: Request) -> Any:
-        served, query = _open(request), request.query_params.get("q", "")
-        with served.index.connect() as connection:
-            total, rows = browse.list_groups(connection, query, **_page(request))
-            return {"total": total, "rows": rows, **_state(served, connection)}
+    def groups(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+        query = request.query_params.get("q", "")
+        total, rows = browse.list_groups(connection, query, **_page(request))
+        return {"total": total, "rows": rows, **_state(served, connection)}
 
-    def facets(request: Request) -> Any:
-        served, query = _open(request), request.query_params.get("q", "")
-        with served.index.connect() as connection:
-            return {
-                "facets": browse.facets(connection, query),
-                "keys": {**KEYS, **_further_keys(connection)},
-                "sorts": list(browse.SORTS),
-                "group_sorts": list(browse.GROUP_SORTS),
-            }
+    def facets(request: Request, _: OpenRun, connection: sqlite3.Connection) -> Any:
+        return {
+            "facets": browse.facets(connection, request.query_params.get("q", "")),
+            "keys": {**KEYS, **_further_keys(connection)},
+            "sorts": list(browse.SORTS),
+            "group_sorts": list(browse.GROUP_SORTS),
+        }
 
-    def trajectory(request: Request) -> Any:
-        served, address = _open(request), request.query_params.get("address", "")
-        with served.index.connect() as connection:
-            row, location = find_row(connection, address)
-            return {
-                "row": row,
-                "digest": location.digest,
-                "siblings": browse.siblings(connection, address),
-                **read_trajectory(load_trajectory(location), decode=served.decode),
-                **_state(served, connection),
-            }
+    def trajectory(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+        address = request.query_params.get("address", "")
+        row, location = find_row(connection, address)
+        return {
+            "row": row,
+            "digest": location.digest,
+            "siblings": browse.siblings(connection, address),
+            **read_trajectory(load_trajectory(location), decode=served.decode),
+            **_state(served, connection),
+        }
 
-    def place(request: Request) -> Any:
-        served, query = _open(request), request.query_params.get("q", "")
-        sort, address = request.query_params.get("sort", ""), request.query_params.get("address", "")
-        with served.index.connect() as connection:
-            return browse.neighbours(connection, query, sort=sort, address=address)
+    def place(request: Request, _: OpenRun, connection: sqlite3.Connection) -> Any:
+        query, sort, address = (request.query_params.get(name, "") for name in ("q", "sort", "address"))
+        return browse.neighbours(connection, query, sort=sort, address=address)
 
-    def tokens(request: Request) -> Any:
-        served = _open(request)
-        with served.index.connect() as connection:
-            _, location = find_row(connection, request.query_params.get("address", ""))
+    def tokens(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+        _, location = find_row(connection, request.query_params.get("address", ""))
         values, number = load_trajectory(location), integer(request, "turn", default=-1)
         if number >= len(values["turns"]):
             raise NotFound(f"the trajectory has no turn {number + 1}")
         return read_tokens(values, number=number, split=served.split)
 
-    def sides(request: Request) -> Any:
+    def sides(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
         """Trajectories by `address` (several), or the group of one, with their turns."""
-        served = _open(request)
         addresses = request.query_params.getlist("address")
-        with served.index.connect() as connection:
-            if "group" in request.query_params:
-                members = browse.siblings(connection, request.query_params["group"])
-                addresses = [row.address for row in members]
-                if not members:
-                    raise NotFound(f"there is no trajectory {request.query_params['group']}")
-            found = [find_row(connection, address) for address in addresses[:MAX_SIDES]]
-            return {
-                "total": len(addresses),
-                "sides": [
-                    {"row": row, **read_trajectory(load_trajectory(location), decode=served.decode)}
-                    for row, location in found
-                ],
-                **_state(served, connection),
-            }
+        if "group" in request.query_params:
+            members = browse.siblings(connection, request.query_params["group"])
+            addresses = [row.address for row in members]
+            if not members:
+                raise NotFound(f"there is no trajectory {request.query_params['group']}")
+        found = [find_row(connection, address) for address in addresses[:MAX_SIDES]]
+        return {
+            "total": len(addresses),
+            "sides": [
+                {"row": row, **read_trajectory(load_trajectory(location), decode=served.decode)}
+                for row, location in found
+            ],
+            **_state(served, connection),
+        }
 
-    def item(request: Request) -> Any:
-        served, name = _open(request), request.query_params.get("item", "")
-        with served.index.connect() as connection:
-            rows = browse.item_history(connection, name)
-            if not rows:
-                raise NotFound(f"no trajectory of the item {name!r} was kept")
-            return {"rows": rows, **_state(served, connection)}
+    def item(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+        name = request.query_params.get("item", "")
+        rows = browse.item_history(connection, name)
+        if not rows:
+            raise NotFound(f"no trajectory of the item {name!r} was kept")
+        return {"rows": rows, **_state(served, connection)}
 
-    def image(request: Request) -> Response:
-        served = _open(request)
-        with served.index.connect() as connection:
-            _, location = find_row(connection, request.query_params.get("address", ""))
+    def image(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Response:
+        _, location = find_row(connection, request.query_params.get("address", ""))
         turn, number = integer(request, "turn", default=-1), integer(request, "number", default=0)
         image = find_image(load_trajectory(location), turn=turn, number=number)
         if image is None:
@@ -217,14 +196,22 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         served.refresh(is_forced=True)
         return {"label": annotation.label, "note": annotation.note}
 
-    def _open(request: Request) -> OpenRun:
-        return viewer.open(request.query_params.get("run", ""))
+    def answering(read: Callable[[Request, OpenRun, sqlite3.Connection], Any]) -> Route:
+        """The route that answers with what `read` finds in the run that the request names."""
 
-    reads = (runs, run, state, trajectories, groups, facets, trajectory, place, tokens, sides, item, image)
-    routes = [Route(f"/api/{read.__name__}", _endpoint(read)) for read in reads]
+        def answer(request: Request) -> Response:
+            served = viewer.open(request.query_params.get("run", ""))
+            with served.index.connect() as connection:
+                content = read(request, served, connection)
+            return content if isinstance(content, Response) else json_answer(content)
+
+        return Route(f"/api/{read.__name__}", answer)
+
+    reads = (run, state, trajectories, groups, facets, trajectory, place, tokens, sides, item, image)
     return Starlette(
         routes=[
-            *routes,
+            Route("/api/runs", runs),
+            *map(answering, reads),
             Route("/api/annotations", annotate, methods=["POST"]),
             *fork_routes(viewer, is_loopback=host in LOOPBACK),
             Route("/", index),
@@ -239,14 +226,6 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         ],
         exception_handlers=_HANDLERS,
     )
-
-
-def _endpoint(read: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    def answer(request: Request) -> Response:
-        content = read(request)
-        return content if isinstance(content, Response) else json_answer(content)
-
-    return answer
 
 
 def _state(run: OpenRun, connection: sqlite3.Connection) -> dict[str, Any]:

@@ -32,6 +32,8 @@ GROUP_SORTS = {
 MAX_VALUES = 30
 """Distinct values of a key that is offered to filter by; one with more is an identifier."""
 MAX_HISTORY = 5000
+MAX_UNREADABLE = 20
+"""Lines that are no trajectories, of which address and reason are shown."""
 _IDENTIFIERS = ("parent_digest", "forked_at")
 """Labels of forks by which nobody filters."""
 
@@ -106,10 +108,11 @@ class Location:
 
 
 _COLUMNS = (
-    "f.key || ':' || t.line, t.step, f.phase, i.item, i.env, i.part, i.metadata, l.json, t.sample, t.reward, "
-    "t.success, t.stop, t.turns, t.tokens, t.logprob, t.unparsed, t.oldest, t.newest, t.seconds, t.error, "
-    "t.images, ifnull(a.label, ''), ifnull(a.note, '')"
+    "t.id, t.oldest, t.newest, f.key || ':' || t.line, t.step, f.phase, i.item, i.env, i.part, i.metadata, "
+    "l.json, t.sample, t.reward, t.success, t.stop, t.turns, t.tokens, t.logprob, t.unparsed, t.seconds, "
+    "t.error, t.images, ifnull(a.label, ''), ifnull(a.note, '')"
 )
+"""Id and policy versions of a trajectory, and the other fields of a `TrajectoryRow` in their order."""
 _JOINS = (
     "trajectories t JOIN files f ON f.id = t.file JOIN items i ON i.id = t.item "
     "JOIN facts l ON l.id = t.labels "
@@ -169,12 +172,8 @@ def list_groups(
     )
     total = connection.execute(f"SELECT count(*) FROM ({group_filter})", where.values).fetchone()[0]
     names = list(GroupRow.__dataclass_fields__)
-    groups = []
-    for row in connection.execute(select, (*where.values, limit, offset)):
-        values = dict(zip(names, row, strict=True))
-        values |= {name: _read_facts(values[name]) for name in ("metadata", "labels")}
-        groups.append(GroupRow(**values))
-    return int(total), groups
+    found = connection.execute(select, (*where.values, limit, offset))
+    return int(total), [GroupRow(**_read_values(names, row)) for row in found]
 
 
 def siblings(connection: sqlite3.Connection, address: str) -> list[TrajectoryRow]:
@@ -244,15 +243,12 @@ def find_row(connection: sqlite3.Connection, address: str) -> TrajectoryRow | No
     return None if found is None else _rows(connection, [found])[0]
 
 
-def count_by_step(connection: sqlite3.Connection, query: str = "") -> list[tuple[int, int, int]]:
-    """Step, trajectories, and those of them that succeeded, of the training's trajectories of a query."""
-    where = compile_query(query, connection)
+def count_by_step(connection: sqlite3.Connection) -> list[tuple[int, int, int]]:
+    """Step, trajectories, and those of them that succeeded, of the training's trajectories."""
     select = (
-        f"SELECT t.step, count(*), sum(t.success) FROM {_tables(where.sql)} "
-        f"WHERE t.step IS NOT NULL AND {where.sql} "
-        "GROUP BY t.step ORDER BY t.step"
+        "SELECT step, count(*), sum(success) FROM trajectories WHERE step IS NOT NULL GROUP BY 1 ORDER BY 1"
     )
-    return connection.execute(select, where.values).fetchall()
+    return connection.execute(select).fetchall()
 
 
 def generation(connection: sqlite3.Connection) -> int:
@@ -261,14 +257,14 @@ def generation(connection: sqlite3.Connection) -> int:
     return int(row[0]) if row else 0
 
 
-def unreadable_lines(connection: sqlite3.Connection, *, limit: int = 20) -> tuple[int, list[tuple[str, str]]]:
+def unreadable_lines(connection: sqlite3.Connection) -> tuple[int, list[tuple[str, str]]]:
     """How many lines are no trajectories, and some of them: address and reason."""
     total = connection.execute("SELECT count(*) FROM unreadable").fetchone()[0]
     select = (
         "SELECT f.key || ':' || u.line, u.reason FROM unreadable u JOIN files f ON f.id = u.file "
         "ORDER BY f.key, u.line LIMIT ?"
     )
-    return int(total), connection.execute(select, (limit,)).fetchall()
+    return int(total), connection.execute(select, (MAX_UNREADABLE,)).fetchall()
 
 
 def _find(connection: sqlite3.Connection, address: str) -> int | None:
@@ -282,38 +278,13 @@ def _find(connection: sqlite3.Connection, address: str) -> int | None:
 
 def _rows(connection: sqlite3.Connection, numbers: Sequence[int]) -> list[TrajectoryRow]:
     marks = ", ".join("?" * len(numbers))
-    select = f"SELECT t.id, {_COLUMNS} FROM {_JOINS} WHERE t.id IN ({marks})"
-    rows = {row[0]: _row(row[1:]) for row in connection.execute(select, tuple(numbers))}
+    select = f"SELECT {_COLUMNS} FROM {_JOINS} WHERE t.id IN ({marks})"
+    names = [name for name in TrajectoryRow.__dataclass_fields__ if name != "versions"]
+    rows = {}
+    for number, oldest, newest, *row in connection.execute(select, tuple(numbers)):
+        values = _read_values(names, row) | {"versions": None if oldest is None else (oldest, newest)}
+        rows[number] = TrajectoryRow(**values | {"success": bool(values["success"])})
     return [rows[number] for number in numbers]
-
-
-def _row(values: Sequence[Any]) -> TrajectoryRow:
-    (address, step, phase, item, env, part, metadata, labels, sample, reward, success, *rest) = values
-    (stop, turns, tokens, logprob, unparsed, oldest, newest, seconds, error, images, label, note) = rest
-    return TrajectoryRow(
-        address=address,
-        step=step,
-        phase=phase,
-        item=item,
-        env=env,
-        part=part,
-        metadata=_read_facts(metadata),
-        labels=_read_facts(labels),
-        sample=sample,
-        reward=reward,
-        success=bool(success),
-        stop=stop,
-        turns=turns,
-        tokens=tokens,
-        logprob=logprob,
-        unparsed=unparsed,
-        versions=None if oldest is None else (oldest, newest),
-        seconds=seconds,
-        error=error,
-        images=images,
-        label=label,
-        note=note,
-    )
 
 
 def _select_ids(where: Where, sort: str) -> str:
@@ -328,9 +299,12 @@ def _tables(*parts: str) -> str:
     return "trajectories t" + "".join(needed_joins)
 
 
-def _read_facts(text: str) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(text, parse_int=exact_integer)
-    return facts
+def _read_values(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    """A row by the `names` of its columns, with its facts as objects."""
+    values = dict(zip(names, row, strict=True))
+    for name in ("metadata", "labels"):
+        values[name] = json.loads(values[name], parse_int=exact_integer)
+    return values
 
 
 def _order(sort: str, sorts: Mapping[str, str]) -> str:

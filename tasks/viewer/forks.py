@@ -86,10 +86,8 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
 
     def forks(request: Request) -> Response:
         """The forks of a trajectory with their values, and the policies that can go on from it."""
-        served, address = (
-            viewer.open(request.query_params.get("run", "")),
-            request.query_params.get("address", ""),
-        )
+        served = viewer.open(request.query_params.get("run", ""))
+        address = request.query_params.get("address", "")
         with served.index.connect() as connection:
             _, location = find_row(connection, address)
             return json_answer(
@@ -109,11 +107,11 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
         return json_answer({"environments": list(ENVIRONMENTS)})
 
     def live(request: Request) -> Response:
-        live_run = _find_live(runs, request.query_params.get("id", ""))
+        live_run = runs.find(request.query_params.get("id", ""))
         return json_answer(live_run.snapshot(after=integer(request, "after", default=-1), wait_s=MAX_WAIT_S))
 
     def live_image(request: Request) -> Response:
-        found = _find_live(runs, request.query_params.get("id", ""))
+        found = runs.find(request.query_params.get("id", ""))
         turn, number = integer(request, "turn", default=-1), integer(request, "number", default=0)
         image = found.find_image(turn=turn, number=number)
         if image is None or image.media_type not in IMAGE_TYPES:
@@ -130,12 +128,12 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
 
     async def act(request: Request) -> Response:
         body = await read_own(request, ActBody)
-        _find_live(runs, body.id).act(body.line)
+        runs.find(body.id).act(body.line)
         return json_answer({})
 
     async def stop(request: Request) -> Response:
         body = await read_own(request, StopBody)
-        _find_live(runs, body.id).stop()
+        runs.find(body.id).stop()
         return json_answer({})
 
     async def read_own(request: Request, kind: type[_B]) -> _B:
@@ -175,13 +173,6 @@ async def read_page_body(request: Request, kind: type[_B], *, max_bytes: int) ->
         return kind.model_validate_json(await read_body(request, max_bytes))
     except ValidationError as error:
         raise RequestRejected(422, describe_invalid(error, kind)) from None
-
-
-def _find_live(runs: LiveRuns, name: str) -> Live:
-    live = runs.find(name)
-    if live is None:
-        raise NotFound("there is no such episode, or no longer; start another")
-    return live
 
 
 def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from envs.errors import ConfigError
 from tasks.runs.folders import ANNOTATIONS, RunFolder, TrajectoryFile
-from tasks.runs.lines import TOOL_CALLS, Entry, UnreadableLine, digest_of, read_line
+from tasks.runs.lines import TOOL_CALLS, Line, UnreadableLine, digest_of, finite, read_line
 from tasks.viewer.annotations import read_annotations
 
 VERSION = 3
@@ -269,46 +269,46 @@ class _Update:
 
     def _add(self, file_id: int, file: TrajectoryFile, *, number: int, start: int, line: bytes) -> None:
         try:
-            entry = read_line(line)
+            record = read_line(line)
         except UnreadableLine as error:
             values = (file_id, number, str(error)[:_MAX_REASON])
             self._execute("INSERT INTO unreadable VALUES (?, ?, ?)", values)
             return
-        oldest, newest = entry.versions or (None, None)
         row = {
             "file": file_id,
             "line": number,
             "start": start,
             "length": len(line),
-            "digest": entry.digest,
-            "item": self._item(entry),
+            "digest": digest_of(line),
+            "item": self._item(record),
             "step": file.step,
-            "sample": entry.sample,
-            "reward": entry.reward,
-            "success": entry.success,
-            "stop": entry.stop,
-            "turns": entry.turns,
-            "tokens": entry.tokens,
-            "logprob": entry.logprob,
-            "unparsed": entry.unparsed,
-            "oldest": oldest,
-            "newest": newest,
-            "seconds": entry.seconds,
-            "attempts": entry.attempts,
-            "error": entry.error,
-            "labels": self._facts(entry.labels, kind="label"),
-            "metrics": self._facts(entry.metrics, kind="metric"),
-            "prompt": self._prompt(entry.prompt_ids),
-            "images": entry.images,
+            "sample": record.sample_index,
+            "reward": finite(record.reward),
+            "success": record.success,
+            "stop": record.stop_reason,
+            "turns": len(record.turns),
+            "tokens": record.tokens,
+            "logprob": record.logprob,
+            "unparsed": sum(turn.failed for turn in record.turns),
+            "oldest": min(record.versions, default=None),
+            "newest": max(record.versions, default=None),
+            "seconds": finite(record.seconds) or 0.0,
+            "attempts": record.attempts,
+            "error": record.error,
+            "labels": self._facts(record.labels, kind="label"),
+            "metrics": self._facts(record.metrics, kind="metric"),
+            "prompt": self._prompt(record.prompt_ids),
+            "images": record.num_images,
         }
         insert = f"INSERT INTO trajectories({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
         number = self._execute(insert, tuple(row.values())).lastrowid or 0
         insert = "INSERT INTO texts(rowid, response, observation) VALUES (?, ?, ?)"
-        self._execute(insert, (number, entry.response_text, entry.observation_text))
+        self._execute(insert, (number, record.response_text, record.observation_text))
 
-    def _item(self, entry: Entry) -> int:
-        metadata = self._names(entry.metadata, kind="metadata")
-        return self._intern("items", item=entry.item, env=entry.env, part=entry.part, metadata=metadata)
+    def _item(self, record: Line) -> int:
+        item = record.item
+        metadata = self._names(item.metadata, kind="metadata")
+        return self._intern("items", item=item.item_id, env=item.env, part=item.part, metadata=metadata)
 
     def _facts(self, facts: Mapping[str, Any], *, kind: str) -> int:
         tools = {

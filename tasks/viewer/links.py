@@ -19,9 +19,9 @@ class RunPages:
     name: str
     """As the viewer names the run."""
 
-    def trajectory(self, line: int, *, file: str = "evaluation") -> str:
-        """The trajectory of `line`, counted from 1, of a file of the run."""
-        return self._address("at", f"{file}:{line}")
+    def trajectory(self, line: int) -> str:
+        """The trajectory of `line`, counted from 1, of the evaluation."""
+        return self._address("at", f"evaluation:{line}")
 
     def item(self, item: str) -> str:
         """An item over the training."""

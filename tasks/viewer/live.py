@@ -14,6 +14,7 @@ from agents.rollout.group import Callbacks
 from agents.types import StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError, describe, to_line
 from envs.types import Image, Item, Message
+from tasks.viewer.answers import NotFound
 from tasks.viewer.reading import read_turn
 
 MAX_LIVE = 8
@@ -35,11 +36,11 @@ class Live:
     """One fork, or one person's episode."""
 
     def __init__(self, play: Play, *, total: int, is_person: bool) -> None:
-        """`total`: the samples to run."""
+        """`total`: the samples to run; `is_person`: whether a person acts."""
         self.id = secrets.token_urlsafe(12)
         self._play = play
         self._total = total
-        self._is_person = is_person
+        self.is_person = is_person
         self._changed = threading.Condition()
         self._version = 0
         self._state = "starting"
@@ -56,11 +57,6 @@ class Live:
     def is_running(self) -> bool:
         """Whether it has not ended."""
         return self._state in ("starting", "running", "waiting")
-
-    @property
-    def is_person(self) -> bool:
-        """Whether a person acts."""
-        return self._is_person
 
     @property
     def callbacks(self) -> Callbacks:
@@ -112,7 +108,7 @@ class Live:
                 "id": self.id,
                 "version": self._version,
                 "state": self._state,
-                "is_person": self._is_person,
+                "is_person": self.is_person,
                 "error": self._error,
                 "opening": None if self._opening is None else self._opening.content,
                 "opening_images": [] if self._opening is None else _media_types(self._opening.images),
@@ -148,7 +144,7 @@ class Live:
             raise asyncio.CancelledError
         self._set(_state="running")
         trajectory = await self._play(self)
-        if self._is_person:
+        if self.is_person:
             self._set(_ended=list(trajectory))
         self._set(_state="ended" if trajectory else "left")
 
@@ -194,10 +190,12 @@ class LiveRuns:
             live.start()
             return live
 
-    def find(self, name: str) -> Live | None:
-        """None if there is none, or no longer."""
+    def find(self, name: str) -> Live:
+        """Raises `NotFound`."""
         with self._lock:
-            return self._runs.get(name)
+            if name not in self._runs:
+                raise NotFound("there is no such episode, or no longer; start another")
+            return self._runs[name]
 
 
 def _to_json(turn: Turn) -> dict[str, Any]:

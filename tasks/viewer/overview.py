@@ -13,8 +13,7 @@ from typing import Any
 from envs.errors import ConfigError
 from tasks.evaluation.record import is_record, read_record
 from tasks.runs.folders import RunFolder
-from tasks.runs.lines import parse_json
-from tasks.runs.parameters import read_json, recorded_parameters
+from tasks.runs.parameters import read_json, read_lines, recorded_parameters
 
 SERIES = (
     "step", "episodes", "dropped", "reward", "success", "turns", "tokens_per_turn", "horizon", "entropy",
@@ -69,7 +68,7 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
     """`signatures`: of the files and folders that a run writes; the same ones give the same summary."""
     folder = run.folder
     parameters = read_json(folder / "parameters.json") if run.file is None else {}
-    lines = _lines(folder / "train" / "metrics.jsonl") if run.file is None else []
+    lines = read_lines(folder / "train" / "metrics.jsonl") if run.file is None else []
     after = read_json(folder / "evaluation.json").get("after", {}).get("sampled", {}).get("success")
     kind = "file" if run.file else "evaluation" if is_record(folder) else "run"
     success, success_of = after, "evaluation after training"
@@ -101,15 +100,15 @@ def read_overview(run: RunFolder) -> dict[str, Any]:
     if run.file is not None:
         return {"series": {}, "rounds": [], "evaluation": {}, "alerts": [], "rewinds": [], "seconds": {}}
     folder = run.folder
-    lines = _lines(folder / "train" / "metrics.jsonl")
+    lines = read_lines(folder / "train" / "metrics.jsonl")
     columns = [column for column in SERIES if any(column in line for line in lines)]
     rounds = [read_json(path) for path in sorted((folder / "train" / "rounds").glob("*.json"))]
     return {
         "series": {column: [line.get(column) for line in lines] for column in columns},
         "rounds": [done for done in rounds if done],
         "evaluation": read_json(folder / "evaluation.json"),
-        "alerts": _lines(folder / "train" / "alerts.jsonl"),
-        "rewinds": _lines(folder / "train" / "rewinds.jsonl"),
+        "alerts": read_lines(folder / "train" / "alerts.jsonl"),
+        "rewinds": read_lines(folder / "train" / "rewinds.jsonl"),
         "seconds": read_json(folder / "timing.json").get("stages", {}),
     }
 
@@ -134,20 +133,3 @@ def _signature(path: Path) -> tuple[float, int]:
     except OSError:
         return 0.0, 0
     return status.st_mtime, status.st_size
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; a line that is not complete yet is left out."""
-    lines = []
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return []
-    for line in content.splitlines():
-        try:
-            values = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict):
-            lines.append(values)
-    return lines

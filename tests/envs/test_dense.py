@@ -12,7 +12,7 @@ from envs.retrieval.dense import INDEX, Dense, Vectors
 from envs.retrieval.remote import RemoteRetriever
 from envs.retrieval.service import retriever_app
 from envs.retrieval.types import Passage
-from flows.commands.serve_retriever import make_retriever
+from flows.commands.serve import make_retriever
 from tests.envs.test_retrieval import WORDS, ids, texts, write_corpus
 from tests.support.http_server import serving
 

@@ -8,7 +8,7 @@ from prefect.events import Event
 from prefect.events.clients import AssertingEventsClient
 from prefect.events.worker import EventsWorker
 
-from flows.orchestrator.events import emit_collapse
+from flows.orchestrator.events import COLLAPSE, emit
 from tasks.data.collapse import Alert
 
 ALERT = Alert(monitor="kl", step=3, value=0.3, limit=0.1, text="the KL is 0.3")
@@ -29,7 +29,7 @@ class KeepingWorker:
 def test_an_alert_is_an_event_about_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = KeepingWorker()
     monkeypatch.setattr(EventsWorker, "instance", lambda *_: worker)
-    emit_collapse(ALERT, pipeline="toy", workspace=Path("runs/toy"))
+    emit(COLLAPSE, asdict(ALERT), pipeline="toy", workspace=Path("runs/toy"))
     (event,) = worker.events
     assert event.event == "wingspan.collapse"
     assert event.resource.id == "wingspan.workspace.runs/toy"

@@ -7,8 +7,8 @@ import pytest
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item, Message
-from flows.display.episode_lines import draw_episode, make_harmless
 from flows.display.forecast import forecast_steps
+from flows.display.frame import draw_episode, make_harmless
 from flows.display.plots import draw_rate, draw_sparkline
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import planned_turns

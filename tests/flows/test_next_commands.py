@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from flows.cli.next_commands import next_commands
+from flows.cli.run import next_commands
 
 
 def test_the_commands_are_this_program_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

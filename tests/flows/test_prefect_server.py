@@ -36,7 +36,7 @@ from starlette.routing import Route
 from envs.errors import ConfigError
 from flows.display.display import Display
 from flows.lineage.stages import Receipt, Stage
-from flows.orchestrator.events import emit_collapse
+from flows.orchestrator.events import COLLAPSE, emit
 from flows.orchestrator.limits import hold_slots, missing_limits
 from flows.orchestrator.page import PrefectPage
 from flows.plan import Plan
@@ -336,7 +336,9 @@ def test_outputs_are_assets_with_their_hashes(client: SyncPrefectClient, workspa
 
     def work_again(flow_run_id: str) -> None:
         work(flow_run_id)
-        emit_collapse(ALERT, pipeline=NAME, workspace=workspace)  # after them: events keep their order
+        emit(
+            COLLAPSE, asdict(ALERT), pipeline=NAME, workspace=workspace
+        )  # after them: events keep their order
 
     again = in_flow(work_again)  # both stages from the cache
     wait_until(lambda: bool(events_of(client, again, prefix="wingspan.")))
@@ -384,7 +386,7 @@ def test_the_automations_do_what_their_page_says(
 
         def work(flow_run_id: str) -> None:
             with page_in(workspace, flow_run_id) as page:
-                emit_collapse(ALERT, pipeline=NAME, workspace=workspace)
+                emit(COLLAPSE, asdict(ALERT), pipeline=NAME, workspace=workspace)
                 page.announce(PROMOTION)
 
         in_flow(work)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from envs.errors import ConfigError
-from flows.commands.view import view
+from flows.commands.serve import view
 from tests.support.report_toy import write_workspace
 
 ROOT = Path(__file__).parents[2]

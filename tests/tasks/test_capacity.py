@@ -12,10 +12,12 @@ from tasks.config.capacity import (
     ModelSize,
     checkpoint_bytes,
     disk_bytes,
-    memory_plan,
     read_model_size,
+    state_bytes,
+    training_parts,
 )
 from tasks.config.lora import LoraSettings
+from tasks.config.memory import memory_needs
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 from tasks.verl import checkpoints
 from tests.support.tiny_model import save_tiny_model
@@ -106,15 +108,15 @@ def test_adapters_are_what_is_trained_of_a_policy_by_hand(tmp_path: Path) -> Non
     assert pipeline.train.lora is not None
     assert QWEN_7B.adapter_parameters(pipeline.train.lora) == adapters
     assert checkpoint_bytes(QWEN_7B, pipeline.train) == 4 * 7_615_616_512 + 16 * adapters
-    assert memory_plan(pipeline, QWEN_7B).state == (4 * 7_615_616_512 + 16 * adapters) // 8
-    full = memory_plan(load_pipeline("searchqa-qwen2.5-7b"), QWEN_7B)
-    assert memory_plan(pipeline, QWEN_7B).gathered == full.gathered // 2  # without gradients
+    assert state_bytes(pipeline, QWEN_7B) == (4 * 7_615_616_512 + 16 * adapters) // 8
+    full = training_parts(load_pipeline("searchqa-qwen2.5-7b"), QWEN_7B)["gathered layers"]
+    assert training_parts(pipeline, QWEN_7B)["gathered layers"] == full // 2  # without gradients
     some = LoraSettings(rank=4, targets=("self_attn.q_proj", "down_proj", "layers.0.mlp.up_proj"))
     assert QWEN_7B.adapter_parameters(some) == 4 * (28 * (7168 + 22_528) + 22_528)
     with_critic = with_train(pipeline, algorithm="ppo")
     critic = 7_615_616_512 - 152_064 * 3584
     assert checkpoint_bytes(QWEN_7B, with_critic.train) == 4 * 7_615_616_512 + 16 * adapters + 12 * critic
-    assert memory_plan(with_critic, QWEN_7B).gathered == full.gathered
+    assert training_parts(with_critic, QWEN_7B)["gathered layers"] == full
 
 
 def test_the_adapters_of_a_model_are_counted_exactly(tmp_path: Path) -> None:
@@ -138,17 +140,18 @@ def test_the_adapters_of_a_model_are_counted_exactly(tmp_path: Path) -> None:
 
 def test_memory_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = load_pipeline("searchqa-qwen2.5-7b")
-    plan = memory_plan(pipeline, QWEN_7B, gpu=GPU)
-    assert plan.state == 2 * 7_615_616_512  # 16 bytes a parameter over 8 GPUs
-    assert memory_plan(with_train(pipeline, algorithm="ppo"), QWEN_3B).state == 4 * 3_085_938_688
+    parts = training_parts(pipeline, QWEN_7B)
+    assert state_bytes(pipeline, QWEN_7B) == 2 * 7_615_616_512  # 16 bytes a parameter over 8 GPUs
+    assert state_bytes(with_train(pipeline, algorithm="ppo"), QWEN_3B) == 4 * 3_085_938_688
     # Whole distributions are not computed in chunks.
-    of_all_tokens = memory_plan(with_train(pipeline, algorithm="optimal_token_baseline"), QWEN_7B).logits
-    assert of_all_tokens == 24 * pipeline.train.micro_batch_tokens * 152_064
-    assert plan.mask == 3 * 16_384**2
-    assert plan.logits == 24 * 512 * 152_064
-    assert plan.sampler == 48 * 10**9
+    of_all_tokens = training_parts(with_train(pipeline, algorithm="optimal_token_baseline"), QWEN_7B)
+    assert of_all_tokens["logits"] == 24 * pipeline.train.micro_batch_tokens * 152_064
+    assert parts["attention mask"] == 3 * 16_384**2
+    assert parts["logits"] == 24 * 512 * 152_064
+    beside_vllm = memory_needs(pipeline, QWEN_7B, device_bytes=GPU)[1].parts
+    assert beside_vllm["vLLM's share"] == 48 * 10**9
     pretend_installed(tmp_path, "2.8.3", monkeypatch)
-    assert memory_plan(pipeline, QWEN_7B, gpu=GPU).mask == 0
+    assert training_parts(pipeline, QWEN_7B)["attention mask"] == 0
 
 
 @pytest.mark.parametrize(
@@ -158,9 +161,9 @@ def test_shipped_pipelines_fit_eight_gpus_of_80_gb_without_flash_attention(name:
     pipeline = load_pipeline(name)
     size = QWEN_3B if "3b" in name else QWEN_7B
     assert pipeline.model.lower().endswith(f"{'3b' if size is QWEN_3B else '7b'}-instruct")
-    plan = memory_plan(pipeline, size, gpu=GPU)
-    assert plan.training < GPU * 0.9
-    assert plan.sampling < GPU * 0.9
+    to_train, to_sample, _ = memory_needs(pipeline, size, device_bytes=GPU)
+    assert to_train.total < GPU * 0.9
+    assert to_sample.total < GPU * 0.9
 
 
 class Usage(NamedTuple):

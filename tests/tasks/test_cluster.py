@@ -16,8 +16,7 @@ from agents.types import EpisodeLimits, Trajectory
 from envs.errors import ConfigError
 from tasks.cluster import placement as ray_placement
 from tasks.cluster.address import asks_for_token, check_ray_address
-from tasks.cluster.memory import check_nodes
-from tasks.cluster.placement import Placement, cluster_nodes, place_workers
+from tasks.cluster.placement import Placement, check_nodes, cluster_nodes, place_workers
 from tasks.config.training import BackendSettings
 from tasks.data.trajectories import read_trajectories
 from tasks.progress import Progress

@@ -18,7 +18,7 @@ from envs.registry import get_env
 from flows.cli.app import app
 from tasks.config.environments import check_environments, environments, needed_here
 from tasks.config.pipelines import Pipeline, load_pipeline
-from tasks.rollout.factory import make_runner
+from tasks.rollout.runner import make_runner
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support import verl_toy

@@ -32,7 +32,7 @@ from tasks.data.demonstrations import demonstrate
 from tasks.data.files import read_parts
 from tasks.data.items import item_from_json, item_to_json
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
-from tasks.rollout.factory import make_runner
+from tasks.rollout.runner import make_runner
 from tests.agents.test_images import SMALL, TALL, WIDE, Gallery, Viewer, play_episode
 from tests.support import verl_toy
 from tests.support.chat_server import calls, chat_server, in_turn, says

@@ -19,8 +19,7 @@ from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from tasks.config.agent import AgentSettings
 from tasks.config.episodes import check_agent, reward_of
 from tasks.data.items import split
-from tasks.rollout.factory import make_runner
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.runner import RolloutSpec, make_runner
 from tests.flows.test_lineage import AGENT_STAGES, changed_keys, keys, project
 from tests.support.chat_server import Body, chat_server, in_turn, says
 from tests.support.reward_toy import make_reward_input

@@ -20,10 +20,8 @@ from tasks.config.episodes import check_agent
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import split
 from tasks.data.trajectories import read_trajectories
-from tasks.rollout.agent_runner import AgentRunner
-from tasks.rollout.factory import make_endpoint_runner, make_runner
-from tasks.rollout.program_runner import ProgramRunner
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.programs import ProgramRunner
+from tasks.rollout.runner import AgentRunner, RolloutSpec, make_endpoint_runner, make_runner
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support.gateway_toy import RandomSampler, find_trained

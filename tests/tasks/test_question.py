@@ -22,8 +22,7 @@ from tasks.config.episodes import check_agent, check_reward
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import read_items, split
 from tasks.data.trajectories import summarise
-from tasks.rollout.factory import make_runner
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.runner import RolloutSpec, make_runner
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support.toy import toy_tokenizer

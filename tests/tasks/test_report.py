@@ -205,8 +205,7 @@ def test_pairs_are_of_one_item_and_show_every_turn(workspace: Path, page: Page) 
     }
     assert pairs[0].item.item_id == "toy_2"  # the deepest that training has solved
     turn = pairs_by_id["toy_0"].after.turns[0]
-    assert (turn.thought, turn.action, turn.tokens, turn.policy_version) == ("wood first", "get 1 log", 3, 4)
-    assert turn.mean_logprob == pytest.approx(-1.75 / 3)
+    assert (turn.thought, turn.action, turn.completion.policy_version) == ("wood first", "get 1 log", 4)
     assert pairs_by_id["toy_0"].opening == "(1, 2)"
     assert page.text.count("3 tokens, log-prob \u22120.58, version 4") == 8  # four items of two turns
 

@@ -10,8 +10,7 @@ import pytest
 
 from agents.samplers.cpu import CpuSampler
 from agents.types import Trajectory
-from tasks.rollout.factory import make_runner
-from tasks.rollout.runner import make_training_spec
+from tasks.rollout.runner import make_runner, make_training_spec
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import register, toy_items, toy_pipeline
 from tests.support.verl_update import policy_worker, update

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Aggregation, OnlineAlgorithm
+from tasks.algorithms.algorithm import Aggregation, Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class DrGrpo(OnlineAlgorithm):
@@ -18,10 +18,8 @@ class DrGrpo(OnlineAlgorithm):
     name: str = "dr_grpo"
     aggregation: Aggregation = "seq-mean-token-sum-norm"
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
-        from tasks.algorithms.conversations import Estimate
-
         scores = batch.scores
         advantages = (scores - batch.group_mean(scores)) * ~batch.has_equal_rewards(scores)
         return Estimate(batch.spread(advantages))

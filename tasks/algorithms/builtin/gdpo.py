@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from envs.errors import WingspanError
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class Gdpo(OnlineAlgorithm):
@@ -27,10 +27,8 @@ class Gdpo(OnlineAlgorithm):
     rewards: Annotated[dict[str, float], Field(min_length=1)]
     """Weights by metric of the trajectory; `reward` is the episode's own."""
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`. Raises `WingspanError` for a trajectory without one of the metrics."""
-        from tasks.algorithms.conversations import Estimate
-
         total = batch.scores.new_zeros(len(batch.group))
         for name, weight in self.rewards.items():
             scores = _metric(batch, name)

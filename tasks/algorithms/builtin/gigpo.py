@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from agents.types import Trajectory
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class Gigpo(OnlineAlgorithm):
@@ -36,11 +36,11 @@ class Gigpo(OnlineAlgorithm):
         """As of `OnlineAlgorithm`: equal sums of rewards that are due at different turns compare unequal."""
         return len(set(scores)) > 1 or any(scores) or any(turn.reward for t in group for turn in t.turns)
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
         import torch
 
-        from tasks.algorithms.conversations import Estimate, discounted_returns
+        from tasks.algorithms.conversations import discounted_returns
         from tasks.algorithms.turns import compare, turns_of_step
 
         turns = turns_of_step(batch, algorithm=self.name)

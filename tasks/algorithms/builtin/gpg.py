@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 from tasks.algorithms.losses.gpg import GpgLoss
 from tasks.algorithms.losses.library import AnyLoss
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class Gpg(OnlineAlgorithm):
@@ -21,10 +21,8 @@ class Gpg(OnlineAlgorithm):
     name: str = "gpg"
     loss: AnyLoss = GpgLoss()
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
-        from tasks.algorithms.conversations import Estimate
-
         scores = batch.scores
         differ = ~batch.has_equal_rewards(scores)
         alpha = batch.num_played / differ.sum().clamp(min=1)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from agents.types import Trajectory
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
     from tasks.algorithms.turns import Turns
 
 GOAL_REWARD = 10.0
@@ -44,11 +44,10 @@ class Graphgpo(OnlineAlgorithm):
         """As of `OnlineAlgorithm`: once the goal is known, turns of equal rewards may differ."""
         return len(set(scores)) > 1 or any(trajectory.success for trajectory in group)
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
         import torch
 
-        from tasks.algorithms.conversations import Estimate
         from tasks.algorithms.turns import compare, turns_of_step
 
         turns = turns_of_step(batch, algorithm=self.name)

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class Grpo(OnlineAlgorithm):
@@ -16,10 +16,8 @@ class Grpo(OnlineAlgorithm):
 
     name: str = "grpo"
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`; exactly 0 for a group of equal rewards."""
-        from tasks.algorithms.conversations import Estimate
-
         scores = batch.scores
         advantages = (scores - batch.group_mean(scores)) / (batch.group_std(scores) + 1e-6)
         return Estimate(batch.spread(advantages * ~batch.has_equal_rewards(scores)))

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class GrpoPassk(OnlineAlgorithm):
@@ -19,11 +19,9 @@ class GrpoPassk(OnlineAlgorithm):
     name: str = "grpo_passk"
     normalize_by_std: bool = True
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
         import torch
-
-        from tasks.algorithms.conversations import Estimate
 
         scores = batch.scores
         advantages = torch.zeros_like(scores)

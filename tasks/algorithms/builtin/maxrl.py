@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class Maxrl(OnlineAlgorithm):
@@ -17,10 +17,8 @@ class Maxrl(OnlineAlgorithm):
 
     name: str = "maxrl"
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
-        from tasks.algorithms.conversations import Estimate
-
         scores = batch.scores
         mean = batch.group_mean(scores)
         advantages = ((scores - mean) / mean).where(mean > 0, 0.0)

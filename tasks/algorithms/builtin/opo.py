@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class Opo(OnlineAlgorithm):
@@ -17,10 +17,8 @@ class Opo(OnlineAlgorithm):
 
     name: str = "opo"
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
-        from tasks.algorithms.conversations import Estimate
-
         scores = batch.scores
         advantages = scores - batch.group_mean(scores, weights=batch.lengths)
         return Estimate(batch.spread(advantages * ~batch.has_equal_rewards(scores)))

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class OptimalTokenBaseline(OnlineAlgorithm):
@@ -24,11 +24,11 @@ class OptimalTokenBaseline(OnlineAlgorithm):
 
     name: str = "optimal_token_baseline"
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
         import torch
 
-        from tasks.algorithms.conversations import Estimate, discounted_returns
+        from tasks.algorithms.conversations import discounted_returns
 
         assert batch.sum_pi_squared is not None
         energy = (1 - 2 * batch.old_log_probs.exp() + batch.sum_pi_squared) * batch.mask

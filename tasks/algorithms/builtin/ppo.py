@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import ActorCritic
+from tasks.algorithms.algorithm import ActorCritic, Estimate
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class Ppo(ActorCritic):
@@ -18,9 +18,9 @@ class Ppo(ActorCritic):
 
     name: str = "ppo"
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`, with returns A + V."""
-        from tasks.algorithms.conversations import Estimate, gae
+        from tasks.algorithms.conversations import gae
 
         values = batch.critic_values
         advantages = gae(batch.rewards, values, batch.mask, gamma=self.gamma, lam=self.lam)

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class ReinforcePlusPlus(OnlineAlgorithm):
@@ -24,9 +24,9 @@ class ReinforcePlusPlus(OnlineAlgorithm):
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount of a token."""
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
-        from tasks.algorithms.conversations import Estimate, discounted_returns
+        from tasks.algorithms.conversations import discounted_returns
 
         returns = discounted_returns(batch.rewards, gamma=self.gamma) * batch.mask
         return Estimate(batch.whiten(returns))

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class ReinforcePlusPlusBaseline(OnlineAlgorithm):
@@ -18,9 +18,7 @@ class ReinforcePlusPlusBaseline(OnlineAlgorithm):
 
     name: str = "reinforce_plus_plus_baseline"
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
-        from tasks.algorithms.conversations import Estimate
-
         scores = batch.scores
         return Estimate(batch.whiten(batch.spread(scores - batch.group_mean(scores))))

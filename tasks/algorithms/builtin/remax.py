@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 from envs.errors import WingspanError
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class Remax(OnlineAlgorithm):
@@ -21,9 +21,9 @@ class Remax(OnlineAlgorithm):
 
     name: str = "remax"
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
-        from tasks.algorithms.conversations import Estimate, discounted_returns
+        from tasks.algorithms.conversations import discounted_returns
 
         if batch.greedy_rewards is None:
             raise WingspanError("remax: no greedy episodes were played")

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class Rloo(OnlineAlgorithm):
@@ -16,10 +16,8 @@ class Rloo(OnlineAlgorithm):
 
     name: str = "rloo"
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
-        from tasks.algorithms.conversations import Estimate
-
         scores, size = batch.scores, batch.group_size()
         advantages = (scores - batch.group_mean(scores)) * size / (size - 1).clamp(min=1)
         return Estimate(batch.spread(advantages * ~batch.has_equal_rewards(scores)))

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import ActorCritic
+from tasks.algorithms.algorithm import ActorCritic, Estimate
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class TurnPpo(ActorCritic):
@@ -25,9 +25,9 @@ class TurnPpo(ActorCritic):
 
     name: str = "turn_ppo"
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`, with returns A + V at the first token of each turn."""
-        from tasks.algorithms.conversations import Estimate, gae
+        from tasks.algorithms.conversations import gae
 
         starts = batch.turn_starts
         values = batch.turn_sum(batch.critic_values * starts)

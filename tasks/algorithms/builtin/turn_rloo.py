@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.algorithms.algorithm import Aggregation, OnlineAlgorithm
+from tasks.algorithms.algorithm import Aggregation, Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
-    from tasks.algorithms.conversations import Conversations, Estimate
+    from tasks.algorithms.conversations import Conversations
 
 
 class TurnRloo(OnlineAlgorithm):
@@ -24,11 +24,11 @@ class TurnRloo(OnlineAlgorithm):
     aggregation: Aggregation = "seq-mean-token-sum-norm"
     """A mean over a conversation's tokens would be a bias towards length again."""
 
-    def estimate(self, batch: "Conversations") -> "Estimate":
+    def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
         import torch
 
-        from tasks.algorithms.conversations import Estimate, discounted_returns
+        from tasks.algorithms.conversations import discounted_returns
 
         rewards = batch.turn_sum(batch.rewards).double()  # [C, N]
         is_turn = (batch.turn_lengths[:, :-1] > 0).double()  # [C, N], 1 or 0

@@ -15,3 +15,10 @@ THREADS_ENV = {"GOMP_SPINCOUNT": "10000"}
 By default it spins for milliseconds; on a busy machine, where the other thread is not running, an update then
 took 16 to 34 times as long. Sleeping at once costs a tenth to a fifth on an idle machine
 (docs/results.md)."""
+
+CPU_MODEL_OPTIONS = {
+    "use_remove_padding": True,
+    "enable_gradient_checkpointing": False,
+    "override_config": {"attn_implementation": "wingspan_packed"},
+}
+"""verl's options of a model, by the fields of `HFModelConfig`."""

@@ -5,6 +5,7 @@ inputs. What packed rows need is counted (`packing.py`): each prompt of a group 
 key that a causal mask leaves, and logits only where there is a loss.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+
+from tasks.verl.policies import read_shapes
 
 if TYPE_CHECKING:
     from tasks.verl.rows import TrainingRow
@@ -42,21 +45,16 @@ class ModelFlops:
     @classmethod
     def of_folder(cls, folder: Path) -> "ModelFlops":
         """Of a model in Hugging Face format."""
-        from safetensors import safe_open
-
         from agents.huggingface import AutoConfig
 
         config = AutoConfig.from_pretrained(folder)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        numbers = 0
-        for file in folder.glob("*.safetensors"):
-            with safe_open(file, framework="pt") as weights:
-                shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
-            numbers += sum(
-                shape[0] * shape[1]
-                for name, shape in shapes.items()
-                if ".layers." in name and len(shape) == 2
-            )
+        numbers = sum(
+            math.prod(shape)
+            for file in folder.glob("*.safetensors")
+            for name, shape in read_shapes(file).items()
+            if ".layers." in name and len(shape) == 2
+        )
         return cls(
             per_token=2.0 * numbers,
             per_logit=2.0 * config.vocab_size * config.hidden_size,
