@@ -32,16 +32,23 @@ class WarmupSettings(Settings):
     whole_words: tuple[str, ...] = ()
     """Regular expressions (Oniguruma's) of texts that count as one word although the tokenizer of `model`
     splits them: `" ?\\[SEP\\]"`."""
+    rename_words: bool = False
+    """Whether new words that few demonstrations have, names above all, are exchanged for each other each time
+    that a demonstration is shown, the same in the whole conversation: a small model then learns to read them,
+    not to know them. The words of test items get tokens, too, as a large model's tokenizer has for any text;
+    nothing else of them is used."""
     steps: Positive
     batch_size: Positive
     lr: LearningRate
 
     @model_validator(mode="after")
-    def _whole_words_are_new(self) -> "WarmupSettings":
+    def _words_are_new(self) -> "WarmupSettings":
         if self.whole_words and not self.new_words:
             raise ValueError(
                 f"whole_words {list(self.whole_words)} need new_words, which is 0: they get no tokens"
             )
+        if self.rename_words and not self.new_words:
+            raise ValueError("rename_words needs new_words, which is 0: only these are renamed")
         return self
 
 

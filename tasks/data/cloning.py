@@ -1,8 +1,9 @@
 """What behaviour cloning starts from: the model, with the tokens that it lacks, and the demonstrations."""
 
 import asyncio
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from envs.errors import ConfigError, to_line
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.data.demonstrations import Demonstration, demonstrate
+from tasks.data.renaming import rename_words
 from tasks.data.vocabulary import add_whole_words, add_words, find_spelled_words
 
 if TYPE_CHECKING:
@@ -17,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def prepare_cloning(
-    pipeline: Pipeline, items: Sequence[Item], *, folder: Path
+    pipeline: Pipeline, items: Sequence[Item], *, folder: Path, test_items: Sequence[Item] = ()
 ) -> tuple[str, list[Demonstration]]:
     """The model to start from (saved in `folder` if it gets new words), and demonstrations in its tokens.
 
+    `test_items`: with `warmup.rename_words`, their words are new words, too; nothing else of them is used.
     The same arguments give the same of both. Raises `ConfigError` for a model that cannot be loaded.
     """
-
     settings = pipeline.warmup
     assert settings is not None
     tokenizer = load_tokenizer(pipeline.model)
@@ -31,17 +33,35 @@ def prepare_cloning(
         return pipeline.model, asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=tokenizer))
     if settings.whole_words:
         tokenizer = add_whole_words(tokenizer, settings.whole_words, folder)
-    # As long as they may be: with new words they are much shorter.
-    rollout = pipeline.rollout.model_copy(update={"context_length": sys.maxsize // 2})
-    boundless = pipeline.model_copy(update={"rollout": rollout})
-    demonstrations = asyncio.run(demonstrate(items, pipeline=boundless, tokenizer=tokenizer))
-    conversations = (
-        demonstration.prompt_ids + demonstration.response_ids for demonstration in demonstrations
+    conversations = _play_for_words(
+        pipeline, [*items, *test_items] if settings.rename_words else items, tokenizer=tokenizer
     )
     words = find_spelled_words(tokenizer, conversations, at_most=settings.new_words)
     add_words(pipeline.model, tokenizer, words, folder, seed=pipeline.seed)
     tokenizer = load_tokenizer(str(folder))
-    return str(folder), asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=tokenizer))
+    demonstrations = asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=tokenizer))
+    if settings.rename_words:
+        ids = dict(zip(words, tokenizer.convert_tokens_to_ids(words), strict=True))
+        copies = math.ceil(settings.steps * settings.batch_size / len(demonstrations))  # none is shown twice
+        demonstrations = rename_words(demonstrations, ids, copies=copies, seed=pipeline.seed)
+    return str(folder), demonstrations
+
+
+def _play_for_words(
+    pipeline: Pipeline, items: Sequence[Item], *, tokenizer: "PreTrainedTokenizerBase"
+) -> Iterator[list[int]]:
+    """The conversations in which new words are counted: with `warmup.rename_words`, one of each item.
+
+    They may be of any length: with new words they are much shorter.
+    """
+    settings = pipeline.warmup
+    assert settings is not None
+    if settings.rename_words:
+        settings = settings.model_copy(update={"demonstrations": len(items), "noise": 0.0})
+    rollout = pipeline.rollout.model_copy(update={"context_length": sys.maxsize // 2})
+    boundless = pipeline.model_copy(update={"warmup": settings, "rollout": rollout})
+    for one in asyncio.run(demonstrate(items, pipeline=boundless, tokenizer=tokenizer)):
+        yield one.prompt_ids + one.response_ids
 
 
 def load_tokenizer(model: str) -> "PreTrainedTokenizerBase":

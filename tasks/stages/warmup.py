@@ -26,10 +26,12 @@ def warmup(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     settings = pipeline.warmup
     if settings is None:
         raise ConfigError("this pipeline has no warm-up (warmup: null); RL starts from `model` itself")
-    items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
+    items, test_items = (
+        read_items(workspace / "data" / f"{side}.jsonl", data=pipeline.data) for side in ("train", "test")
+    )
     target = workspace.resolve() / "warmup"
     with tempfile.TemporaryDirectory() as folder:
-        model, demonstrations = prepare_cloning(pipeline, items, folder=Path(folder))
+        model, demonstrations = prepare_cloning(pipeline, items, test_items=test_items, folder=Path(folder))
         request = SftRequest(
             model=model,
             output=str(target),

@@ -1,0 +1,61 @@
+"""Demonstrations with other names in them, so that a small model reads names instead of knowing them.
+
+A model that imitates a few hundred demonstrations learns their names by heart: that `Peru` follows `XNA is
+in`. If the names change each time that a demonstration is shown, what follows can only be read. And all names are
+trained alike, so that those of test items, which are in no demonstration, are read as well.
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tasks.data.demonstrations import Demonstration
+from tasks.data.vocabulary import SPACE
+
+MAX_SHARE = 0.03
+"""A word that more of the demonstrations have is part of the language, not a name."""
+
+Forms = Mapping[bool, int]
+"""A word's tokens: after a space (True), and not."""
+
+
+def rename_words(
+    demonstrations: Sequence[Demonstration], words: Mapping[str, int], *, copies: int, seed: int
+) -> list[Demonstration]:
+    """`copies` of each of `demonstrations`, each with its own renaming: seeded.
+
+    `words`: new words, as the tokenizer writes them, and their ids. In each copy, those that at most
+    `MAX_SHARE` of `demonstrations` have take the places of each other, of words with the same forms, wherever
+    they stand: no two become one.
+    """
+    names = _names(demonstrations, words)
+    rng = random.Random(f"renaming/{seed}")
+    return [_rename(one, names, rng) for _ in range(copies) for one in demonstrations]
+
+
+def _names(demonstrations: Sequence[Demonstration], words: Mapping[str, int]) -> list[list[Forms]]:
+    """The rare words, those with the same forms together."""
+    counts = Counter(token for one in demonstrations for token in {*one.prompt_ids, *one.response_ids})
+    forms: dict[str, dict[bool, int]] = defaultdict(dict)
+    for word, token in words.items():
+        forms[word.removeprefix(SPACE)][word.startswith(SPACE)] = token
+    names: dict[frozenset[bool], list[Forms]] = defaultdict(list)
+    for tokens in forms.values():
+        if max(counts[token] for token in tokens.values()) <= MAX_SHARE * len(demonstrations):
+            names[frozenset(tokens)].append(tokens)
+    return [*names.values()]
+
+
+def _rename(one: Demonstration, names: Iterable[Sequence[Forms]], rng: random.Random) -> Demonstration:
+    present = {*one.prompt_ids, *one.response_ids}
+    new_tokens: dict[int, int] = {}
+    for group in names:
+        olds = [forms for forms in group if not present.isdisjoint(forms.values())]
+        for old, new in zip(olds, rng.sample(group, len(olds)), strict=True):
+            new_tokens.update({old[form]: new[form] for form in old})
+    return replace(
+        one,
+        prompt_ids=[new_tokens.get(token, token) for token in one.prompt_ids],
+        response_ids=[new_tokens.get(token, token) for token in one.response_ids],
+    )
