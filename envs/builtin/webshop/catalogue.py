@@ -46,7 +46,6 @@ class Product:
     options: Mapping[str, tuple[str, ...]]
     """Name → values, all in lower case."""
     attributes: tuple[str, ...]
-    image: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,6 @@ def load_products(
             price_tag=" to ".join(f"${price}" for price in prices),
             options=_options(raw.customization_options or {}),
             attributes=attributes.get(raw.asin, NO_ATTRIBUTES),
-            image=raw.images[0] or "",
         )
     if not products:
         raise ConfigError(f"{path}: expected products, found none; {remedy}")
