@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agents.tools import episode, sandbox
-from agents.tools.calculator.tool import calculator
+from agents.tools.calculator import calculator
 from agents.tools.search import search, web_search
 from agents.tools.tool import Tool
 from envs.errors import ConfigError

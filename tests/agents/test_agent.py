@@ -17,7 +17,7 @@ from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import GroupSpec, run_groups
 from agents.rollout.packing import pack
 from agents.samplers.sampler import ScriptedSampler
-from agents.tools.calculator.tool import calculator
+from agents.tools.calculator import calculator
 from agents.tools.episode import act, answer
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agents.tools.calculator.tool import calculator
+from agents.tools.calculator import calculator
 from agents.tools.episode import act, answer
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
