@@ -19,7 +19,7 @@ def _require_sandbox(tool: Tool) -> Tool:
 
 
 _BUILTIN: dict[str, Callable[[], Tool]] = {
-    "act": episode.act,
+    "act": lambda: episode.act,
     "answer": lambda: episode.answer,
     "calculator": lambda: calculator,
     "summarize": lambda: episode.summarize,

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from agents.gateway.gateway import Gateway
 from agents.gateway.sessions import GatewaySession
-from agents.rewards.assignment import PREFIX, assign_rewards
-from agents.rewards.types import Reward, RewardInput, read_result
+from agents.rewards.types import PREFIX, Reward, RewardInput, assign_rewards, read_result
 from agents.rollout.group import Attempt, GroupSpec, gather_groups
 from agents.tools.threads import run_in_thread
 from agents.types import StopReason, Trajectory

@@ -84,7 +84,8 @@ def test_every_visible_object_is_where_the_view_places_it(index: int) -> None:
             assert entity is None or entity.can_overlap()
         names = [entry.name for entry in view.objects]
         assert len(set(names)) == len(names)
-        assert [entry.distance for entry in view.objects] == sorted(entry.distance for entry in view.objects)
+        distances = [abs(ahead) + abs(right) for ahead, right in (entry.cell for entry in view.objects)]
+        assert distances == sorted(distances)
 
 
 @pytest.mark.parametrize("index", range(3, 400, 13))

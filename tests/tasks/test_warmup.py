@@ -119,7 +119,7 @@ def test_demonstrations_are_written_in_the_agents_format(format: str) -> None:
     [episode, *_] = asyncio.run(demonstrate(items, pipeline=long, tokenizer=tokenizer))
     texts = tokenizer.decode([i for i, m in zip(episode.response_ids, episode.mask, strict=True) if m])
     first, second, rest = texts.split("<|im_end|>")
-    schemas = Toolbox([act()]).schemas
+    schemas = Toolbox([act]).schemas
     turns = [FormatAgent(format, schemas=schemas).parse(text) for text in (first, second)]
     assert [turn.calls for turn in turns] == [(ToolCall("act", {"action": "add 1"}),)] * 2
     assert [turn.thought for turn in turns] == ["", "on"]
