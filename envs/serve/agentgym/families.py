@@ -15,11 +15,14 @@ Reader = Callable[[EnvSessions, EnvSession], Awaitable[Any]]
 """Makes the answer about a session; its return annotation is the type in the OpenAPI document."""
 
 
-def _read(model: type[BaseModel]) -> Reader:
-    """A reader of fields that `EnvSession` has itself."""
+def _read(model: type[BaseModel], **facts: str) -> Reader:
+    """A reader of fields that `EnvSession` has itself, and of `facts` that the environment gives
+    (`Inspectable`): a field of the model → the name of the fact."""
 
-    async def read(_: EnvSessions, session: EnvSession) -> BaseModel:
-        return model.model_validate(session, from_attributes=True)
+    async def read(sessions: EnvSessions, session: EnvSession) -> BaseModel:
+        values = {field: await sessions.inspect(session, fact) for field, fact in facts.items()}
+        fields = [field for field in model.model_fields if field not in facts and hasattr(session, field)]
+        return model.model_validate({**{field: getattr(session, field) for field in fields}, **values})
 
     read.__annotations__["return"] = model
     return read
@@ -96,28 +99,8 @@ async def _sciworld_step(sessions: EnvSessions, session: EnvSession) -> bodies.S
     return bodies.ScoredState(observation=session.observation, done=session.done, **points)
 
 
-async def _alfworld_state(sessions: EnvSessions, session: EnvSession) -> dict[str, Any]:
-    return {name: await sessions.inspect(session, name) for name in ("observation", "available_actions")}
-
-
-async def _alfworld_reset(sessions: EnvSessions, session: EnvSession) -> bodies.AlfWorldReset:
-    task_type = await sessions.inspect(session, "task_type")
-    state = await _alfworld_state(sessions, session)
-    return bodies.AlfWorldReset(id=session.id, task_type=task_type, **state)
-
-
-async def _alfworld_step(sessions: EnvSessions, session: EnvSession) -> bodies.AlfWorldStep:
-    state = await _alfworld_state(sessions, session)
-    return bodies.AlfWorldStep(reward=session.reward, done=session.done, **state)
-
-
 async def _webshop_reset(sessions: EnvSessions, session: EnvSession) -> list[str | None]:
     return [await sessions.inspect(session, "observation"), None]
-
-
-async def _webshop_step(sessions: EnvSessions, session: EnvSession) -> bodies.WebShopStep:
-    state = await sessions.inspect(session, "observation")
-    return bodies.WebShopStep(state=state, reward=session.reward, done=session.done)
 
 
 async def _webshop_state(sessions: EnvSessions, session: EnvSession) -> dict[str, str]:
@@ -134,14 +117,8 @@ async def _webarena_create(_: EnvSessions, session: EnvSession) -> bodies.WebAre
     return bodies.WebArenaCreate(env_idx=session.id)
 
 
-async def _webarena_reset(sessions: EnvSessions, session: EnvSession) -> bodies.WebArenaReset:
-    return bodies.WebArenaReset(
-        observation=await sessions.inspect(session, "page"),
-        sites=await sessions.inspect(session, "sites"),
-        object=await sessions.inspect(session, "intent"),
-    )
-
-
+_ALFWORLD_STATE = {"observation": "observation", "available_actions": "available_actions"}
+_ALFWORLD_STEP = _read(bodies.AlfWorldStep, **_ALFWORLD_STATE)
 _SCIWORLD_FACTS = ("action_hint", "goals", "task_description", "object_tree", "state")
 
 _FAMILIES = {
@@ -163,12 +140,12 @@ _FAMILIES = {
         },
     ),
     "alfworld": Family(
-        reset_answer=_alfworld_reset,
-        step_answer=_alfworld_step,
+        reset_answer=_read(bodies.AlfWorldReset, task_type="task_type", **_ALFWORLD_STATE),
+        step_answer=_ALFWORLD_STEP,
         queries={
             "/observation": _inspect("observation", str),
             "/available_actions": _inspect("available_actions", list[str]),
-            "/detail": _alfworld_step,
+            "/detail": _ALFWORLD_STEP,
         },
     ),
     "searchqa": Family(
@@ -179,7 +156,7 @@ _FAMILIES = {
     ),
     "webarena": Family(
         create_answer=_webarena_create,
-        reset_answer=_webarena_reset,
+        reset_answer=_read(bodies.WebArenaReset, observation="page", sites="sites", object="intent"),
         step_answer=_read(bodies.WebArenaStep),
         close_answer={"closed": "closed"},
         queries={"/observation": _observation},
@@ -187,7 +164,7 @@ _FAMILIES = {
     "webshop": Family(
         create_answer=_id,
         reset_answer=_webshop_reset,
-        step_answer=_webshop_step,
+        step_answer=_read(bodies.WebShopStep, state="observation"),
         queries={
             "/observation": _inspect("observation", str),
             "/available_actions": _inspect("available_actions"),
