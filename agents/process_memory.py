@@ -25,18 +25,15 @@ ENVIRONMENT = {name: str(value) for name, (_, value) in _PARAMETERS.items()}
 """For processes that are about to start: these settings then hold before the first thread exists."""
 
 
-def keep_freed_memory() -> bool:
-    """Make the C library of this process reuse freed blocks; returns False where it is not glibc.
+def keep_freed_memory() -> None:
+    """Make the C library of this process reuse freed blocks, where it is glibc.
 
     Threads that have already allocated memory keep their arenas.
     """
-    if not sys.platform.startswith("linux"):
-        return False
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return False
-    results = [libc.mallopt(number, value) for number, value in _PARAMETERS.values()]
-    return all(result == 1 for result in results)
+    if sys.platform.startswith("linux") and hasattr(libc, "mallopt"):
+        for number, value in _PARAMETERS.values():
+            libc.mallopt(number, value)
 
 
 @contextmanager

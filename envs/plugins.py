@@ -188,6 +188,17 @@ def find_sources(names: Iterable[str], *, key: str) -> list[Path]:
     return list(sources)
 
 
+@contextmanager
+def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give the attribute `name` of a foreign module or class another value while inside."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
 def _search_working_directory() -> None:
     # Python does not search the working directory when it runs an installed program.
     if os.getcwd() not in sys.path:

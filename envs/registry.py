@@ -231,6 +231,7 @@ class FamilyModule(Protocol):
 
     EXAMPLE: str
     SOURCE: str
+    """One line: what the package offers, and where the items come from."""
     PACKAGES: tuple[str, ...]
 
     def spec(self, argument: str, /) -> EnvSpec:
@@ -253,7 +254,7 @@ FAMILIES: Registry[FamilyModule] = Registry(
     validate=_check_family,
     load=cast(Callable[[Any], FamilyModule], import_module),
 )
-"""All families, by the name before the colon."""
+"""All families, by the name before the colon, whether or not their packages are installed."""
 
 
 def register_env(spec: EnvSpec) -> None:
@@ -267,25 +268,6 @@ def register_family(name: str, family: FamilyModule) -> None:
     `wingspan.families`, which name a module, are known in every process. Raises `ConfigError` if another
     family has this name."""
     FAMILIES.register(name, family)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """The environments of one package, each named `family:argument`."""
-
-    name: str
-    example: str
-    source: str
-    """One line: what the package offers, and where the items come from."""
-    packages: tuple[str, ...]
-
-
-def list_families() -> list[Family]:
-    """Return all families, whether or not their packages are installed."""
-    return [
-        Family(name=name, example=module.EXAMPLE, source=module.SOURCE, packages=module.PACKAGES)
-        for name, module in FAMILIES.items()
-    ]
 
 
 def get_env(name: str) -> EnvSpec:

@@ -25,7 +25,7 @@ _PREFIXES = {
 class TransformerEncoder:
     """One model, on a GPU if there is one."""
 
-    def __init__(self, model: str, *, device: str | None = None) -> None:
+    def __init__(self, model: str) -> None:
         """`model`: a folder in Hugging Face format, or a name on a model hub. Raises `ConfigError`."""
         import torch
 
@@ -36,16 +36,12 @@ class TransformerEncoder:
             self._model: Any = AutoModel.from_pretrained(model)
         except (OSError, ValueError) as error:
             raise ConfigError(f"encoder {model!r} cannot be loaded: {to_line(error, limit=200)}") from None
-        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model.eval().to(self._device)
         family = next((name for name in _PREFIXES if name in model.lower()), None)
         self._query, self._passage = ("", "") if family is None else _PREFIXES[family]
-        self._name = f"{model}/{self._query}/{self._passage}/{MAX_TOKENS}"
+        self.name = f"{model}/{self._query}/{self._passage}/{MAX_TOKENS}"
         self._turn = threading.Lock()  # a tokenizer that pads is not thread-safe
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def queries(self, texts: Sequence[str]) -> Vectors:
         return self._encode([self._query + text for text in texts])

@@ -171,8 +171,11 @@ class EndpointClient:
             if before_request is not None:
                 await before_request()
             response = await self._send("POST", url, body=body)
+        if response.status_code in DENIALS:
+            raise self._denial(response)
         if response.status_code != 200:
-            raise self._failure(response)
+            text = describe_response(response)
+            raise ContextFull(text) if _TOO_LONG.search(response.text) else EndpointFailed(text)
         return response
 
     async def _send(self, method: str, url: str, *, body: Mapping[str, Any] | None) -> httpx.Response:
@@ -184,12 +187,6 @@ class EndpointClient:
                 return await send(http, method, url, timeout_s=limit_s, json=body, headers=headers)
         except httpx.InvalidURL as error:
             raise ConfigError(f"endpoint: url={self.endpoint.url!r}: {error}; correct it") from None
-
-    def _failure(self, response: httpx.Response) -> Exception:
-        if response.status_code in DENIALS:
-            return self._denial(response)
-        text = describe_response(response)
-        return ContextFull(text) if _TOO_LONG.search(response.text) else EndpointFailed(text)
 
     def _denial(self, response: httpx.Response) -> ConfigError:
         key = self.endpoint.api_key_variable or "none"

@@ -16,6 +16,7 @@ from agents.clients.endpoint import Endpoint, EndpointClient, EndpointFailed
 from agents.samplers.scoring import ScoredTokens
 from envs.errors import ConfigError, describe, to_line
 from envs.network.client import MAX_DETAIL, TryAgain
+from envs.runtime.concurrency import gather_or_cancel
 
 T = TypeVar("T")
 
@@ -30,11 +31,7 @@ class EndpointScorer(EndpointClient):
         """Raises `ConfigError` if the endpoint does not answer, rejects the key or lacks the model."""
         super().__init__(endpoint)
         self._base = endpoint.url.rstrip("/")
-        self._max_length = _run(self._read_max_length())
-
-    @property
-    def max_length(self) -> int | None:
-        return self._max_length
+        self.max_length = _run(self._read_max_length())
 
     def score(self, continuations: Sequence[ScoredTokens], *, temperature: float) -> list[list[float]]:
         """As of `Scorer`; `temperature` is 1: an endpoint computes no other.
@@ -43,13 +40,13 @@ class EndpointScorer(EndpointClient):
         or the address is rejected.
         """
         assert temperature == 1.0, temperature
-        return _run(_gather([self._score(continuation) for continuation in continuations]))
+        return _run(gather_or_cancel(self._score(continuation) for continuation in continuations))
 
     def decode(self, token_ids: Sequence[int]) -> list[str]:
         """The texts of successive runs of `token_ids`, of `CHUNK` each, by the model's tokenizer; raises as
         `score` does."""
-        chunks = [token_ids[start : start + CHUNK] for start in range(0, len(token_ids), CHUNK)]
-        return _run(_gather([self._decode(chunk) for chunk in chunks]))
+        starts = range(0, len(token_ids), CHUNK)
+        return _run(gather_or_cancel(self._decode(token_ids[start : start + CHUNK]) for start in starts))
 
     async def _score(self, continuation: ScoredTokens) -> list[float]:
         ids = [*continuation.prompt_ids, *continuation.response_ids]
@@ -101,16 +98,7 @@ def _read(response: httpx.Response, read: Callable[[Any], T]) -> T:
         ) from error
 
 
-async def _gather(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    async with asyncio.TaskGroup() as group:  # the first failure ends them all
-        tasks = [group.create_task(request) for request in requests]
-    return [task.result() for task in tasks]
-
-
 def _run(work: Coroutine[Any, Any, T]) -> T:
     # In a thread, because the caller may run an event loop.
     with ThreadPoolExecutor(1) as thread:
-        try:
-            return thread.submit(asyncio.run, work).result()
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        return thread.submit(asyncio.run, work).result()

@@ -15,7 +15,6 @@ from agents.formats.react import PLAIN_INPUT
 _INTEGER = re.compile(rf"[+-]?[0-9]{{1,{MAX_DIGITS}}}")
 _NULL = ("null", "None")
 _JSON_TYPES: dict[str, type | tuple[type, ...]] = {"number": (int, float), "object": dict, "array": list}
-_MISSING = object()
 
 
 def fit_types(call: ToolCall, parameters: Mapping[str, Any]) -> ToolCall:
@@ -57,11 +56,8 @@ def _fit(text: str, types: set[str]) -> Any:
         return token.lower() == "true"
     if "integer" in types and _INTEGER.fullmatch(token):
         return int(token)
-    value = _decode(token)
-    fits = (kind in types and isinstance(value, types_of_kind) for kind, types_of_kind in _JSON_TYPES.items())
-    return value if any(fits) and not isinstance(value, bool) else text
-
-
-def _decode(text: str) -> Any:
-    value = decode_at(text, 0)
-    return value.value if isinstance(value, Value) and value.end == len(text) else _MISSING
+    decoded = decode_at(token, 0)
+    if not isinstance(decoded, Value) or decoded.end < len(token) or isinstance(decoded.value, bool):
+        return text
+    fits = any(kind in types and isinstance(decoded.value, _JSON_TYPES[kind]) for kind in _JSON_TYPES)
+    return decoded.value if fits else text

@@ -12,8 +12,10 @@ from agents.types import FinishReason
 
 def completion(answer: Answer, *, model: str) -> dict[str, Any]:
     """The body of a `chat.completion`."""
-    message: dict[str, Any] = {"role": "assistant", "content": _content(answer), "refusal": None}
-    if answer.reading.calls:
+    reading = answer.reading
+    content = None if reading.calls and not reading.content else reading.content  # as OpenAI has it
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reading.calls:
         message["tool_calls"] = _calls(answer)
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
     return {**_head(answer, model, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
@@ -54,12 +56,6 @@ def _head(answer: Answer, model: str, kind: str) -> dict[str, Any]:
         # OpenAI's field for the backend's version: the weights of a policy in training change.
         "system_fingerprint": f"policy_version={answer.completion.policy_version}",
     }
-
-
-def _content(answer: Answer) -> str | None:
-    """The text; null if there are only calls, as OpenAI has it."""
-    reading = answer.reading
-    return None if reading.calls and not reading.content else reading.content
 
 
 def _calls(answer: Answer) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ import hmac
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import TypeVar
 
@@ -40,7 +41,8 @@ def make_app(
     policy: Policy, sessions: GatewaySessions, *, limits: GatewayLimits, token: str | None
 ) -> Starlette:
     """The ASGI application. `token` opens all of it; a session's id opens that session's completions."""
-    handlers = _Handlers(policy, sessions, limits=limits, token=token)
+    register_secret(token)
+    handlers = _Handlers(policy, sessions, limits, token)
     routes: list[tuple[str, str, Handler]] = [
         ("GET", "/health", handlers.health),
         ("GET", "/v1/models", handlers.models),
@@ -58,35 +60,35 @@ def make_app(
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Handlers:
-    def __init__(
-        self, policy: Policy, sessions: GatewaySessions, *, limits: GatewayLimits, token: str | None
-    ) -> None:
-        self._policy = policy
-        self._sessions = sessions
-        self._limits = limits
-        self._token = token
-        register_secret(token)
-        self._started_at = int(time.time())
-        self._request_numbers = itertools.count()
+    policy: Policy
+    sessions: GatewaySessions
+    limits: GatewayLimits
+    token: str | None
+    started_at: int = field(default_factory=lambda: int(time.time()))
+    request_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def health(self, _: Request) -> Response:
-        return json_response({"status": "ok", "model": self._policy.name, "sessions": self._sessions.live})
+        return json_response({"status": "ok", "model": self.policy.name, "sessions": self.sessions.live})
 
     async def models(self, request: Request) -> Response:
         self._session_of(request)
-        return json_response(answers.models(self._policy.name, created=self._started_at))
+        return json_response(answers.models(self.policy.name, created=self.started_at))
 
     async def open(self, request: Request) -> Response:
         self._check_token(request)
         body = await self._read(OpenSession, request)
-        session = self._sessions.open(
-            body.item.item,
-            url=str(request.base_url).rstrip("/"),
-            sample_index=body.sample_index,
-            max_turns=body.max_turns,
-            expires=True,
-            metadata=body.metadata,
+        session = self.sessions.open(
+            GatewaySession(
+                policy=self.policy,
+                item=body.item.item,
+                url=str(request.base_url).rstrip("/"),
+                sample_index=body.sample_index,
+                max_turns=body.max_turns or self.limits.max_turns,
+                expires=True,
+                metadata=body.metadata,
+            )
         )
         return json_response(
             {"id": session.session_id, "base_url": session.base_url, "api_key": session.api_key}
@@ -95,8 +97,8 @@ class _Handlers:
     async def end(self, request: Request) -> Response:
         self._check_token(request)
         body = await self._read(EndSession, request)
-        session = self._sessions.find(request.path_params["id"])
-        self._sessions.end(session)
+        session = self.sessions.find(request.path_params["id"])
+        self.sessions.end(session)
         return json_response({"trajectory": session.trajectory(reward=body.reward, success=body.success)})
 
     async def chat(self, request: Request) -> Response:
@@ -105,9 +107,9 @@ class _Handlers:
         answer = await self._answer(request, session, chat.to_generation())
         if chat.stream:
             usage = chat.stream_options.include_usage
-            events = answers.events(answer, model=self._policy.name, include_usage=usage)
+            events = answers.events(answer, model=self.policy.name, include_usage=usage)
             return StreamingResponse(events, media_type="text/event-stream")
-        return json_response(answers.completion(answer, model=self._policy.name))
+        return json_response(answers.completion(answer, model=self.policy.name))
 
     async def respond(self, request: Request) -> Response:
         session = self._session_of(request)
@@ -124,14 +126,14 @@ class _Handlers:
         return json_response(response.body())
 
     async def _read(self, model: type[M], request: Request) -> M:
-        return read(model, await read_body(request, self._limits.max_body_bytes))
+        return read(model, await read_body(request, self.limits.max_body_bytes))
 
     async def _answer(
         self, request: Request, session: GatewaySession | None, generation: GenerationRequest
     ) -> Answer:
         if session is None:
-            recording = Recording(f"plain-{next(self._request_numbers)}", self._policy.rendering)
-            work = asyncio.create_task(self._policy.answer(generation, recording))
+            recording = Recording(f"plain-{next(self.request_numbers)}", self.policy.rendering)
+            work = asyncio.create_task(self.policy.answer(generation, recording))
         else:
             work = session.answer(generation)
         return await _unless_gone(request, work)
@@ -139,16 +141,16 @@ class _Handlers:
     def _session_of(self, request: Request) -> GatewaySession | None:
         """The session that the path or the key names; None for a request outside sessions."""
         if "id" in request.path_params:
-            return self._sessions.find(request.path_params["id"])
+            return self.sessions.find(request.path_params["id"])
         key = bearer_token(request.headers.get("Authorization", ""))
         if key.startswith(PREFIX):
-            return self._sessions.find(key)
+            return self.sessions.find(key)
         self._check_token(request)
         return None
 
     def _check_token(self, request: Request) -> None:
-        if self._token is not None and not hmac.compare_digest(
-            bearer_token(request.headers.get("Authorization", "")).encode(), self._token.encode()
+        if self.token is not None and not hmac.compare_digest(
+            bearer_token(request.headers.get("Authorization", "")).encode(), self.token.encode()
         ):
             why = "a token is needed: 'Authorization: Bearer TOKEN', which clients send as the API key"
             raise RequestRejected(401, why, code="invalid_api_key")

@@ -50,7 +50,9 @@ class Gateway:
             processor=processor,
         )
         self.model = model
-        self.sessions = GatewaySessions(policy, limits)
+        self.policy = policy
+        self.limits = limits
+        self.sessions = GatewaySessions(limits)
         self.app: Starlette = make_app(policy, self.sessions, limits=limits, token=token)
         self._url: str | None = None
 
@@ -86,13 +88,16 @@ class Gateway:
             raise ConfigError("the gateway is not listening; open sessions within `gateway.listening()`")
         try:
             session = self.sessions.open(
-                item,
-                url=self._url,
-                sample_index=sample_index,
-                name=name,
-                max_turns=max_turns,
-                expires=False,
-                metadata=metadata,
+                GatewaySession(
+                    policy=self.policy,
+                    item=item,
+                    url=self._url,
+                    sample_index=sample_index,
+                    name=name,
+                    max_turns=max_turns or self.limits.max_turns,
+                    expires=False,
+                    metadata=metadata or {},
+                )
             )
         except RequestRejected as rejection:
             raise ConfigError(str(rejection)) from None

@@ -5,6 +5,7 @@ comes back changed, is text like any other.
 """
 
 import json
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -135,14 +136,8 @@ class Rendering:
 
     def _tokens_of(self, ids: list[int], *, characters: int) -> int:
         """The smallest number of `ids` whose text has so many characters."""
-        low, high = 1, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            if len(self._renderer.decode(ids[:middle])) >= characters:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        decode = self._renderer.decode
+        return 1 + bisect_left(range(1, len(ids)), characters, key=lambda count: len(decode(ids[:count])))
 
     def _shows_tools(self) -> bool:
         ids = self._renderer.prompt_ids([Message("user", "Hello")], tools=[SENTINEL])

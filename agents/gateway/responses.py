@@ -12,6 +12,8 @@ from pydantic import BaseModel, Field
 
 from agents.gateway.bodies import (
     AnswerRequest,
+    AnyContent,
+    Content,
     Function,
     FunctionType,
     StreamOptions,
@@ -20,7 +22,6 @@ from agents.gateway.bodies import (
     TextMessage,
     validate,
 )
-from agents.gateway.content import AnyContent, Content
 from agents.gateway.conversation import ChatTurn, WrittenCall, canonical
 from agents.gateway.generation import Auto, GenerationRequest
 from envs.network.server import RequestRejected

@@ -32,13 +32,13 @@ class GatewaySession:
     item: Item
     url: str
     """The gateway's own."""
-    sample_index: int
-    name: str | None
+    sample_index: int = 0
+    name: str | None = None
     """The sampler's seed and key; None takes the random id."""
     max_turns: int
     expires: bool
     """Whether it is forgotten when it is idle for too long."""
-    metadata: Mapping[str, Label]
+    metadata: Mapping[str, Label] = field(default_factory=dict)
     """Becomes the trajectory's labels."""
     session_id: str = field(default_factory=lambda: PREFIX + secrets.token_urlsafe(16))
     used_at: float = field(default_factory=time.monotonic)
@@ -144,8 +144,7 @@ class GatewaySession:
 class GatewaySessions:
     """The live sessions of one gateway."""
 
-    def __init__(self, policy: Policy, limits: GatewayLimits) -> None:
-        self._policy = policy
+    def __init__(self, limits: GatewayLimits) -> None:
         self._limits = limits
         self._open: OrderedDict[str, GatewaySession] = OrderedDict()
 
@@ -155,35 +154,11 @@ class GatewaySessions:
         self._forget_idle()
         return len(self._open)
 
-    def open(
-        self,
-        item: Item,
-        *,
-        url: str,
-        sample_index: int = 0,
-        name: str | None = None,
-        max_turns: int | None = None,
-        expires: bool,
-        metadata: Mapping[str, Label] | None = None,
-    ) -> GatewaySession:
-        """A new session below `url`, the gateway's own, of at most `max_turns`.
-
-        `metadata` becomes the trajectory's labels. One that `expires` is forgotten when it is idle too long.
-        Raises `RequestRejected` if there are too many.
-        """
+    def open(self, session: GatewaySession) -> GatewaySession:
+        """Let requests find a new session. Raises `RequestRejected` if there are too many."""
         if self.live >= self._limits.max_sessions:
             why = f"all {self._limits.max_sessions} sessions are in use"
             raise RequestRejected(429, f"{why}; end some, or serve with a larger --max-sessions")
-        session = GatewaySession(
-            policy=self._policy,
-            item=item,
-            url=url,
-            sample_index=sample_index,
-            name=name,
-            max_turns=max_turns or self._limits.max_turns,
-            expires=expires,
-            metadata=metadata or {},
-        )
         self._open[session.session_id] = session
         return session
 

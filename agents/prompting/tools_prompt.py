@@ -45,7 +45,9 @@ def tools_prompt(format: str, schemas: Sequence[Mapping[str, Any]]) -> str:
         _check_one_tool(format, functions)
         tools = str(functions[0].get("description", "")).strip() or names[0]
     else:
-        tools = "\n".join(json.dumps(_description(function), ensure_ascii=False) for function in functions)
+        keys = ("name", "description", "parameters")
+        shown = ({key: function[key] for key in keys if key in function} for function in functions)
+        tools = "\n".join(json.dumps(function, ensure_ascii=False) for function in shown)
     return _prompt(format).replace(PLACEHOLDER, tools)
 
 
@@ -58,10 +60,6 @@ def _check_one_tool(format: str, functions: list[Mapping[str, Any]]) -> None:
             f"format {format!r} can call {tool}({argument}) and nothing else, got "
             f"{names[0]}({', '.join(arguments)}) among {names}; use format 'json' for other tools"
         )
-
-
-def _description(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: function[key] for key in ("name", "description", "parameters") if key in function}
 
 
 @cache

@@ -9,11 +9,10 @@ from typing import Any
 
 from agents.clients.endpoint import Endpoint
 from agents.rewards import code, environment, formats, qa, text
-from agents.rewards.assignment import assign_rewards
 from agents.rewards.function import FunctionReward, reward
 from agents.rewards.judge.reward import LLMJudge
 from agents.rewards.math import reward as math
-from agents.rewards.types import Reward, RewardInput, RewardResult
+from agents.rewards.types import Reward, RewardInput, RewardResult, assign_rewards
 from agents.rewards.weighted import CombinedReward
 from agents.settings import JudgeSettings
 from envs.errors import ConfigError

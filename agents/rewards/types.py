@@ -1,16 +1,18 @@
-"""What a reward is given, what it returns, and the interface of all rewards."""
+"""What a reward is given, what it returns, the interface of all rewards, and the effect on a trajectory."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Protocol
 
-from agents.types import Trajectory
+from agents.types import StopReason, Trajectory
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.types import Item
 
+PREFIX = "reward/"
+"""Of the names of a reward's metrics among a trajectory's."""
 ALWAYS = ("final_response", "trajectory", "transcript", "item", "fields")
 """Names that every reward may take, besides `env`, if there is one, and the item's fields."""
 
@@ -109,6 +111,38 @@ def check_items(reward: Reward, items: Iterable[Item], *, with_env: bool = True)
             reward.check(names)
         except ConfigError as error:
             raise ConfigError(f"{item.item_id}: {error}") from None
+
+
+def assign_rewards(trajectory: Trajectory, result: RewardResult) -> Trajectory:
+    """`trajectory` with the rewards of `result`, which replace the environment's.
+
+    A turn's reward is its entry of `turn_rewards`, else 0; the last turn also gets the outcome. The
+    trajectory's reward is their sum. Raises `ValueError` for a failed episode, for one without turns, and for
+    a number of `turn_rewards` other than the number of turns.
+    """
+    where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
+    if trajectory.stop_reason is StopReason.ERROR:
+        raise ValueError(
+            f"{where}: a failed episode has no reward ({trajectory.error}); drop it and count it"
+        )
+    if not trajectory.turns:
+        raise ValueError(f"{where}: no turn can carry the reward; leave this trajectory at 0")
+    turn_rewards = [0.0] * len(trajectory.turns) if result.turn_rewards is None else list(result.turn_rewards)
+    if len(turn_rewards) != len(trajectory.turns):
+        raise ValueError(f"{where}: {len(turn_rewards)} turn_rewards for {len(trajectory.turns)} turns")
+    turn_rewards[-1] += result.reward
+    return replace(
+        trajectory,
+        turns=tuple(
+            replace(turn, reward=reward) for turn, reward in zip(trajectory.turns, turn_rewards, strict=True)
+        ),
+        reward=sum(turn_rewards),
+        success=trajectory.success if result.success is None else result.success,
+        metrics={
+            **trajectory.metrics,
+            **{f"{PREFIX}{name}": value for name, value in result.metrics.items()},
+        },
+    )
 
 
 def read_result(value: object, *, turns: int) -> RewardResult:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agents.formats.calls import ParsedTurn, ToolCall
+from agents.formats.json_values import dumps
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
 from envs.base import Environment, read_state_key
@@ -22,7 +23,6 @@ from envs.types import Image, Item, Observation, StepResult
 T = TypeVar("T")
 
 _CALL = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)\((?P<arguments>\{.*\})\)", re.DOTALL)
-_to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def format_action(turn: ParsedTurn) -> str:
     text = turn.answer if turn.action is None else turn.action
     if text is not None:
         return text
-    return "\n".join(f"{call.name}({_to_json(call.arguments)})" for call in turn.calls)
+    return "\n".join(f"{call.name}({dumps(call.arguments)})" for call in turn.calls)
 
 
 def parse_calls(action: str) -> list[ToolCall]:

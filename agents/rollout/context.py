@@ -5,6 +5,7 @@ the context is full, a new segment may begin: another prompt, from which the epi
 that a prompt keeps are kept token by token, as they were sampled.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple
@@ -201,14 +202,12 @@ class Context:
         """The part of a completion that later turns see."""
         if self._policy.keep_thoughts or _THOUGHT_END not in self._renderer.decode(completion_ids):
             return completion_ids
-        low, high = 0, len(completion_ids)  # the shortest prefix with the mark ends at its last token
-        while low < high:
-            middle = (low + high) // 2
-            if _THOUGHT_END in self._renderer.decode(completion_ids[:middle]):
-                high = middle
-            else:
-                low = middle + 1
-        return completion_ids[low:]
+
+        def has_mark(count: int) -> bool:
+            return _THOUGHT_END in self._renderer.decode(completion_ids[:count])
+
+        # The shortest prefix with the mark ends at its last token.
+        return completion_ids[bisect_left(range(len(completion_ids)), True, key=has_mark) :]
 
 
 def add_summary(opening: Sequence[Message], summary: str, images: Sequence[Image] = ()) -> list[Message]:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from agents.agent import Agent, with_images
-from agents.rewards.assignment import assign_rewards
-from agents.rewards.types import Reward, RewardInput
+from agents.rewards.types import Reward, RewardInput, assign_rewards
 from agents.rollout.actions import ActionExecutor, ActionResult, format_action
 from agents.rollout.conversation import Continuation, Conversation, ModelTurn
 from agents.tools.toolbox import Toolbox

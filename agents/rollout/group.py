@@ -106,58 +106,46 @@ async def gather_groups(
     """Run the episodes of each item by `run_attempt`, all at once; the rest is as in `run_groups`."""
 
     async def run_sample(index: int, item: Item, sample_index: int) -> Trajectory:
-        trajectory = await _retry(
-            item,
+        start = time.perf_counter()
+        name, cause, number = f"{spec.name}/{index}/{sample_index}", "", 0
+        for number in range(1, spec.max_attempts + 1):
+            try:
+                trajectory = await run_attempt(Attempt(item, sample_index, number, f"{name}/{number}"))
+                return trajectory if number == 1 else replace(trajectory, attempts=number)
+            except EpisodeFault as fault:
+                cause = f"{type(fault).__name__}: {fault}"
+                _log.warning(
+                    "attempt %d of %d, sample %d: %s", number, spec.max_attempts, sample_index, cause
+                )
+                if isinstance(fault, RewardFailed):  # the reward has retried; another episode would not help
+                    break
+        return Trajectory(
+            item=item,
             sample_index=sample_index,
-            name=f"{spec.name}/{index}/{sample_index}",
-            max_attempts=spec.max_attempts,
-            run_attempt=run_attempt,
+            prompt_ids=(),
+            turns=(),
+            stop_reason=StopReason.ERROR,
+            reward=0.0,
+            success=False,
+            seconds=time.perf_counter() - start,
+            attempts=number,
+            error=cause,
         )
+
+    async def run_and_show(index: int, item: Item, sample_index: int) -> Trajectory:
+        trajectory = await run_sample(index, item, sample_index)
         if spec.callbacks.on_trajectory is not None:
             spec.callbacks.on_trajectory(trajectory)
         return trajectory
 
     with _HEAP.frozen():
         trajectories = await gather_or_cancel(
-            run_sample(index, item, sample_index)
+            run_and_show(index, item, sample_index)
             for index, item in enumerate(items)
             for sample_index in range(spec.num_samples)
         )
     size = spec.num_samples
     return [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
-
-
-async def _retry(
-    item: Item,
-    *,
-    sample_index: int,
-    name: str,
-    max_attempts: int,
-    run_attempt: Callable[[Attempt], Awaitable[Trajectory]],
-) -> Trajectory:
-    start = time.perf_counter()
-    cause, number = "", 0
-    for number in range(1, max_attempts + 1):
-        try:
-            trajectory = await run_attempt(Attempt(item, sample_index, number, f"{name}/{number}"))
-            return trajectory if number == 1 else replace(trajectory, attempts=number)
-        except EpisodeFault as fault:
-            cause = f"{type(fault).__name__}: {fault}"
-            _log.warning("attempt %d of %d, sample %d: %s", number, max_attempts, sample_index, cause)
-            if isinstance(fault, RewardFailed):  # the reward has retried; another episode would not help
-                break
-    return Trajectory(
-        item=item,
-        sample_index=sample_index,
-        prompt_ids=(),
-        turns=(),
-        stop_reason=StopReason.ERROR,
-        reward=0.0,
-        success=False,
-        seconds=time.perf_counter() - start,
-        attempts=number,
-        error=cause,
-    )
 
 
 class _Heap:

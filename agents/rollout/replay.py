@@ -116,7 +116,8 @@ class Replay:
             }
             if past.observation is None or index < past.num_turns - 1:  # `edit` has compared the other one
                 texts["the observation"] = recorded.observation, turn.observation
-                self._compare_images(recorded.images, turn.images, number=index + 1)
+                if tuple(recorded.images) != tuple(turn.images):
+                    raise self._images_differ(f"turn {index + 1}", recorded.images, turn.images)
             if recorded.state is not None and turn.state is not None:
                 texts["the environment's state"] = recorded.state, turn.state
             if past.has_env_rewards:
@@ -175,10 +176,6 @@ class Replay:
     def _compare(self, subject: str, recorded: str, text: str, *, number: int) -> None:
         if recorded != text:
             raise self._differs(f"{subject}, turn {number},", recorded=recorded, now=text)
-
-    def _compare_images(self, recorded: Sequence[Image], images: Sequence[Image], *, number: int) -> None:
-        if tuple(recorded) != tuple(images):
-            raise self._images_differ(f"turn {number}", recorded, images)
 
     def _images_differ(self, place: str, recorded: Sequence[Image], images: Sequence[Image]) -> ReplayDiffers:
         counts = f"recorded: {len(recorded)}; now: {len(images)}"

@@ -41,11 +41,7 @@ class LocalScorer:
             raise ConfigError(
                 f"{folder} cannot be loaded: {describe(error)[:300]}; give a folder in Hugging Face format"
             ) from error
-        self._max_length = read_max_length(folder)
-
-    @property
-    def max_length(self) -> int | None:
-        return self._max_length
+        self.max_length = read_max_length(folder)
 
     def score(self, continuations: Sequence[ScoredTokens], *, temperature: float) -> list[list[float]]:
         """As of `Scorer`; one at a time, for the numbers of a batch depend on its shape."""

@@ -4,6 +4,7 @@ Completions are whole tokens, and a stop text may end within a token. The comple
 whatever else the token contains; the text that is passed on ends where the stop text begins.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -31,14 +32,8 @@ def cut_at_stop(completion: Completion, stop: Sequence[str], *, decode: Decode) 
     length = len(completion.token_ids)
     if not stop or not contains(length):
         return completion
-    low, high = 1, length  # a text that contains one still does with more tokens
-    while low < high:
-        middle = (low + high) // 2
-        if contains(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return truncate(completion, low)
+    # A text that contains one still does with more tokens.
+    return truncate(completion, 1 + bisect_left(range(1, length), True, key=contains))
 
 
 def truncate(completion: Completion, length: int) -> Completion:

@@ -56,7 +56,10 @@ class Program:
     def run(self) -> None:
         """Make the engine, then sample until the connection closes."""
         try:
-            self._start()
+            from vllm import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
+
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**self._options))
         except Exception as error:
             self._send({"fatal": f"{type(error).__name__}: {error}"})
             raise
@@ -67,12 +70,6 @@ class Program:
             for output in self._engine.step():
                 if output.finished:
                     self._answer(output)
-
-    def _start(self) -> None:
-        from vllm import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        self._engine = LLMEngine.from_engine_args(EngineArgs(**self._options))
 
     def _carry_out(self, command: _Message) -> None:
         if "prompt" in command:

@@ -1,6 +1,6 @@
 """Tools for the episode itself: `act` in its environment, `answer` to end it, `summarize` to cut it."""
 
-from agents.tools.tool import Tool, tool
+from agents.tools.tool import tool
 from agents.tools.types import Summary
 from envs.base import Environment
 from envs.errors import EnvCrashed, boundary
@@ -11,26 +11,16 @@ ACT = "act"
 _TOO_LONG = "Nothing was cut: your summary takes half of all the room. Write a shorter one."
 
 
-def act(*, description: str | None = None) -> Tool:
-    """A tool `act` that steps the environment and returns its `StepResult`.
+# The caller keeps the time: a step that is cancelled leaves its environment broken.
+@tool(stateful=True, timeout_s=None, max_length=None)
+async def act(action: str, env: Environment) -> StepResult:
+    """Act in the environment.
 
-    `description` lists the actions. The observation is not cut, and the caller keeps the time: a step that is
-    cancelled leaves its environment broken. Raises `EnvCrashed` if the environment raises.
+    Args:
+        action: One action, in the environment's own words.
     """
-
-    async def act(action: str, env: Environment) -> StepResult:
-        """Act in the environment.
-
-        Args:
-            action: One action, in the environment's own words.
-        """
-        with boundary(EnvCrashed, "act: step"):
-            return await env.step(action)
-
-    act_tool = tool(stateful=True, timeout_s=None, max_length=None)(act)
-    if description is not None:
-        act_tool.description = description
-    return act_tool
+    with boundary(EnvCrashed, "act: step"):
+        return await env.step(action)
 
 
 @tool(finish=True, max_length=None)

@@ -1,38 +1,33 @@
 """The tools by the names that pipelines use: one visible dict, and those of plug-ins."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from agents.tools import episode, sandbox
-from agents.tools.calculator.tool import calculator
+from agents.tools.calculator import calculator
 from agents.tools.search import search, web_search
 from agents.tools.tool import Tool
 from envs.errors import ConfigError
 from envs.plugins import Registry
 from envs.sandbox.sandbox import choose_backend
 
+
+def _require_sandbox(tool: Tool) -> Tool:
+    choose_backend()  # raises `MissingDependency`: a run without a sandbox stops before it begins
+    return tool
+
+
 _BUILTIN: dict[str, Callable[[], Tool]] = {
-    "act": episode.act,
+    "act": lambda: episode.act,
     "answer": lambda: episode.answer,
     "calculator": lambda: calculator,
     "summarize": lambda: episode.summarize,
     "search": search,
     "web_search": web_search,
     "code_interpreter": sandbox.code_interpreter,
-    "code_session": lambda: _require_sandbox(sandbox.code_session),
-    "shell": lambda: _require_sandbox(sandbox.shell),
-    "read_file": lambda: _require_sandbox(sandbox.read_file),
-    "create_file": lambda: _require_sandbox(sandbox.create_file),
-    "edit_file": lambda: _require_sandbox(sandbox.edit_file),
-    "undo_edit": lambda: _require_sandbox(sandbox.undo_edit),
-    "list_files": lambda: _require_sandbox(sandbox.list_files),
-    "grep": lambda: _require_sandbox(sandbox.grep),
+    **{tool.name: partial(_require_sandbox, tool) for tool in sandbox.WORKSPACE_TOOLS},
 }
-
-
-def _require_sandbox(tool: Tool) -> Tool:
-    choose_backend()  # raises `MissingDependency`: a run without a sandbox stops before it begins
-    return tool
 
 
 def _validate(name: str, value: Any) -> Callable[[], Tool]:

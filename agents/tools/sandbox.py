@@ -1,6 +1,6 @@
 """Tools in a sandbox, which keeps their time: `code_interpreter` in its own, the others in the episode's."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ from envs.errors import ConfigError
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import choose_backend
-from envs.sandbox.workspace import Reply, WithWorkspace, Workspace
+from envs.sandbox.workspace import FileOperation, Reply, WithWorkspace, Workspace
 
 MAX_LENGTH = 8192
 CODE_LENGTH = 4096
@@ -88,9 +88,7 @@ async def read_file(
         first_line: Where to begin, from 1.
         last_line: Where to end, itself included; else at the end of the file.
     """
-    return read_reply(
-        await get_workspace(env).operate_on_files("read", path=path, first=first_line, last=last_line)
-    )
+    return await _operate(env, "read", path=path, first=first_line, last=last_line)
 
 
 @tool(stateful=True, keeps_time=True)
@@ -102,9 +100,7 @@ async def create_file(path: str, text: str, env: Environment, overwrite: bool = 
         text: All that it is to hold.
         overwrite: Replace a file that exists.
     """
-    return read_reply(
-        await get_workspace(env).operate_on_files("create", path=path, text=text, overwrite=overwrite)
-    )
+    return await _operate(env, "create", path=path, text=text, overwrite=overwrite)
 
 
 @tool(stateful=True, keeps_time=True)
@@ -116,7 +112,7 @@ async def edit_file(path: str, old: str, new: str, env: Environment) -> str:
         old: What is to be replaced, to the last space, without line numbers. The file must hold it only once.
         new: What stands there afterwards.
     """
-    return read_reply(await get_workspace(env).operate_on_files("edit", path=path, old=old, new=new))
+    return await _operate(env, "edit", path=path, old=old, new=new)
 
 
 @tool(stateful=True, keeps_time=True)
@@ -126,7 +122,7 @@ async def undo_edit(path: str, env: Environment) -> str:
     Args:
         path: Of the file; relative to /work.
     """
-    return read_reply(await get_workspace(env).operate_on_files("undo", path=path))
+    return await _operate(env, "undo", path=path)
 
 
 @tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
@@ -136,7 +132,7 @@ async def list_files(env: Environment, path: str = ".") -> str:
     Args:
         path: Of the folder; relative to /work.
     """
-    return read_reply(await get_workspace(env).operate_on_files("list_folder", path=path))
+    return await _operate(env, "list_folder", path=path)
 
 
 @tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
@@ -147,7 +143,15 @@ async def grep(pattern: str, env: Environment, path: str = ".") -> str:
         pattern: As Python's re takes it.
         path: A file or folder; relative to /work.
     """
-    return read_reply(await get_workspace(env).operate_on_files("grep", pattern=pattern, path=path))
+    return await _operate(env, "grep", pattern=pattern, path=path)
+
+
+WORKSPACE_TOOLS = (code_session, shell, read_file, create_file, edit_file, undo_edit, list_files, grep)
+"""Those that need a workspace."""
+
+
+async def _operate(env: Environment, operation: FileOperation, **arguments: Any) -> str:
+    return read_reply(await get_workspace(env).operate_on_files(operation, **arguments))
 
 
 def get_workspace(env: Environment) -> Workspace:

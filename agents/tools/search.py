@@ -23,7 +23,7 @@ _NOTHING = (
 )
 
 
-def search_tool(retriever: Callable[[object], Retriever], *, top_k: int = TOP_K) -> Tool:
+def search_tool(retriever: Callable[[object], Retriever]) -> Tool:
     """A tool `search`; `retriever` is called with the episode's environment, or None without one."""
 
     # The retriever keeps the time; if it does not answer, the episode fails.
@@ -34,12 +34,12 @@ def search_tool(retriever: Callable[[object], Retriever], *, top_k: int = TOP_K)
         Args:
             query: What to look for.
         """
-        return await _search(retriever(env), query, top_k=top_k)
+        return await _search(retriever(env), query)
 
     return search
 
 
-def web_search_tool(web: Retriever, *, top_k: int = TOP_K) -> Tool:
+def web_search_tool(web: Retriever) -> Tool:
     """A tool `web_search` over an endpoint (`agents/clients/web_search.py`)."""
 
     @tool(keeps_time=True, max_length=MAX_LENGTH)
@@ -49,7 +49,7 @@ def web_search_tool(web: Retriever, *, top_k: int = TOP_K) -> Tool:
         Args:
             query: What to look for.
         """
-        return await _search(web, query, top_k=top_k)
+        return await _search(web, query)
 
     return web_search
 
@@ -86,10 +86,10 @@ def check_search(env: object) -> None:
         raise ConfigError(_NOTHING)
 
 
-async def _search(retriever: Retriever, query: str, *, top_k: int) -> str:
+async def _search(retriever: Retriever, query: str) -> str:
     if not query.strip():
         raise ToolError("the query is empty; write what to look for")
     try:
-        return information((await retriever.search([query], top_k=top_k))[0])
+        return information((await retriever.search([query], top_k=TOP_K))[0])
     except QueryRejected as error:
         raise ToolError(f"the search was refused: {error}") from None

@@ -127,12 +127,15 @@ class GymnasiumEnv:
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
         self._return += reward
         self._has_ended = terminated or truncated
+        success = info.get("is_success", info.get("success"))
+        if success is None:
+            success = self._setup.is_success(reward, self._return, terminated)
         return StepResult(
             self._setup.render(self._env, observation),
             reward,
             terminated=terminated,
             truncated=truncated and not terminated,
-            success=self._has_ended and self._is_success(reward, terminated, info),
+            success=self._has_ended and bool(success),
         )
 
     def state_key(self) -> str | None:
@@ -146,10 +149,6 @@ class GymnasiumEnv:
         env, self._env, self._has_ended = self._env, None, True
         if env is not None:
             env.close()
-
-    def _is_success(self, reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
-        success = info.get("is_success", info.get("success"))
-        return bool(self._setup.is_success(reward, self._return, terminated) if success is None else success)
 
 
 def spec(argument: str) -> EnvSpec:

@@ -129,7 +129,11 @@ class OpenEnvEnv:
         if answer["type"] != "error":
             return body
         if kind == "step" and body.get("code") == "VALIDATION_ERROR":
-            return {"rejection": _describe_rejection(body.get("errors") or [])}
+            complaints = (
+                f"{'.'.join(map(str, fault.get('loc', ())))}: {fault.get('msg')}"
+                for fault in body.get("errors") or ()
+            )
+            return {"rejection": f"The environment refuses this action ({'; '.join(complaints)[:300]})."}
         raise EnvCrashed(
             f"{self._address}: {kind}: {body.get('code')}: {to_line(body.get('message'), limit=300)}"
         )
@@ -158,8 +162,3 @@ def spec(argument: str) -> EnvSpec:
 def _observation(answer: Mapping[str, Any]) -> dict[str, Any]:
     observation = answer.get("observation")
     return observation if isinstance(observation, dict) else {"observation": observation}
-
-
-def _describe_rejection(errors: list[dict[str, Any]]) -> str:
-    complaints = [f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in errors]
-    return f"The environment refuses this action ({'; '.join(complaints)[:300]})."

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -49,9 +48,7 @@ class EpisodeRandom:
         random.setstate(self._python)
         _NUMPY.set_bit_generator(self._numpy)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._outer is not None
         self._python = random.getstate()
         python, numpy = self._outer

@@ -16,14 +16,14 @@ data of nltk.
 
 import importlib
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stdout
 from functools import cache, partial
 from typing import Any
 
 from envs.adapters.arguments import import_package, parse_name, unknown_target
 from envs.adapters.seeds import EpisodeRandom, seeded_split
 from envs.errors import ConfigError, MissingDependency
+from envs.plugins import replace_attribute
 from envs.registry import EnvSpec, no_expert
 from envs.types import Item, StepResult
 
@@ -200,12 +200,6 @@ def _silence() -> redirect_stdout[io.StringIO]:
     return redirect_stdout(io.StringIO())
 
 
-@contextmanager
-def _no_downloads() -> Iterator[None]:
+def _no_downloads() -> AbstractContextManager[None]:
     """Block the downloads that games make when they are imported; users download words once, knowingly."""
-    nltk: Any = importlib.import_module("nltk")
-    download, nltk.download = nltk.download, lambda *_, **__: False
-    try:
-        yield
-    finally:
-        nltk.download = download
+    return replace_attribute(importlib.import_module("nltk"), "download", lambda *_, **__: False)

@@ -7,7 +7,6 @@ AgentGym. `click [7]`, `type [7] [text] [0|1]` (1, the default, presses Enter af
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,78 +34,40 @@ class InvalidAction(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Click:
-    """Press the mouse on an element."""
+class ElementAction:
+    """Click on an element, move the mouse to it, or click on it and type text."""
 
+    command: Literal["click", "hover", "type"]
     element: int
+    text: str = ""
+    enter: bool = False
+    """Whether Enter is pressed after the text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hover:
-    """Move the mouse to an element."""
+class PageAction:
+    """An action on the page in front, the tabs, the history, or the end of the task: it is done, or cannot be
+    done."""
 
-    element: int
-
-
-@dataclass(frozen=True, slots=True)
-class Type:
-    """Click on an element and type text."""
-
-    element: int
-    text: str
-    enter: bool
+    command: Literal[
+        "press", "scroll", "goto", "tab_focus", "new_tab", "close_tab", "go_back", "go_forward", "stop"
+    ]
+    argument: str = ""
+    """Keys as Playwright names them, joined by `+`; `down` or `up`, by the height of the viewport; an
+    address; a tab's number, from 0; an answer. Empty for the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Press:
-    """Keys as Playwright names them, joined by `+`."""
+Action = ElementAction | PageAction
 
-    keys: str
-
-
-@dataclass(frozen=True, slots=True)
-class Scroll:
-    """Scroll by the height of the viewport."""
-
-    direction: Literal["down", "up"]
-
-
-@dataclass(frozen=True, slots=True)
-class Go:
-    """A command without an argument: a move through the history, a new tab, or the end of the current one."""
-
-    command: Literal["new_tab", "close_tab", "go_back", "go_forward"]
-
-
-@dataclass(frozen=True, slots=True)
-class TabFocus:
-    """Focus the tab with this number, from 0."""
-
-    tab: int
-
-
-@dataclass(frozen=True, slots=True)
-class Goto:
-    """Load an address."""
-
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the task: it is done, or cannot be done."""
-
-    answer: str
-
-
-Action = Click | Hover | Type | Press | Scroll | Go | TabFocus | Goto | Stop
+_WITHOUT_ARGUMENT = ("new_tab", "close_tab", "go_back", "go_forward")
 
 _BLOCK = re.compile(r"```(.*?)```", re.DOTALL)
-_ELEMENT = re.compile(r"(click|hover|tab_focus) ?\[(\d{1,9})\]")
+_ELEMENT = re.compile(r"(?:click|hover) ?\[(\d{1,9})\]")
 _TYPE = re.compile(r"type ?\[(\d{1,9})\] ?\[(.+)\] ?\[([01])\]", re.DOTALL)
 _PRESS = re.compile(r"press ?\[(.+)\]")
 _SCROLL = re.compile(r"scroll ?\[?(up|down)\]?")
 _GOTO = re.compile(r"goto ?\[(.+)\]")
+_TAB_FOCUS = re.compile(r"tab_focus ?\[(\d{1,9})\]")
 _STOP = re.compile(r"stop ?\[(.+)\]", re.DOTALL)
 
 _SPECIAL = (
@@ -135,52 +96,42 @@ def read_action(response: str) -> Action:
     return action
 
 
-_NUMBER_ACTIONS: dict[str, Callable[[int], Action]] = {"click": Click, "hover": Hover, "tab_focus": TabFocus}
-
-
 def _read(name: str, text: str) -> Action | None:
     match name:
-        case "click" | "hover" | "tab_focus" if match := _ELEMENT.match(text):
-            return _NUMBER_ACTIONS[name](int(match[2]))
+        case "click" | "hover" if match := _ELEMENT.match(text):
+            return ElementAction(name, int(match[1]))
         case "type":
             with_enter = text if text.endswith(("[0]", "[1]")) else f"{text} [1]"
             if match := _TYPE.match(with_enter):
-                return Type(int(match[1]), match[2], match[3] == "1")
+                return ElementAction("type", int(match[1]), match[2], match[3] == "1")
         case "press" if match := _PRESS.match(text):
-            return Press("+".join(_KEYS.get(key.lower(), key) for key in match[1].strip().split("+")))
+            keys = (_KEYS.get(key.lower(), key) for key in match[1].strip().split("+"))
+            return PageAction("press", "+".join(keys))
         case "scroll" if match := _SCROLL.match(text):
-            return Scroll("up" if match[1] == "up" else "down")
+            return PageAction("scroll", match[1])
         case "goto" if match := _GOTO.match(text):
-            return Goto(match[1].strip())
+            return PageAction("goto", match[1].strip())
+        case "tab_focus" if match := _TAB_FOCUS.match(text):
+            return PageAction("tab_focus", str(int(match[1])))
         case "new_tab" | "close_tab" | "go_back" | "go_forward":
-            return Go(name)
+            return PageAction(name)
         case "stop":
             match = _STOP.match(text)
-            return Stop(match[1] if match else "")
+            return PageAction("stop", match[1] if match else "")
     return None
 
 
 def describe_action(action: Action, element_text: str | None) -> str:
     """A policy's last action in WebArena's words; `element_text` is the line of its element, if it exists."""
-    match action:
-        case Click(element) | Hover(element) | Type(element):
-            name = type(action).__name__.lower()
-            if element_text is None:
-                return (
-                    f'Attempt to perfom "{name}" on element "[{element}]" but no matching element found. '
-                    "Please check the observation more carefully."
-                )
-            text = f" [{action.text}{' ' * action.enter}]" if isinstance(action, Type) else ""
-            return f"{name} [{element}]{text} where [{element}] is {element_text}"
-        case Press(keys):
-            return f"press [{keys}]"
-        case Scroll(direction):
-            return f"scroll [{direction}]"
-        case Go(command):
-            return command
-        case TabFocus(tab):
-            return f"page_focus [{tab}]"
-        case Goto(url):
-            return f"goto [{url}]"
-        case Stop(answer):
-            return f"stop [{answer}]"
+    if isinstance(action, PageAction):
+        if action.command in _WITHOUT_ARGUMENT:
+            return action.command
+        return f"{'page_focus' if action.command == 'tab_focus' else action.command} [{action.argument}]"
+    name, element = action.command, action.element
+    if element_text is None:
+        return (
+            f'Attempt to perfom "{name}" on element "[{element}]" but no matching element found. '
+            "Please check the observation more carefully."
+        )
+    text = f" [{action.text}{' ' * action.enter}]" if name == "type" else ""
+    return f"{name} [{element}]{text} where [{element}] is {element_text}"

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from envs.browser.accessibility_tree import Element
-from envs.browser.actions import Click, Hover, Type
+from envs.browser.actions import ElementAction
 from envs.browser.chromium import VIEWPORT
 
 if TYPE_CHECKING:
@@ -25,24 +25,22 @@ _SCROLL = """direction => {
 }"""
 
 
-async def use_element(
-    page: "Page", cdp: "CDPSession", element: Element, action: Click | Hover | Type
-) -> None:
+async def use_element(page: "Page", cdp: "CDPSession", element: Element, action: ElementAction) -> None:
     """Carry out an action on an element."""
     x, y = await _find_centre(cdp, element)
-    match action:
-        case Hover():
+    match action.command:
+        case "hover":
             await page.mouse.move(x, y)
-        case Click():
+        case "click":
             await page.mouse.click(x, y)
-        case Type(_, text, enter):
+        case "type":
             if await _call_on(cdp, element, _IS_SELECT):
                 # Its popup is a native window, which keys may not reach.
-                await _call_on(cdp, element, _SELECT_OPTION, text)
+                await _call_on(cdp, element, _SELECT_OPTION, action.text)
                 return
             await page.mouse.click(x, y)
-            await page.keyboard.type(text)
-            if enter:
+            await page.keyboard.type(action.text)
+            if action.enter:
                 await page.keyboard.press("Enter")
 
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from envs.requirements.detection import describe_failure, install_command
-from envs.sandbox.backend import NOBODY
+from envs.sandbox.backend import AS_NOBODY
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 _PACKAGES = {"apt-get": "chromium", "dnf": "chromium", "brew": "--cask chromium"}
@@ -67,11 +67,7 @@ class BrowserIsolation:
 @cache
 def probe_isolation() -> BrowserIsolation:
     """Try each layer; logs one warning for a layer that does not work."""
-    as_nobody = (
-        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
-        if os.geteuid() == 0
-        else []
-    )
+    as_nobody = AS_NOBODY if os.geteuid() == 0 else ()
     new_namespace = ["unshare", "--user", "true"]
     bubble = ["bwrap", "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc"]
     sandbox = describe_failure([*as_nobody, *new_namespace])

@@ -14,19 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from envs.browser.accessibility_tree import AccessibilityTree, ElementNumbers, read_accessibility_tree
-from envs.browser.actions import (
-    Action,
-    Click,
-    Go,
-    Goto,
-    Hover,
-    InvalidAction,
-    Press,
-    Scroll,
-    Stop,
-    TabFocus,
-    Type,
-)
+from envs.browser.actions import Action, ElementAction, InvalidAction, PageAction
 from envs.browser.chromium import VIEWPORT, Chromium, abort_on_death, explain, first_line, origin_of
 from envs.browser.input import press, scroll, use_element
 from envs.browser.traffic import Traffic
@@ -130,7 +118,7 @@ class BrowserSession:
         raise AssertionError("the last attempt returns or raises")
 
     async def act(self, action: Action) -> None:
-        """Carry out any action but `Stop`; an action on a missing element or tab changes nothing. Raises
+        """Carry out any action but `stop`; an action on a missing element or tab changes nothing. Raises
         `InvalidAction` for an address outside the allowed origins."""
         async with self._guard(NAVIGATION_S + ANSWER_S):
             await self._act(action)
@@ -188,33 +176,33 @@ class BrowserSession:
     async def _act(self, action: Action) -> None:
         page = self.page
         match action:
-            case Click(number) | Hover(number) | Type(number):
+            case ElementAction(_, number):
                 element = self.tree.elements.get(number)
                 if element is not None:
                     await use_element(page, await self._cdp_session(page), element, action)
-            case Press(keys):
+            case PageAction("press", keys):
                 await press(page, keys)
-            case Scroll(direction):
+            case PageAction("scroll", direction):
                 await scroll(page, direction)
-            case Goto(url):
+            case PageAction("goto", url):
                 await self._go_to(url)
-            case TabFocus(tab):
-                if tab < len(self.context.pages):
-                    self.page = self.context.pages[tab]
+            case PageAction("tab_focus", tab):
+                if int(tab) < len(self.context.pages):
+                    self.page = self.context.pages[int(tab)]
                     await self.page.bring_to_front()
-            case Go("new_tab"):
+            case PageAction("new_tab"):
                 if len(self.context.pages) < MAX_TABS:
                     self.page = await self.context.new_page()
-            case Go("close_tab"):
+            case PageAction("close_tab"):
                 await page.close()
                 await self._focus_last_tab()
-            case Go("go_back"):
+            case PageAction("go_back"):
                 with _ignore_failed_navigation():  # to a page that was refused before
                     await page.go_back(timeout=NAVIGATION_S * 1000)
-            case Go("go_forward"):
+            case PageAction("go_forward"):
                 with _ignore_failed_navigation():
                     await page.go_forward(timeout=NAVIGATION_S * 1000)
-            case Stop():
+            case _:
                 raise ValueError("a session cannot carry out stop; the caller ends the episode")
 
     async def _go_to(self, url: str) -> None:

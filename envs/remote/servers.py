@@ -124,7 +124,10 @@ class Servers:
             server = self._next(unavailable)
             if server is None:
                 if time.monotonic() > deadline:
-                    raise EnvCrashed(f"no server has room for {item.item_id}: {self._describe_failures()}")
+                    failures = (
+                        f"{server.url} {server.last_failure or 'is full'}" for server in self._servers
+                    )
+                    raise EnvCrashed(f"no server has room for {item.item_id}: {'; '.join(failures)}")
                 unavailable.clear()
                 await asyncio.sleep(POLL_S)
                 continue
@@ -145,9 +148,6 @@ class Servers:
         if server.rest_s:
             server.try_again()
         return server
-
-    def _describe_failures(self) -> str:
-        return "; ".join(f"{server.url} {server.last_failure or 'is full'}" for server in self._servers)
 
 
 def on_servers(spec: EnvSpec, servers: Servers) -> EnvSpec:

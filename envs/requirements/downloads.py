@@ -13,7 +13,6 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import httpx
 
@@ -35,10 +34,8 @@ class DownloadFailed(WingspanError):
     """A file could not be downloaded or is not the expected one; the text names it and what to do."""
 
 
-class DownloadProgress(Protocol):
-    """Receives each file's progress: bytes so far, and in all (None if the server does not report it)."""
-
-    def __call__(self, path: str, done: int, total: int | None) -> None: ...
+DownloadProgress = Callable[[str, int, int | None], None]
+"""Receives each file's path and progress: bytes so far, and in all (None if the server does not say)."""
 
 
 def pull(data_set: DataSet, *, progress: DownloadProgress, pause_s: float = PAUSE_S) -> Path:

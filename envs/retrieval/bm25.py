@@ -7,6 +7,7 @@ same results on every machine.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,16 +37,12 @@ class Bm25(LocalRetriever):
     """BM25 over one corpus."""
 
     def __init__(self, corpus: Path) -> None:
-        super().__init__()
-        self._path = corpus
-
-    def _open_index(self) -> "_Bm25Index":
-        require("BM25", [Package("tantivy")])
-        return _Bm25Index(self._path)
+        super().__init__(partial(_Bm25Index, corpus))
 
 
 class _Bm25Index:
     def __init__(self, path: Path) -> None:
+        require("BM25", [Package("tantivy")])
         import tantivy
 
         package_version = version("tantivy")

@@ -25,8 +25,6 @@ _MAX_QUOTE = 80
 class Line:
     """One line of a corpus, checked."""
 
-    offset: int
-    """Bytes from the start of the file."""
     passage_id: str
     contents: str
 
@@ -47,7 +45,7 @@ class Reader:
                 self._digest.update(raw)
                 if raw.strip():
                     self._offsets.append(offset)
-                    yield Line(offset, *_parse(raw, source=f"{self._path}, line {number}"))
+                    yield Line(*_parse(raw, source=f"{self._path}, line {number}"))
                 offset += len(raw)
         if not self._offsets:
             raise ConfigError(f"{self._path} holds no passages; a line each is expected: {FORM}")

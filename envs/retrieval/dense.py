@@ -9,6 +9,7 @@ an `ivf` index with those of the nearest cells, and may miss some.
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -58,19 +59,12 @@ class Dense(LocalRetriever):
         self, corpus: Path, encoder: Encoder, *, kind: Kind = "flat", index: Path | None = None
     ) -> None:
         """`index`: an existing faiss index of the corpus's lines in their order; None builds one."""
-        super().__init__()
-        self._path = corpus
-        self._encoder = encoder
-        self._kind = kind
-        self._faiss_index = index
-
-    def _open_index(self) -> "_DenseIndex":
-        require("dense retrieval", [Package("faiss-cpu")])
-        return _DenseIndex(self._path, self._encoder, kind=self._kind, index=self._faiss_index)
+        super().__init__(partial(_DenseIndex, corpus, encoder, kind=kind, index=index))
 
 
 class _DenseIndex:
     def __init__(self, path: Path, encoder: Encoder, *, kind: Kind, index: Path | None) -> None:
+        require("dense retrieval", [Package("faiss-cpu")])
         import faiss
 
         self._encoder = encoder

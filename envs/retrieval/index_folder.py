@@ -42,15 +42,12 @@ def ensure_index(
     writable.
     """
     folder = corpus.with_name(f"{corpus.name}.{kind}")
-    index = _read_index(folder, _describe_sources(corpus, facts))
-    if index is not None:
+    if index := _read_index(folder, _describe_sources(corpus, facts)):
         return index
     try:
         with lock_file(corpus.with_name(f".{corpus.name}.{kind}.lock")):
-            index = _read_index(
-                folder, _describe_sources(corpus, facts)
-            )  # built by another process meanwhile
-            return index or _build(corpus, folder, facts=facts, build=build)
+            built_meanwhile = _read_index(folder, _describe_sources(corpus, facts))
+            return built_meanwhile or _build(corpus, folder, facts=facts, build=build)
     except PermissionError as error:
         raise ConfigError(
             f"the index of {corpus} is built next to it, and {error.filename} is not writable; make it "

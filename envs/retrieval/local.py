@@ -3,8 +3,7 @@ search."""
 
 import asyncio
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from envs.retrieval.types import Passage
@@ -20,10 +19,12 @@ class Index(Protocol):
         """The best passages of each query; blocks."""
 
 
-class LocalRetriever(ABC):
+class LocalRetriever:
     """A `Retriever` over one corpus."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_index: Callable[[], Index]) -> None:
+        """`open_index` builds the index first if necessary; blocks."""
+        self._open_index = open_index
         self._lock = threading.Lock()
         self._index: Index | None = None
 
@@ -38,12 +39,8 @@ class LocalRetriever(ABC):
         """`search`, for synchronous callers."""
         return self._open_once().search(queries, top_k=top_k) if queries else []
 
-    async def close(self) -> None:  # noqa: B027 (nothing is bound to an event loop)
+    async def close(self) -> None:
         """Do nothing: the index stays open for other episodes."""
-
-    @abstractmethod
-    def _open_index(self) -> Index:
-        """Open the index, and build it first if necessary; blocks."""
 
     def _open_once(self) -> Index:
         with self._lock:

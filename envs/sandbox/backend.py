@@ -19,6 +19,8 @@ from envs.errors import MissingDependency, describe, to_line
 from envs.sandbox.seccomp import CLONE, MACHINES, forbidden_numbers
 
 NOBODY = 65534
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs")
+"""Begins a command that root runs as nobody."""
 PROBE_TIMEOUT_S = 60.0
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
 """All environment variables in a sandbox."""

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.requirements.detection import BUBBLEWRAP, USER_NAMESPACES, UTIL_LINUX, first_remedy
-from envs.sandbox.backend import ENVIRONMENT, NOBODY, Backend, SandboxLimits, apply_limits, find_failure
+from envs.sandbox.backend import (
+    AS_NOBODY,
+    ENVIRONMENT,
+    NOBODY,
+    Backend,
+    SandboxLimits,
+    apply_limits,
+    find_failure,
+)
 from envs.sandbox.seccomp import filter_file
 
 
@@ -27,14 +35,13 @@ class Bubblewrap(Backend):
         return first_remedy(BUBBLEWRAP, UTIL_LINUX, USER_NAMESPACES) or find_failure(self)
 
     def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
-        drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
         size = str(limits.disk_mb << 20)
         links = [p for p in ("lib", "lib64", "bin", "sbin") if Path("/", p).is_symlink()]
         bind_mounts = [p for p in ("lib", "lib64", "bin") if Path("/", p).is_dir() and p not in links]
         return [
             # opened before the privileges to open this process's files are dropped
             *("sh", "-c", 'exec "$@" 3<"$0"', str(filter_file())),
-            *(drop if os.geteuid() == 0 else []),
+            *(AS_NOBODY if os.geteuid() == 0 else ()),
             *("bwrap", "--seccomp", "3", "--unshare-all", "--unshare-user", "--disable-userns"),
             *("--die-with-parent", "--new-session", "--clearenv"),
             *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
@@ -38,15 +38,12 @@ def validate(model: type[M], data: object, *, location: str = "body") -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise RequestRejected(422, _faults(error, location=location)) from None
-
-
-def _faults(error: ValidationError, *, location: str) -> list[dict[str, Any]]:
-    """The wrong fields in FastAPI's form, without the values that were sent."""
-    faults = error.errors(include_url=False, include_context=False, include_input=False)
-    return [
-        {"loc": [location, *fault["loc"]], "msg": fault["msg"], "type": fault["type"]} for fault in faults
-    ]
+        # In FastAPI's form, without the values that were sent.
+        faults = [
+            {"loc": [location, *fault["loc"]], "msg": fault["msg"], "type": fault["type"]}
+            for fault in error.errors(include_url=False, include_context=False, include_input=False)
+        ]
+        raise RequestRejected(422, faults) from None
 
 
 def read_json(raw: bytes | str) -> object:

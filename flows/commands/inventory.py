@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
 
 from envs.errors import ConfigError
-from envs.registry import ENVIRONMENTS, EnvSpec, Family, get_env, list_families
+from envs.registry import ENVIRONMENTS, FAMILIES, EnvSpec, FamilyModule, get_env
 from envs.requirements.data_sets import DataSet
 from envs.requirements.detection import Package, Requirement
 from envs.sandbox.sandbox import BACKENDS
@@ -29,7 +29,7 @@ def environment_rows() -> list[Sequence[str]]:
     """
     rows = [
         *map(_row, map(get_env, ENVIRONMENTS)),
-        *map(_family_row, list_families()),
+        *(_family_row(name, family) for name, family in FAMILIES.items()),
         _interpreter_row(),
     ]
     names = max(len(name) for _, name, _, _ in rows)
@@ -42,12 +42,13 @@ def environment_rows() -> list[Sequence[str]]:
 
 def environment_facts(name: str) -> list[tuple[str, str]]:
     """The details of the environment or family `name`. Raises `ConfigError` for an unknown name."""
-    family = next((family for family in list_families() if family.name == name.removesuffix(":…")), None)
-    if family is not None and name not in ENVIRONMENTS:
+    family_name = name.removesuffix(":…")
+    if family_name in FAMILIES and name not in ENVIRONMENTS:
+        family = FAMILIES[family_name]
         return [
-            ("environments", f"{family.name}:…, e.g. {family.example}"),
-            ("source", family.source),
-            *_needs([Package(package) for package in family.packages]),
+            ("environments", f"{family_name}:…, e.g. {family.EXAMPLE}"),
+            ("source", family.SOURCE),
+            *_needs([Package(package) for package in family.PACKAGES]),
         ]
     spec = get_env(name)
     return [
@@ -99,9 +100,9 @@ def _items(spec: EnvSpec, missing: Iterable[Requirement]) -> str:
     return f"{len(split.train)} train, {len(split.test)} test"
 
 
-def _family_row(family: Family) -> Sequence[str]:
-    missing = _find_missing(Package(name) for name in family.packages)
-    return (_mark(not missing), f"{family.name}:…", "several", family.source)
+def _family_row(name: str, family: FamilyModule) -> Sequence[str]:
+    missing = _find_missing(Package(package) for package in family.PACKAGES)
+    return (_mark(not missing), f"{name}:…", "several", family.SOURCE)
 
 
 def _interpreter_row() -> Sequence[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def prepare_cloning(
-    pipeline: Pipeline, items: Sequence[Item], *, folder: Path, test_items: Sequence[Item] = ()
+    pipeline: Pipeline, items: Sequence[Item], *, test_items: Sequence[Item], folder: Path
 ) -> tuple[str, list[Demonstration]]:
     """The model to start from (saved in `folder` if it gets new words), and demonstrations in its tokens.
 

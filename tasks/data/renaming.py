@@ -1,8 +1,8 @@
 """Demonstrations with other names in them, so that a small model reads names instead of knowing them.
 
 A model that imitates a few hundred demonstrations learns their names by heart: that `Peru` follows `XNA is
-in`. If the names change each time that a demonstration is shown, what follows can only be read. And all names are
-trained alike, so that those of test items, which are in no demonstration, are read as well.
+in`. If the names change each time that a demonstration is shown, what follows can only be read. And all names
+are trained alike, so that those of test items, which are in no demonstration, are read as well.
 """
 
 import random

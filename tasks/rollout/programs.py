@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agents.gateway.gateway import Gateway
 from agents.gateway.limits import GatewayLimits
 from agents.gateway.sessions import GatewaySession
-from agents.rewards.assignment import PREFIX, assign_rewards
-from agents.rewards.types import Reward, RewardInput, read_result
+from agents.rewards.types import PREFIX, Reward, RewardInput, assign_rewards, read_result
 from agents.rollout.group import Attempt, Callbacks, GroupSpec, gather_groups
 from agents.samplers.sampler import Sampler
 from agents.tools.threads import run_in_thread

@@ -245,9 +245,12 @@ class OfflineSession:
         if algorithm.adds_to_original:
             model = pipeline.model
             if pipeline.warmup is not None:
-                items = read_items(self._workspace / "data" / "train.jsonl", data=pipeline.data)
+                items, test_items = (
+                    read_items(self._workspace / "data" / f"{side}.jsonl", data=pipeline.data)
+                    for side in ("train", "test")
+                )
                 self._progress.on_phase("playing the demonstrations")
-                model, demonstrations = prepare_cloning(pipeline, items, folder=folder)
+                model, demonstrations = prepare_cloning(pipeline, items, test_items=test_items, folder=folder)
         original = select(files, original=demonstrations, min_reward=algorithm.min_reward)
         selection = select(samples, original=original.rows, min_reward=algorithm.min_reward)
         if not selection.rows:

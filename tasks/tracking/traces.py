@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.rewards.assignment import PREFIX
+from agents.rewards.types import PREFIX
 from agents.types import StopReason, Trajectory, Turn
 from tasks.config.agent import AgentSettings
 from tasks.data.trajectories import read_trajectories, sampled_tokens

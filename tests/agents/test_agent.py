@@ -17,7 +17,7 @@ from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import GroupSpec, run_groups
 from agents.rollout.packing import pack
 from agents.samplers.sampler import ScriptedSampler
-from agents.tools.calculator.tool import calculator
+from agents.tools.calculator import calculator
 from agents.tools.episode import act, answer
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
@@ -203,14 +203,14 @@ def test_an_agent_of_one_s_own_acts_in_the_environment_by_a_tool() -> None:
         def reply(self, turn: ParsedTurn, observations: Sequence[str]) -> Sequence[Message]:
             return [Message("user", observations[0].upper())]
 
-    trajectory = play_texts("ADD 1", "ADD 2", agent=Shouter(), tools=Toolbox([act()]))
+    trajectory = play_texts("ADD 1", "ADD 2", agent=Shouter(), tools=Toolbox([act]))
     assert (trajectory.success, trajectory.reward) == (True, 1.0)  # the environment's own
     assert "GOAL: REACH 3." in toy_tokenizer().decode(trajectory.prompt_ids)
     assert "THE TOTAL IS 1." in toy_tokenizer().decode(pack(trajectory)[0].response_ids)
 
 
 def test_a_broken_environment_under_a_tool_is_no_play() -> None:
-    tools = Toolbox([act()])
+    tools = Toolbox([act])
     agent = FormatAgent("json", schemas=tools.schemas)
     call = '{"name": "act", "arguments": {"action": "add 1"}}'
     with pytest.raises(EnvCrashed):

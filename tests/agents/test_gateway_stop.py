@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.gateway.sessions import GatewaySession
 from agents.rollout.packing import pack
 from agents.samplers.cpu import CpuSampler
 from agents.samplers.stop_texts import StopDetector, cut_at_stop, text_before
@@ -169,7 +170,11 @@ def test_whatever_stops_what_is_trained_on_is_what_was_sampled(seed: int, turns:
         random_source = random.Random(seed)
         sampler = RandomSampler(seed)
         gateway = make_gateway(sampler, context_length=100_000)
-        session = gateway.sessions.open(ITEM, url="http://gateway", expires=False)
+        session = gateway.sessions.open(
+            GatewaySession(
+                policy=gateway.policy, item=ITEM, url="http://gateway", max_turns=1000, expires=False
+            )
+        )
         transport = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app))
         expected_samples: list[tuple[list[int], list[int]]] = []
         talk: list[Any] = [QUESTION]

@@ -7,6 +7,7 @@ import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.gateway.sessions import GatewaySession
 from agents.rollout.packing import pack
 from tests.support.gateway_toy import (
     ITEM,
@@ -64,7 +65,11 @@ def test_trained_tokens_are_the_sampled_ones_each_once(moves: list[tuple[str, in
     async def work() -> None:
         sampler = RandomSampler(seed)
         gateway = make_gateway(sampler, context_length=100_000)
-        session = gateway.sessions.open(ITEM, url="http://gateway", expires=False)
+        session = gateway.sessions.open(
+            GatewaySession(
+                policy=gateway.policy, item=ITEM, url="http://gateway", max_turns=1000, expires=False
+            )
+        )
         transport = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app))
         talks: list[list[Any]] = [[user("start 0")], [user("start 1")]]
         requests = [render(talk) for talk in talks]

@@ -39,11 +39,13 @@ from tests.support.toy_episode import encode, play_toy
 PAGES = [
     ("Oslo", "http://oslo.no", "Capital of\nNorway"),
     ("Bergen", "http://bergen.no", "Rain"),
-    ("Voss", "", ""),
+    ("Voss", "http://voss.no", "Hills"),
+    ("Moss", "", ""),
 ]
 OBSERVATION = (
     '<information>Doc 1(Title: "Oslo") Capital of Norway (http://oslo.no)\n'
-    'Doc 2(Title: "Bergen") Rain (http://bergen.no)</information>'
+    'Doc 2(Title: "Bergen") Rain (http://bergen.no)\n'
+    'Doc 3(Title: "Voss") Hills (http://voss.no)</information>'
 )
 
 
@@ -94,7 +96,7 @@ class Engine:
             async with serving(self.app) as url:
                 endpoint = WebEndpoint(url, format, **({"backoff_s": 0.001, "requests_per_s": None} | limits))
                 retriever = CachedRetriever(WebSearch(endpoint), cache)
-                tool = web_search_tool(retriever, top_k=2)
+                tool = web_search_tool(retriever)
                 try:
                     return [await tool.call({"query": query}) for query in queries]
                 finally:

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agents.tools.calculator.arithmetic import MAX_CHARS, evaluate, format_number
-from agents.tools.calculator.functions import CalculationError
-from agents.tools.calculator.tool import calculator
+from agents.tools.calculator import MAX_CHARS, CalculationError, calculator, evaluate, format_number
 from agents.tools.types import ToolResult, ToolStatus
 
 NUMBER = st.integers(0, 999).map(str) | st.from_regex(r"[0-9]{1,3}\.[0-9]{1,3}", fullmatch=True)

@@ -11,7 +11,7 @@ import pytest
 from agents.agent import FormatAgent
 from agents.rewards import reward
 from agents.samplers.sampler import ScriptedSampler
-from agents.tools.calculator.tool import calculator
+from agents.tools.calculator import calculator
 from agents.tools.episode import answer
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox

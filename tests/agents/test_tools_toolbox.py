@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agents.tools.calculator.tool import calculator
+from agents.tools.calculator import calculator
 from agents.tools.episode import act, answer
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
@@ -84,7 +84,7 @@ def test_an_answer_that_is_refused_does_not_end_the_episode() -> None:
 
 
 def test_acting_steps_the_environment_and_keeps_its_reward() -> None:
-    env, box = ToyEnv(), Toolbox([act(description="Say: add N")])
+    env, box = ToyEnv(), Toolbox([act])
     asyncio.run(env.reset(toy_item(target=3)))
     [add, vague, last] = run_calls(
         box, *[("act", {"action": a}) for a in ("add 1", "jump", "add 2")], env=env
@@ -94,21 +94,21 @@ def test_acting_steps_the_environment_and_keeps_its_reward() -> None:
     assert last.ends_episode
     assert last.step is not None
     assert (last.step.reward, last.step.terminated, last.step.success) == (1.0, True, True)
-    assert box.schemas[0]["function"]["description"] == "Say: add N"
+    assert box.schemas[0]["function"]["description"] == "Act in the environment."
     assert list(box.tools["act"].schema["function"]["parameters"]["properties"]) == ["action"]
 
 
 def test_an_environments_own_end_ends_the_episode() -> None:
     env = ToyEnv(max_steps=1)
     asyncio.run(env.reset(toy_item()))
-    [result] = run_calls(Toolbox([act()]), ("act", {"action": "x"}), env=env)
+    [result] = run_calls(Toolbox([act]), ("act", {"action": "x"}), env=env)
     assert result.ends_episode
     assert result.step is not None
     assert result.step.truncated
 
 
 def test_an_environment_that_breaks_is_no_play() -> None:
-    env, box = ToyEnv(crash_at=1), Toolbox([act()])
+    env, box = ToyEnv(crash_at=1), Toolbox([act])
     asyncio.run(env.reset(toy_item()))
     with pytest.raises(EnvCrashed, match="act: step raised KeyError: 'the toy broke'"):
         run_calls(box, ("act", {"action": "add 1"}), env=env)

@@ -12,19 +12,7 @@ import psutil
 import pytest
 
 from envs.browser.accessibility_tree import ElementNumbers, read_accessibility_tree
-from envs.browser.actions import (
-    Click,
-    Go,
-    Goto,
-    InvalidAction,
-    Press,
-    Scroll,
-    Stop,
-    TabFocus,
-    Type,
-    describe_action,
-    read_action,
-)
+from envs.browser.actions import ElementAction, InvalidAction, PageAction, describe_action, read_action
 from envs.browser.chromium import Chromium, abort_on_death
 from envs.browser.expert_steps import find
 from envs.browser.leases import BrowserLease
@@ -40,22 +28,22 @@ chromium = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHRO
 @pytest.mark.parametrize(
     ("text", "action"),
     [
-        ("click [12]", Click(12)),
-        ("I click. ```click [12]``` or ```click [13]```", Click(12)),
-        ("```\nclick[12]\n```", Click(12)),
-        ("type [3] [a [b] c] [0]", Type(3, "a [b] c", enter=False)),
-        ("type [3] [abc] [1]", Type(3, "abc", enter=True)),
-        ("type [3] [abc]", Type(3, "abc", enter=True)),
-        ("press [ctrl+a]", Press("Control+a")),
-        ("press [Meta+arrowdown]", Press("Meta+ArrowDown")),
-        ("scroll [down]", Scroll("down")),
-        ("scroll up", Scroll("up")),
-        ("goto [http://onestopmarket.com/a?b=c]", Goto("http://onestopmarket.com/a?b=c")),
-        ("tab_focus [1]", TabFocus(1)),
-        ("close_tab", Go("close_tab")),
-        ("go_back", Go("go_back")),
-        ("stop", Stop("")),
-        ("stop [42]", Stop("42")),
+        ("click [12]", ElementAction("click", 12)),
+        ("I click. ```click [12]``` or ```click [13]```", ElementAction("click", 12)),
+        ("```\nclick[12]\n```", ElementAction("click", 12)),
+        ("type [3] [a [b] c] [0]", ElementAction("type", 3, "a [b] c", enter=False)),
+        ("type [3] [abc] [1]", ElementAction("type", 3, "abc", enter=True)),
+        ("type [3] [abc]", ElementAction("type", 3, "abc", enter=True)),
+        ("press [ctrl+a]", PageAction("press", "Control+a")),
+        ("press [Meta+arrowdown]", PageAction("press", "Meta+ArrowDown")),
+        ("scroll [down]", PageAction("scroll", "down")),
+        ("scroll up", PageAction("scroll", "up")),
+        ("goto [http://onestopmarket.com/a?b=c]", PageAction("goto", "http://onestopmarket.com/a?b=c")),
+        ("tab_focus [1]", PageAction("tab_focus", "1")),
+        ("close_tab", PageAction("close_tab")),
+        ("go_back", PageAction("go_back")),
+        ("stop", PageAction("stop", "")),
+        ("stop [42]", PageAction("stop", "42")),
     ],
 )
 def test_actions_are_read_as_webarena_reads_them(text: str, action: object) -> None:
@@ -72,12 +60,12 @@ def test_what_is_no_action_is_told(text: str) -> None:
 
 
 def test_what_was_done_is_told_as_webarena_tells_it() -> None:
-    assert describe_action(Click(4), "link 'x'") == "click [4] where [4] is link 'x'"
+    assert describe_action(ElementAction("click", 4), "link 'x'") == "click [4] where [4] is link 'x'"
     assert (
-        describe_action(Type(4, "abc", enter=True), "textbox 'q'")
+        describe_action(ElementAction("type", 4, "abc", enter=True), "textbox 'q'")
         == "type [4] [abc ] where [4] is textbox 'q'"
     )
-    assert describe_action(Click(9), None) == (
+    assert describe_action(ElementAction("click", 9), None) == (
         'Attempt to perfom "click" on element "[9]" but no matching element found. '
         "Please check the observation more carefully."
     )
@@ -235,14 +223,14 @@ def test_nothing_but_the_named_sites_is_reached() -> None:
                 "nonsense",
             ):
                 with pytest.raises(InvalidAction, match="no page of the sites"):
-                    await session.act(Goto(url))
+                    await session.act(PageAction("goto", url))
             observation = await session.observe()
             assert "fetch kept" in observation
             for name in ("out", "file", "download"):
-                await session.act(Click(find(await session.observe(), "link", name)))
+                await session.act(ElementAction("click", find(await session.observe(), "link", name)))
                 if session.url != f"{shop.url}/harm/page":
-                    await session.act(Goto(f"{shop.url}/harm/page"))
-            await session.act(Goto(f"{shop.url}/harm/redirect"))
+                    await session.act(PageAction("goto", f"{shop.url}/harm/page"))
+            await session.act(PageAction("goto", f"{shop.url}/harm/redirect"))
             assert "secret" not in await session.content()
             for text in ("go_back", "go_back", "go_forward", "go_forward"):
                 await done(session, text)
@@ -335,7 +323,7 @@ def test_a_page_that_hangs_or_a_site_that_is_gone_is_a_fault(monkeypatch: pytest
         with pytest.raises(EnvCrashed, match=f"{closed_site.url} does not answer|ERR_CONNECTION_REFUSED"):
             await BrowserSession.open(lease.chromium, origins=[closed_site.url], urls=[closed_site.url])
         with pytest.raises(EnvCrashed):
-            await session.act(Goto(f"{shop.url}/harm/hang"))
+            await session.act(PageAction("goto", f"{shop.url}/harm/hang"))
         await session.close()
         session = await open_session(lease, shop)  # the browser goes on
         assert "Red lamp" in await session.observe()

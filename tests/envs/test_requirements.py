@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from envs.errors import MissingDependency
-from envs.registry import ENVIRONMENTS, get_env, list_families
+from envs.registry import ENVIRONMENTS, FAMILIES, get_env
 from envs.requirements.detection import BUBBLEWRAP, JAVA, Package, install_command, pip_install, require
 
 ROOT = Path(__file__).parents[2]
@@ -187,9 +187,9 @@ absent = "minigrid scienceworld bm25s Stemmer rapidfuzz math_verify datasets tan
 for name in [*absent.split(), "alfworld", "textworld", "textarena", "reasoning_gym"]:
     sys.modules[name] = None  # an import raises
 import agents.rewards, agents.tools.registry, flows.cli.app, tasks.data.sources
-from envs.registry import ENVIRONMENTS, get_env, list_families
+from envs.registry import ENVIRONMENTS, FAMILIES, get_env
 from envs.errors import MissingDependency
-print(len([get_env(name).name for name in ENVIRONMENTS]), len(list_families()))
+print(len([get_env(name).name for name in ENVIRONMENTS]), len([*FAMILIES.values()]))
 get_env("textcraft").split(0)
 try:
     get_env("reasoning-gym:chain_sum")
@@ -204,7 +204,7 @@ except MissingDependency as error:
     )
     assert done.returncode == 0, done.stderr
     count, remedy = done.stdout.splitlines()
-    assert count == f"{len(ENVIRONMENTS)} {len(list_families())}"
+    assert count == f"{len(ENVIRONMENTS)} {len(FAMILIES)}"
     assert remedy == (
         f"environments of 'reasoning-gym' need reasoning_gym; uv pip install -e '.[reasoning-gym]' {OPTIONS}"
     )

@@ -233,7 +233,7 @@ def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "items.json"
     path.write_bytes(b'[{"asin": "\xff"}]')
     with pytest.raises(ConfigError, match="line 1: expected UTF-8 text"):
-        load_products(path, {}, remedy="get it anew")
+        load_products(path, {})
 
 
 def test_missing_data_are_reported_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

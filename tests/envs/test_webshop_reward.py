@@ -40,7 +40,6 @@ def product(**changes: Any) -> Product:
         "price_tag": "$30.0",
         "options": {},
         "attributes": ("non slip", "memory foam"),
-        "image": "",
     }
     return Product(**(defaults | changes))
 

@@ -46,7 +46,7 @@ TOOLS = {"code": code_interpreter, "searchr1": search}
 @pytest.mark.parametrize("env", [*ENVIRONMENTS, *FAMILIES])
 def test_a_prompt_states_the_form_of_its_format_and_no_other(env: str, format: str) -> None:
     spec = get_env(env)
-    tools = None if format in ACTIONS else Toolbox([TOOLS.get(format) or act()])
+    tools = None if format in ACTIONS else Toolbox([TOOLS.get(format) or act])
     settings = AgentSettings(format=format, instructions=True)
     opening = agent_of(settings, spec, tools).render(Item(item_id="a_0", env=env), "You see a door.")
     prompt = "\n".join(message.content for message in opening.messages)

@@ -82,7 +82,7 @@ import asyncio
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.registry import get_tool
 from envs.errors import ConfigError
-from envs.registry import ENVIRONMENTS, get_env, list_families
+from envs.registry import ENVIRONMENTS, FAMILIES, get_env
 from tasks.config.episodes import check_agent
 from tasks.config.pipelines import load_pipeline
 from tasks.config.user_code import agent_code, environment_code
@@ -96,7 +96,7 @@ pipeline = load_pipeline("textcraft-cpu", overrides=overrides, file=ROOT / "pipe
 check_agent(pipeline)
 assert "echo" in ENVIRONMENTS
 assert get_env("acme:twice").name == "acme:twice"
-assert "acme:twice" in [family.example for family in list_families()]
+assert "acme:twice" in [family.EXAMPLE for family in FAMILIES.values()]
 assert [item.item_id for item in get_env("echo").split(0).train] == ["echo_0", "echo_1"]
 assert asyncio.run(get_tool("shout").call({"text": "hi"})).observation == "HI"
 assert [path.name for path in agent_code(pipeline.agent)] == ["acme_echo.py"]

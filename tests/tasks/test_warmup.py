@@ -121,7 +121,7 @@ def test_demonstrations_are_written_in_the_agents_format(format: str) -> None:
     [episode, *_] = asyncio.run(demonstrate(items, pipeline=long, tokenizer=tokenizer))
     texts = tokenizer.decode([i for i, m in zip(episode.response_ids, episode.mask, strict=True) if m])
     first, second, rest = texts.split("<|im_end|>")
-    schemas = Toolbox([act()]).schemas
+    schemas = Toolbox([act]).schemas
     turns = [FormatAgent(format, schemas=schemas).parse(text) for text in (first, second)]
     assert [turn.calls for turn in turns] == [(ToolCall("act", {"action": "add 1"}),)] * 2
     assert [turn.thought for turn in turns] == ["", "on"]
@@ -189,7 +189,7 @@ def test_an_episode_that_fits_with_the_new_words_is_demonstrated(tmp_path: Path)
         )
         [length] = {
             len(one.prompt_ids) + len(one.response_ids)
-            for one in prepare_cloning(settings, items, folder=folder)[1]
+            for one in prepare_cloning(settings, items, test_items=[], folder=folder)[1]
         }
         return length
 
@@ -207,6 +207,7 @@ def test_no_warmup_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
     register()
     write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
+    write_items(tmp_path / "data" / "test.jsonl", [])
     with pytest.raises(ConfigError, match="cannot be loaded"):
         warmup(toy_pipeline(tmp_path / "none", warmup=SETTINGS), tmp_path)
 
@@ -218,6 +219,7 @@ def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_
 
     register()
     write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
+    write_items(tmp_path / "data" / "test.jsonl", [])
     model = save_tiny_model(tmp_path / "model")
     steps: list[Mapping[str, float]] = []
     folder = warmup(toy_pipeline(model, warmup=SETTINGS), tmp_path, Progress(on_step=steps.append))

@@ -14,12 +14,7 @@ from pathlib import Path
 from envs.builtin.alfworld.data import DATA, ROOT
 from envs.builtin.alfworld.env import INSTRUCTIONS, AlfWorldEnv
 from envs.builtin.alfworld.expert import add_thoughts
-from envs.builtin.alfworld.games import (
-    GAME_FILE,
-    TASK_TYPES,
-    TRAJECTORY_FILE,
-    is_solvable,
-)
+from envs.builtin.alfworld.games import GAME_FILE, TASK_TYPES, TRAJECTORY_FILE, is_solvable
 from envs.builtin.alfworld.items import GameItems
 from envs.builtin.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
 from envs.files import write_atomically
@@ -91,14 +86,10 @@ def list_games() -> tuple[str, ...]:
     return (*first, *sorted(rest, key=lambda name: (PARTS.index(name.partition("/")[0]), name)))
 
 
-def _find_root() -> Path:
-    return DATA.prepare() / ROOT
-
-
 GAMES = GameItems(
     env=NAME,
     list_games=list_games,
-    find_root=_find_root,
+    find_root=lambda: DATA.prepare() / ROOT,
     parts={part: part for part in PARTS} | {"valid_train": "valid_train"},
     remedy=REMEDY,
 )

@@ -27,6 +27,7 @@ from typing import Any
 from envs.builtin.alfworld.upstream import PACKAGES, package_folder
 from envs.builtin.textworld.upstream import stand_in_for_jericho
 from envs.files import write_atomically
+from envs.plugins import replace_attribute
 from envs.requirements.data_sets import data_root
 
 # numpy's threads would keep the fork server from forking.
@@ -102,11 +103,8 @@ logic.fast_downward = SimpleNamespace(**{**vars(fast_downward), "pddl2sas": _for
 @contextmanager
 def planner() -> Iterator[Any]:
     """A game whose states contain the planner's plan (`policy_commands`). Load no other game meanwhile."""
-    logic.fast_downward.pddl2sas = _for_plans
-    try:
+    with replace_attribute(logic.fast_downward, "pddl2sas", _for_plans):
         yield AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True, policy_commands=True)))
-    finally:
-        logic.fast_downward.pddl2sas = _for_play
 
 
 def new_game() -> Any:

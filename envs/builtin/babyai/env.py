@@ -11,18 +11,20 @@ import os
 import random
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envs.base import hash_state
 from envs.builtin.babyai.expert import solve
-from envs.builtin.babyai.state import read_state
 from envs.builtin.babyai.view import Move, describe, list_commands, look
 from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
 
 if TYPE_CHECKING:
+    from minigrid.core.world_object import WorldObj
     from minigrid.minigrid_env import MiniGridEnv
+
+State = tuple[Any, ...]
 
 LEVELS = (
     "GoToRedBallGrey-v0",
@@ -133,6 +135,42 @@ class BabyAIEnv:
         view = look(level)
         self._moves = list_commands(view)
         self._observation = f"{describe(view)}\nActions: {', '.join(self._moves)}"
+
+
+def read_state(level: "MiniGridEnv") -> State:
+    """What the level's future depends on: the agent, all objects but the walls, which never change, and the
+    progress of the mission; not the moves so far, which count for the reward."""
+    objects = [
+        (place, _describe_object(entity))
+        for place, entity in enumerate(level.grid.grid)
+        if entity is not None and entity.type != "wall"
+    ]
+    pose = (*map(int, level.agent_pos), int(level.agent_dir))
+    mission: Any = level.unwrapped.instrs  # `RoomGridLevel.instrs`
+    return pose, _describe_object(level.carrying), objects, _progress(mission)
+
+
+def _describe_object(entity: "WorldObj | None") -> State:
+    if entity is None:
+        return ()
+    # A mission may mean one of two objects that look the same, "the ball on your left" at the start:
+    # where it was then tells them apart.
+    start = () if entity.init_pos is None else tuple(map(int, entity.init_pos))
+    door = (entity.is_open, entity.is_locked) if entity.type == "door" else ()
+    return entity.type, entity.color, start, door, _describe_object(entity.contains)
+
+
+def _progress(mission: Any) -> State:
+    """Which parts of a mission are done, what each has seen in the agent's hands, and where it believes its
+    objects to be: minigrid updates that only when something is dropped."""
+    if hasattr(mission, "instr_a"):
+        done = (mission.a_done == "success", mission.b_done == "success")
+        return done, _progress(mission.instr_a), _progress(mission.instr_b)
+    targets = [
+        getattr(mission, name) for name in ("desc", "desc_move", "desc_fixed") if hasattr(mission, name)
+    ]
+    places = [sorted(tuple(map(int, place)) for place in target.obj_poss) for target in targets]
+    return _describe_object(getattr(mission, "preCarrying", None)), places
 
 
 def make_level(index: int) -> "MiniGridEnv":

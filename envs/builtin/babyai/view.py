@@ -46,11 +46,6 @@ class VisibleObject:
     state: str
     """A door's: open, closed or locked; empty for other objects."""
 
-    @property
-    def distance(self) -> int:
-        """Cells to walk, not counting turns."""
-        return abs(self.cell[0]) + abs(self.cell[1])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:

@@ -7,17 +7,7 @@ that are for people (the time left, the last reward, the objective) are hidden, 
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from envs.browser.actions import (
-    Click,
-    Hover,
-    InvalidAction,
-    Press,
-    Scroll,
-    Stop,
-    Type,
-    describe_action,
-    read_action,
-)
+from envs.browser.actions import ElementAction, InvalidAction, PageAction, describe_action, read_action
 from envs.browser.env import BrowserEnv
 from envs.browser.session import BrowserSession, StaticFolder
 from envs.builtin.miniwob.tasks import SEEDS, TASKS
@@ -83,9 +73,9 @@ class MiniWobEnv(BrowserEnv):
         except InvalidAction as error:
             return StepResult(str(error))
         match parsed_action:
-            case Stop():
+            case PageAction("stop"):
                 return await self._end(0.0)
-            case Click() | Hover() | Press() | Scroll() | Type():
+            case ElementAction() | PageAction("press" | "scroll"):
                 element = session.tree.elements.get(getattr(parsed_action, "element", -1))
                 self._previous_action = describe_action(parsed_action, element.text if element else None)
                 await session.act(parsed_action)

@@ -59,6 +59,11 @@ def _write(text: Callable[[str], str], *, nth: int | Callable[[str], int] = 0) -
     return ExpertStep("", action)
 
 
+def _choose(pattern: str) -> ExpertStep:
+    """Choose from a list what the objective names."""
+    return ExpertStep("", lambda page: f"type [{find(page, 'combobox')}] [{find_pattern(page, pattern)}] [0]")
+
+
 def _ordinal(page: str, pattern: str) -> int:
     """`3rd` → 2."""
     return int(re.sub(r"\D", "", find_pattern(page, pattern))) - 1
@@ -131,26 +136,14 @@ def _film(nth: int) -> ExpertStep:
     return _write(value, nth=nth)
 
 
-def _day(page: str) -> str:
-    return str(int(find_pattern(page, r"Select \d+/(\d+)/")))
-
-
-def _last_word(page: str) -> str:
-    return texts(page)[-1].split()[-1].strip(",.")
-
-
 EXPERTS: Mapping[str, Sequence[ExpertStep]] = {
     "buy-ticket": [_click("button", _best_ticket)],
-    "choose-date-easy": [click("textbox"), _click("link", _day), SUBMIT],
-    "choose-list": [
-        ExpertStep(
-            "",
-            lambda page: (
-                f"type [{find(page, 'combobox')}] [{find_pattern(page, 'Select (.+) from the list')}] [0]"
-            ),
-        ),
+    "choose-date-easy": [
+        click("textbox"),
+        _click("link", lambda page: str(int(find_pattern(page, r"Select \d+/(\d+)/")))),
         SUBMIT,
     ],
+    "choose-list": [_choose("Select (.+) from the list"), SUBMIT],
     "click-button": [_click("button", find_quoted)],
     "click-collapsible": [click("tab"), SUBMIT],
     "click-collapsible-nodelay": [click("tab"), SUBMIT],
@@ -171,15 +164,7 @@ EXPERTS: Mapping[str, Sequence[ExpertStep]] = {
         _write(find_quoted, nth=lambda page: _ordinal(page, r"the (\d+)\w\w textbox")),
         SUBMIT,
     ],
-    "form-sequence-3": [
-        ExpertStep(
-            "",
-            lambda page: (
-                f"type [{find(page, 'combobox')}] [{find_pattern(page, 'Choose (.+) from the')}] [0]"
-            ),
-        ),
-        _click("button", find_quoted),
-    ],
+    "form-sequence-3": [_choose("Choose (.+) from the"), _click("button", find_quoted)],
     "login-user": [
         _write(find_quoted),
         _write(lambda page: find_quoted(page, 1), nth=1),
@@ -191,7 +176,7 @@ EXPERTS: Mapping[str, Sequence[ExpertStep]] = {
         SUBMIT,
     ],
     "read-table-2": [_write(_label(0)), _write(_label(1), nth=1), SUBMIT],
-    "scroll-text": [_write(_last_word, nth=1), SUBMIT],
+    "scroll-text": [_write(lambda page: texts(page)[-1].split()[-1].strip(",."), nth=1), SUBMIT],
     "simple-algebra": [_write(_unknown), SUBMIT],
     "simple-arithmetic": [_write(_sum), SUBMIT],
     "unicode-test": [_click("button", find_quoted)],

@@ -8,6 +8,7 @@ wrong answer; Search-R1 does not, nor do we.)
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from envs.builtin.searchqa.questions import Question
 from envs.builtin.searchqa.scoring import compare
@@ -26,26 +27,24 @@ INVALID = (
 )
 
 
+@dataclass(eq=False)
 class SearchQAEnv:
     """One question at a time; the retriever is shared by all instances."""
 
-    def __init__(
-        self, ask: Callable[[Item], Question], retriever: Callable[[], Retriever], *, top_k: int
-    ) -> None:
-        """`ask` and `retriever` are called when first needed; a search shows `top_k` passages."""
-        self._ask = ask
-        self._make_retriever = retriever
-        self._top_k = top_k
-        self._question: Question | None = None
+    ask: Callable[[Item], Question]
+    get_retriever: Callable[[], Retriever]
+    top_k: int
+    """Passages that a search shows."""
+    _question: Question | None = field(default=None, init=False)
 
     @property
     def retriever(self) -> Retriever:
         """The retriever, for a tool that searches instead of an action (`agents/tools/search.py`)."""
-        return self._make_retriever()
+        return self.get_retriever()
 
     async def reset(self, item: Item) -> str:
         """Ask the item's question."""
-        self._question = self._ask(item)
+        self._question = self.ask(item)
         return f"Question: {self._question.question}"
 
     async def step(self, action: str) -> StepResult:
@@ -55,7 +54,7 @@ class SearchQAEnv:
             raise RuntimeError("step before reset, or after the end")
         match parse_turn(action):
             case ("search", query):
-                results = await self.retriever.search([query[:MAX_QUERY]], top_k=self._top_k)
+                results = await self.retriever.search([query[:MAX_QUERY]], top_k=self.top_k)
                 return StepResult(information(results[0]))
             case ("answer", answer):
                 self._question = None

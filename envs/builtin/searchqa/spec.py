@@ -7,7 +7,7 @@ names a server (`docs/search.md`).
 
 import random
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 from envs.builtin.searchqa.data import SEARCHQA, WIKI_18
 from envs.builtin.searchqa.env import INSTRUCTIONS, SearchQAEnv
@@ -61,11 +61,6 @@ def _question(index: int) -> Question:
     return read_test()[index] if index < FIRST_TRAIN else read_train()[index - FIRST_TRAIN]
 
 
-def make_env() -> SearchQAEnv:
-    """A new instance."""
-    return SearchQAEnv(ask, _retriever, top_k=TOP_K)
-
-
 def make_item(index: int) -> Item:
     """The item `searchqa_<index>`."""
     with SPEC.explain_missing():
@@ -106,7 +101,7 @@ def expert(item: Item) -> Sequence[ExpertStep]:
 
 SPEC = EnvSpec(
     name=NAME,
-    make=make_env,
+    make=partial(SearchQAEnv, ask, _retriever, top_k=TOP_K),
     split=split,
     make_item=make_item,
     expert=expert,

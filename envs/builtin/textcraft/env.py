@@ -113,7 +113,7 @@ def _readable(observation: str) -> str:
     return observation.replace("minecraft:", "").replace("_", " ").strip()
 
 
-def make_item(index: int, *, seed: int = 0, listing: str = "") -> Item:
+def make_item(index: int, *, listing: str = "") -> Item:
     """The item `textcraft_<index>`. Raises `ConfigError` if there is no such goal."""
     with SPEC.explain_missing():
         from envs.builtin.textcraft.world import goals
@@ -121,7 +121,7 @@ def make_item(index: int, *, seed: int = 0, listing: str = "") -> Item:
     if not 0 <= index < len(goals(listing)):
         raise unknown_item(env, index, count=len(goals(listing)))
     _, depth = goals(listing)[index]
-    return Item(item_id=f"{env}_{index}", env=env, seed=seed, metadata={"depth": depth})
+    return Item(item_id=f"{env}_{index}", env=env, metadata={"depth": depth})
 
 
 def split(seed: int, *, listing: str = "") -> Split:

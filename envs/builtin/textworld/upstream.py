@@ -8,12 +8,13 @@ are possible are TextWorld's own Python code, which also follows the state of a 
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from envs.plugins import replace_attribute
 
 PACKAGES = ("textworld",)
 
@@ -52,21 +53,11 @@ def generate(
     options.seeds = seed
     options.grammar.only_last_action = True  # the goal, without the way to it
     with (
-        _replace(textworld.GameMaker, "set_walkthrough", _record_walkthrough),
-        _replace(logic, "load", lambda paths: _load_rules(load, tuple(paths))),
+        replace_attribute(textworld.GameMaker, "set_walkthrough", _record_walkthrough),
+        replace_attribute(logic, "load", lambda paths: _load_rules(load, tuple(paths))),
     ):
         game = make(settings, options)
     return game, getattr(options, "walkthrough", ())
-
-
-@contextmanager
-def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _record_walkthrough(maker: Any, commands: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from envs.browser.actions import Goto, InvalidAction, Stop, describe_action, read_action
+from envs.browser.actions import InvalidAction, PageAction, describe_action, read_action
 from envs.browser.env import BrowserEnv
 from envs.browser.session import BrowserSession
 from envs.builtin.webarena.evaluators import Helper, Judge, score
@@ -115,12 +115,13 @@ class WebEnv(BrowserEnv):
             raise RuntimeError("step before reset, or after the end")
         try:
             parsed_action = read_action(action)
-            if isinstance(parsed_action, Stop):
-                return await self._judge_answer(session, parsed_action.answer)
             element = session.tree.elements.get(getattr(parsed_action, "element", -1))
             description = describe_action(parsed_action, element.text if element else None)
-            if isinstance(parsed_action, Goto):
-                parsed_action = Goto(state.sites.to_local(parsed_action.url))
+            match parsed_action:
+                case PageAction("stop", answer):
+                    return await self._judge_answer(session, answer)
+                case PageAction("goto", url):
+                    parsed_action = PageAction("goto", state.sites.to_local(url))
             await session.act(parsed_action)
         except InvalidAction as error:
             return StepResult(str(error))

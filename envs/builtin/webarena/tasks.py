@@ -92,8 +92,6 @@ class Task(_Record):
     """Addresses of the tabs, separated by ` |AND| `."""
     storage_state: str | None = None
     """A file name of upstream, `./.auth/<site>.<site>_state.json`, which lists the sites with a login."""
-    require_reset: bool = False
-    """Whether the sites must be in their initial state."""
     intent_template_id: int = 0
     """Tasks of one template ask the same with different values."""
     eval: Evaluation

@@ -62,11 +62,12 @@ class LocalSites(LiveSites):
 
 def _storage_state(logins: Sequence[str]) -> "StorageState":
     """The session cookies of the seeded users who are logged in to these sites."""
+    cookies = [COOKIES[APPLICATIONS[site]] for site in logins]
     return {
         "cookies": [
             {
-                "name": COOKIES[APPLICATIONS[site]].name,
-                "value": COOKIES[APPLICATIONS[site]].value,
+                "name": cookie.name,
+                "value": cookie.value,
                 "domain": HOST,
                 "path": "/",
                 "expires": -1,
@@ -74,7 +75,7 @@ def _storage_state(logins: Sequence[str]) -> "StorageState":
                 "secure": False,
                 "sameSite": "Lax",
             }
-            for site in logins
+            for cookie in cookies
         ],
         "origins": [],
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from sys import intern
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -46,7 +46,6 @@ class Product:
     options: Mapping[str, tuple[str, ...]]
     """Name → values, all in lower case."""
     attributes: tuple[str, ...]
-    image: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,47 +86,40 @@ class _Attributes(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validate(model: type[Model], entry: Entry, value: Any, *, remedy: str) -> Model:
-    """`value` as `model`; raises `ConfigError` with the entry's location and what was expected."""
+def validate(model: type[Model], entry: Entry) -> Model:
+    """The entry as `model`; raises `ConfigError` with its location and what was expected."""
     try:
-        return model.model_validate(value)
+        return model.model_validate(entry.value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the entry"
         raise ConfigError(
-            f"{entry.location}: {where}: expected: {first['msg']}, found {str(first['input'])[:60]!r}; "
-            f"{remedy}"
+            f"{entry.location}: {where}: expected: {first['msg']}, found {str(first['input'])[:60]!r}"
         ) from None
 
 
-def load_attributes(
-    path: Path, *, remedy: str
-) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, Synthetic]]:
+def load_attributes(path: Path) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, Synthetic]]:
     """(attributes by asin, synthetic instructions by asin) of `items_ins_v2*.json`."""
     attributes: dict[str, tuple[str, ...]] = {}
     synthetic: dict[str, Synthetic] = {}
-    for entry in read_entries(path, "{", remedy=remedy):
-        raw = validate(_Attributes, entry, entry.value, remedy=remedy)
+    for entry in read_entries(path, "{"):
+        raw = validate(_Attributes, entry)
         attributes[entry.key] = tuple(map(intern, raw.attributes))
         if raw.instruction is not None:
             if not raw.instruction_attributes:
-                raise ConfigError(
-                    f"{entry.location}: expected instruction_attributes with its instruction; {remedy}"
-                )
+                raise ConfigError(f"{entry.location}: expected instruction_attributes with its instruction")
             synthetic[entry.key] = Synthetic(raw.instruction, tuple(map(intern, raw.instruction_attributes)))
     return attributes, synthetic
 
 
-def load_products(
-    path: Path, attributes: Mapping[str, tuple[str, ...]], *, remedy: str
-) -> Mapping[str, Product]:
+def load_products(path: Path, attributes: Mapping[str, tuple[str, ...]]) -> Mapping[str, Product]:
     """Products by asin, in the file's order, without those that upstream omits."""
     products: dict[str, Product] = {}
-    for entry in read_entries(path, "[", remedy=remedy):
-        raw = validate(_Raw, entry, entry.value, remedy=remedy)
+    for entry in read_entries(path, "["):
+        raw = validate(_Raw, entry)
         if raw.asin == "nan" or len(raw.asin) > MAX_ASIN_LENGTH or raw.asin in products:
             continue
-        prices = _prices(raw.pricing, entry, remedy=remedy)
+        prices = _prices(raw.pricing, entry)
         bullets = raw.small_description
         products[raw.asin] = Product(
             asin=raw.asin,
@@ -141,14 +133,13 @@ def load_products(
             price_tag=" to ".join(f"${price}" for price in prices),
             options=_options(raw.customization_options or {}),
             attributes=attributes.get(raw.asin, NO_ATTRIBUTES),
-            image=raw.images[0] or "",
         )
     if not products:
-        raise ConfigError(f"{path}: expected products, found none; {remedy}")
+        raise ConfigError(f"{path}: expected products, found none")
     return products
 
 
-def _prices(pricing: str | None, entry: Entry, *, remedy: str) -> tuple[float, ...]:
+def _prices(pricing: str | None, entry: Entry) -> tuple[float, ...]:
     """`$12.99$19.99` → (12.99, 19.99), in dollars; upstream uses the first two."""
     if not pricing:
         return (DEFAULT_PRICE,)
@@ -157,9 +148,7 @@ def _prices(pricing: str | None, entry: Entry, *, remedy: str) -> tuple[float, .
     except InvalidOperation:
         prices = ()
     if not prices:
-        raise ConfigError(
-            f"{entry.location}: pricing: expected dollars such as '$9.99', found {pricing!r}; {remedy}"
-        )
+        raise ConfigError(f"{entry.location}: pricing: expected dollars such as '$9.99', found {pricing!r}")
     return prices[:2]
 
 

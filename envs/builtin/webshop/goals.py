@@ -67,14 +67,10 @@ def draw_prices(products: Mapping[str, Product]) -> dict[str, float]:
     }
 
 
-def human_goals(
-    path: Path, products: Mapping[str, Product], prices: Mapping[str, float], *, remedy: str
-) -> list[Goal]:
+def human_goals(path: Path, products: Mapping[str, Product], prices: Mapping[str, float]) -> list[Goal]:
     """The goals of `items_human_ins.json` for these products, in upstream's order."""
     instructions = {
-        entry.key: validate(_Humans, entry, entry.value, remedy=remedy).root
-        for entry in read_entries(path, "{", remedy=remedy)
-        if entry.key in products
+        entry.key: validate(_Humans, entry).root for entry in read_entries(path, "{") if entry.key in products
     }
     rng = random.Random(SEED)
     goals = []

@@ -30,21 +30,19 @@ class Entry:
     """For errors: the file, the line and the number of the entry."""
 
 
-def read_entries(path: Path, opening: Literal["[", "{"], *, remedy: str) -> Iterator[Entry]:
+def read_entries(path: Path, opening: Literal["[", "{"]) -> Iterator[Entry]:
     """The elements of a file that is an array (`[`), or the members of one that is an object (`{`), in order.
 
-    Raises `ConfigError`, with the file, the line, what was expected and `remedy`, if the file is not such
-    JSON.
+    Raises `ConfigError`, with the file, the line and what was expected, if the file is not such JSON.
     """
     with path.open(encoding="utf-8") as file:
-        yield from _Reader(path, file, remedy).read(opening)
+        yield from _Reader(path, file).read(opening)
 
 
 class _Reader:
-    def __init__(self, path: Path, file: TextIO, remedy: str) -> None:
+    def __init__(self, path: Path, file: TextIO) -> None:
         self._path = path
         self._file = file
-        self._remedy = remedy
         self._window = ""
         self._position = 0
         self._line = 1
@@ -120,6 +118,4 @@ class _Reader:
     def _wrong(self, expectation: str) -> ConfigError:
         ahead = self._window[self._position : self._position + 20]
         actual = repr(ahead) if ahead else "the end of the file"
-        return ConfigError(
-            f"{self._path}, line {self._line}: expected {expectation}, found {actual}; {self._remedy}"
-        )
+        return ConfigError(f"{self._path}, line {self._line}: expected {expectation}, found {actual}")

@@ -40,7 +40,8 @@ class Index:
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._numbers: dict[str, int] = {}
-        documents = [[self._number(word) for word in analyze(text)] for text in texts]
+        numbers = self._numbers
+        documents = [[numbers.setdefault(word, len(numbers)) for word in analyze(text)] for text in texts]
         self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")
         self._has_index = bool(self._numbers)
         if self._has_index:
@@ -58,9 +59,6 @@ class Index:
             rows = rows[scores[rows] >= threshold]  # keep all that tie with the last one: `argsort` decides
         order = np.argsort(-scores[rows], kind="stable")[:limit]
         return [int(number) for number in rows[order]]
-
-    def _number(self, word: str) -> int:
-        return self._numbers.setdefault(word, len(self._numbers))
 
 
 def document(product: Product) -> str:

@@ -84,7 +84,10 @@ class Session:
             case Button.SEARCH, _:
                 pass
             case Button.BUY, _:
-                self._buy()
+                assert self._product is not None
+                values = tuple(self._choices.values())
+                self.score = self.shop.score(self._product, self.goal, choices=values)
+                self.page = done_page(self._product.asin, self._choices, self.score.reward)
             case Button.BACK, _:
                 self._start()
             case Button.NEXT, PageKind.RESULTS:
@@ -117,11 +120,6 @@ class Session:
             self._choices[self.page.options[argument]] = argument
         assert self._product is not None
         self.page = product_page(self.goal.instruction, self._product)
-
-    def _buy(self) -> None:
-        assert self._product is not None
-        self.score = self.shop.score(self._product, self.goal, choices=tuple(self._choices.values()))
-        self.page = done_page(self._product.asin, self._choices, self.score.reward)
 
     def _forget(self) -> None:
         self._product = None

@@ -53,11 +53,14 @@ def load(data: DataSet, goal_kind: GoalKind) -> Shop:
     """
     items, synthetic_file, human_file = map(data.path, data.required_paths)
     remedy = f"get it anew: wingspan data {'pull' if data.make is None else 'make'} {data.name}"
-    attributes, synthetic = load_attributes(synthetic_file, remedy=remedy)
-    products = load_products(items, attributes, remedy=remedy)
-    prices = draw_prices(products)
-    if goal_kind is GoalKind.HUMAN:
-        goals = human_goals(human_file, products, prices, remedy=remedy)
-    else:
-        goals = synthetic_goals(synthetic, products, prices)
+    try:
+        attributes, synthetic = load_attributes(synthetic_file)
+        products = load_products(items, attributes)
+        prices = draw_prices(products)
+        if goal_kind is GoalKind.HUMAN:
+            goals = human_goals(human_file, products, prices)
+        else:
+            goals = synthetic_goals(synthetic, products, prices)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {remedy}") from None
     return Shop(products, prices, goals)

@@ -1,6 +1,6 @@
 """Renders pages: upstream's `text` and `text_rich` observations, or HTML with upstream's ids and classes."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from html import escape
@@ -30,11 +30,13 @@ class Clicks:
 
 def render(page: Page, view: View, clicks: Clicks) -> str:
     """`page` as `view`."""
-    return _RENDERERS[view](page, clicks)
-
-
-def _render_text(page: Page, clicks: Clicks) -> str:
-    return SEPARATOR.join(piece.text.strip() for piece in page.pieces)
+    match view:
+        case View.TEXT:
+            return SEPARATOR.join(piece.text.strip() for piece in page.pieces)
+        case View.RICH:
+            return _render_rich(page, clicks)
+        case View.HTML:
+            return _render_html(page, clicks)
 
 
 def _render_rich(page: Page, clicks: Clicks) -> str:
@@ -73,10 +75,3 @@ def _element(piece: Piece, clicks: Clicks) -> str:
         return f'<label><input type="radio" name="{name}" value="{text}"{attribute}>{text}</label>\n'
     tag, _, kind = piece.tag.partition(".")
     return f'<{tag} class="{kind}">{text}</{tag}>\n' if kind else f"<{tag}>{text}</{tag}>\n"
-
-
-_RENDERERS: dict[View, Callable[[Page, Clicks], str]] = {
-    View.TEXT: _render_text,
-    View.RICH: _render_rich,
-    View.HTML: _render_html,
-}

@@ -8,18 +8,21 @@ from pydantic import BaseModel
 
 from envs.builtin.sciworld import find_variation
 from envs.remote.agentgym import family_name
-from envs.serve.agentgym import responses
+from envs.serve.agentgym import bodies
 from envs.serve.sessions import EnvSession, EnvSessions
 
 Reader = Callable[[EnvSessions, EnvSession], Awaitable[Any]]
 """Makes the answer about a session; its return annotation is the type in the OpenAPI document."""
 
 
-def _read(model: type[BaseModel]) -> Reader:
-    """A reader of fields that `EnvSession` has itself."""
+def _read(model: type[BaseModel], **facts: str) -> Reader:
+    """A reader of fields that `EnvSession` has itself, and of `facts` that the environment gives
+    (`Inspectable`): a field of the model → the name of the fact."""
 
-    async def read(_: EnvSessions, session: EnvSession) -> BaseModel:
-        return model.model_validate(session, from_attributes=True)
+    async def read(sessions: EnvSessions, session: EnvSession) -> BaseModel:
+        values = {field: await sessions.inspect(session, fact) for field, fact in facts.items()}
+        fields = [field for field in model.model_fields if field not in facts and hasattr(session, field)]
+        return model.model_validate({**{field: getattr(session, field) for field in fields}, **values})
 
     read.__annotations__["return"] = model
     return read
@@ -43,9 +46,9 @@ async def _id(_: EnvSessions, session: EnvSession) -> int:
     return session.id
 
 
-_CREATE = _read(responses.CreateAnswer)
-_RESET = _read(responses.ResetAnswer)
-_STEP = _read(responses.ScoredState)
+_CREATE = _read(bodies.CreateAnswer)
+_RESET = _read(bodies.ResetAnswer)
+_STEP = _read(bodies.ScoredState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +80,11 @@ def _textcraft_goal(number: int) -> int:
     return number % len(goals())
 
 
-async def _sciworld_reset(sessions: EnvSessions, session: EnvSession) -> responses.SciWorldReset:
+async def _sciworld_reset(sessions: EnvSessions, session: EnvSession) -> bodies.SciWorldReset:
     assert session.item is not None
     task, variation = find_variation(session.item.index)
     description = (await sessions.inspect(session, "task_description"))["task_description"]
-    return responses.SciWorldReset(
+    return bodies.SciWorldReset(
         observation=session.observation.removeprefix(f"{description}\n"),  # a step's does not begin with it
         done=session.done,
         task_name=task.name,
@@ -91,33 +94,13 @@ async def _sciworld_reset(sessions: EnvSessions, session: EnvSession) -> respons
     )
 
 
-async def _sciworld_step(sessions: EnvSessions, session: EnvSession) -> responses.ScoredState:
+async def _sciworld_step(sessions: EnvSessions, session: EnvSession) -> bodies.ScoredState:
     points = await sessions.inspect(session, "points")
-    return responses.ScoredState(observation=session.observation, done=session.done, **points)
-
-
-async def _alfworld_state(sessions: EnvSessions, session: EnvSession) -> dict[str, Any]:
-    return {name: await sessions.inspect(session, name) for name in ("observation", "available_actions")}
-
-
-async def _alfworld_reset(sessions: EnvSessions, session: EnvSession) -> responses.AlfWorldReset:
-    task_type = await sessions.inspect(session, "task_type")
-    state = await _alfworld_state(sessions, session)
-    return responses.AlfWorldReset(id=session.id, task_type=task_type, **state)
-
-
-async def _alfworld_step(sessions: EnvSessions, session: EnvSession) -> responses.AlfWorldStep:
-    state = await _alfworld_state(sessions, session)
-    return responses.AlfWorldStep(reward=session.reward, done=session.done, **state)
+    return bodies.ScoredState(observation=session.observation, done=session.done, **points)
 
 
 async def _webshop_reset(sessions: EnvSessions, session: EnvSession) -> list[str | None]:
     return [await sessions.inspect(session, "observation"), None]
-
-
-async def _webshop_step(sessions: EnvSessions, session: EnvSession) -> responses.WebShopStep:
-    state = await sessions.inspect(session, "observation")
-    return responses.WebShopStep(state=state, reward=session.reward, done=session.done)
 
 
 async def _webshop_state(sessions: EnvSessions, session: EnvSession) -> dict[str, str]:
@@ -130,26 +113,20 @@ async def _searchqa_prompt(sessions: EnvSessions, session: EnvSession) -> str:
     return f"{sessions.spec.instructions}\n\n{session.observation}"
 
 
-async def _webarena_create(_: EnvSessions, session: EnvSession) -> responses.WebArenaCreate:
-    return responses.WebArenaCreate(env_idx=session.id)
+async def _webarena_create(_: EnvSessions, session: EnvSession) -> bodies.WebArenaCreate:
+    return bodies.WebArenaCreate(env_idx=session.id)
 
 
-async def _webarena_reset(sessions: EnvSessions, session: EnvSession) -> responses.WebArenaReset:
-    return responses.WebArenaReset(
-        observation=await sessions.inspect(session, "page"),
-        sites=await sessions.inspect(session, "sites"),
-        object=await sessions.inspect(session, "intent"),
-    )
-
-
+_ALFWORLD_STATE = {"observation": "observation", "available_actions": "available_actions"}
+_ALFWORLD_STEP = _read(bodies.AlfWorldStep, **_ALFWORLD_STATE)
 _SCIWORLD_FACTS = ("action_hint", "goals", "task_description", "object_tree", "state")
 
 _FAMILIES = {
     "textcraft": Family(
-        create_answer=_read(responses.TextCraftReset),
-        reset_answer=_read(responses.TextCraftReset),
-        step_answer=_read(responses.EpisodeState),
-        queries={"/observation": _observation, "/detail": _read(responses.TextCraftReset)},
+        create_answer=_read(bodies.TextCraftReset),
+        reset_answer=_read(bodies.TextCraftReset),
+        step_answer=_read(bodies.EpisodeState),
+        queries={"/observation": _observation, "/detail": _read(bodies.TextCraftReset)},
         item_number=_textcraft_goal,
         needs_reset=False,
     ),
@@ -163,31 +140,31 @@ _FAMILIES = {
         },
     ),
     "alfworld": Family(
-        reset_answer=_alfworld_reset,
-        step_answer=_alfworld_step,
+        reset_answer=_read(bodies.AlfWorldReset, task_type="task_type", **_ALFWORLD_STATE),
+        step_answer=_ALFWORLD_STEP,
         queries={
             "/observation": _inspect("observation", str),
             "/available_actions": _inspect("available_actions", list[str]),
-            "/detail": _alfworld_step,
+            "/detail": _ALFWORLD_STEP,
         },
     ),
     "searchqa": Family(
         create_answer=_id,
         reset_answer=_searchqa_prompt,
-        step_answer=_read(responses.SearchQAStep),
+        step_answer=_read(bodies.SearchQAStep),
         queries={"/observation": _searchqa_prompt},
     ),
     "webarena": Family(
         create_answer=_webarena_create,
-        reset_answer=_webarena_reset,
-        step_answer=_read(responses.WebArenaStep),
+        reset_answer=_read(bodies.WebArenaReset, observation="page", sites="sites", object="intent"),
+        step_answer=_read(bodies.WebArenaStep),
         close_answer={"closed": "closed"},
         queries={"/observation": _observation},
     ),
     "webshop": Family(
         create_answer=_id,
         reset_answer=_webshop_reset,
-        step_answer=_webshop_step,
+        step_answer=_read(bodies.WebShopStep, state="observation"),
         queries={
             "/observation": _inspect("observation", str),
             "/available_actions": _inspect("available_actions"),

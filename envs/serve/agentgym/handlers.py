@@ -4,8 +4,8 @@ from typing import Any
 
 from envs.network.server import RequestRejected
 from envs.remote.agentgym import dialect_of
+from envs.serve.agentgym.bodies import request_models
 from envs.serve.agentgym.families import family_of
-from envs.serve.agentgym.requests import request_models
 from envs.serve.sessions import EnvSession, EnvSessions
 from envs.serve.wire import Call, validate
 from envs.types import Item

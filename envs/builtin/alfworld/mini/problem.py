@@ -19,7 +19,10 @@ def write_problem(layout: RoomLayout, task: Task, *, name: str) -> str:
     goal = goal_library()[task.type]["pddl"].format(obj=task.object, recep=task.receptacle, toggle=task.lamp)
     fact_lines = "\n".join(_list_facts(layout))
     head = f"(define (problem plan_{name})\n(:domain alfred)\n(:objects\nagent1 # agent\n"
-    return _spell(f"\n{head}{fact_lines}\n)\n\n(:init\n{facts}\n)\n{goal}")
+    text = f"\n{head}{fact_lines}\n)\n\n(:init\n{facts}\n)\n{goal}"
+    for sign, replacement in _SPELLINGS:
+        text = text.replace(sign, replacement)
+    return text
 
 
 def _list_facts(layout: RoomLayout) -> Iterable[str]:
@@ -64,9 +67,3 @@ def _facts(layout: RoomLayout) -> Iterable[str]:
     yield from (f"(inReceptacle {name} {receptacle})" for name, receptacle in layout.containers.items())
     yield from (f"(receptacleAtLocation {entity.name} {entity.location})" for entity in room.receptacles)
     yield from (f"(objectAtLocation {entity.name} {entity.location})" for entity in objects)
-
-
-def _spell(text: str) -> str:
-    for sign, replacement in _SPELLINGS:
-        text = text.replace(sign, replacement)
-    return text

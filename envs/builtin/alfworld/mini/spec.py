@@ -1,15 +1,16 @@
 """The environment `alfworld-mini`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 
-from envs.builtin.alfworld.env import INSTRUCTIONS, AlfWorldEnv
+from envs.builtin.alfworld.env import AlfWorldEnv
 from envs.builtin.alfworld.expert import add_thoughts
 from envs.builtin.alfworld.items import GameItems
 from envs.builtin.alfworld.mini.make import MINI_DATA
 from envs.builtin.alfworld.mini.plans import plans
-from envs.builtin.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
-from envs.registry import EnvSpec, ExpertStep, Split
+from envs.builtin.alfworld.spec import SPEC as ALFWORLD
+from envs.registry import ExpertStep, Split
 from envs.types import Item
 
 NAME = "alfworld-mini"
@@ -47,18 +48,13 @@ def expert(item: Item) -> Sequence[ExpertStep]:
     return add_thoughts(plan or ())
 
 
-SPEC = EnvSpec(
+SPEC = replace(
+    ALFWORLD,
     name=NAME,
     make=partial(AlfWorldEnv, GAMES.read),
     split=split,
     make_item=GAMES.make_item,
     expert=expert,
-    instructions=INSTRUCTIONS,
-    packages=PACKAGES,
     requirements=(MINI_DATA,),
-    isolation="process",
-    preload=PRELOAD,
-    max_episodes=MAX_EPISODES,
     source=f"stand-in, not ALFWorld's games: {MINI_DATA.about}",
-    has_states=True,
 )

@@ -7,7 +7,7 @@ Environment and scoring are `searchqa`'s; questions and corpus are made here
 import json
 import random
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,6 @@ def ask(item: Item) -> Question:
     return Question(question.question, [question.answer])
 
 
-def make_env() -> SearchQAEnv:
-    """A new instance."""
-    return SearchQAEnv(ask, _retriever, top_k=TOP_K)
-
-
 def make_item(index: int) -> Item:
     """The item `searchqa-mini_<index>`."""
     with SPEC.explain_missing():
@@ -101,7 +96,7 @@ def expert(item: Item) -> Sequence[ExpertStep]:
 
 SPEC = EnvSpec(
     name=NAME,
-    make=make_env,
+    make=partial(SearchQAEnv, ask, _retriever, top_k=TOP_K),
     split=split,
     make_item=make_item,
     expert=expert,

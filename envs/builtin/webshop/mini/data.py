@@ -67,7 +67,9 @@ def _family(rng: random.Random) -> list[Draft]:
         noun=rng.choice(department.nouns),
         material=rng.choice(department.materials),
         attributes=tuple(rng.sample(department.attributes, 2)),
-        options={name: _values(name, rng) for name in department.options},
+        options={
+            name: SIZES if name == "size" else tuple(rng.sample(COLOURS, 3)) for name in department.options
+        },
         price=rng.choice(PRICES),
     )
     kept_attribute, changed_attribute = first.attributes
@@ -86,25 +88,15 @@ def _family(rng: random.Random) -> list[Draft]:
     return [replace(draft, brand=brand) for draft, brand in zip(family, brands, strict=True)]
 
 
-def _values(name: str, rng: random.Random) -> tuple[str, ...]:
-    if name == "size":
-        return tuple(SIZES)
-    return tuple(rng.sample(COLOURS, 3))
-
-
 def _draw_except(words: Sequence[str], exceptions: Iterable[str], rng: random.Random) -> str:
     return rng.choice([word for word in words if word not in exceptions])
-
-
-def _title(draft: Draft) -> str:
-    return " ".join([*draft.attributes, draft.material, draft.noun, "by", draft.brand])
 
 
 def _item(asin: str, draft: Draft) -> dict[str, Any]:
     """An entry of upstream's `items_shuffle*.json`, with all its keys."""
     about = f"{draft.noun} {draft.department.made_of} {draft.material} by {draft.brand}"
     return {
-        "name": _title(draft),
+        "name": " ".join([*draft.attributes, draft.material, draft.noun, "by", draft.brand]),
         "product_information": {},
         "brand": draft.brand,
         "brand_url": "",
