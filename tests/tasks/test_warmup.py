@@ -1,6 +1,7 @@
 """Demonstrations by hand, and one supervised training run through verl's engine."""
 
 import asyncio
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item, Message
 from tasks.base_model.model import make_model, make_tokenizer
 from tasks.config.pipelines import Pipeline
-from tasks.data.cloning import prepare_cloning
+from tasks.data.cloning import load_tokenizer, prepare_cloning
 from tasks.data.demonstrations import Demonstration, demonstrate
 from tasks.data.items import write_items
 from tasks.progress import Progress
@@ -199,6 +200,37 @@ def test_an_episode_that_fits_with_the_new_words_is_demonstrated(tmp_path: Path)
     assert clone(new_words=50, context_length=spelled - 1) < spelled
 
 
+def test_names_of_test_items_have_tokens_and_stand_in_renamed_demonstrations(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A number that an item must reach, by adding it, is the item's name."""
+    monkeypatch.setitem(globals(), "EXPERT", lambda item: [ExpertStep("", f"add {item.metadata['target']}")])
+    model, folder = tmp_path / "model", tmp_path / "with new words"
+    make_tokenizer().save_pretrained(model)
+    make_model(make_tokenizer(), layers=2, width=128, seed=0).save_pretrained(model)
+    items = [toy_item(n, target=70_000 + n) for n in range(40)]
+    settings = toy_pipeline(
+        model,
+        warmup=SETTINGS
+        | {"new_words": 200, "rename_words": True, "demonstrations": 40, "batch_size": 10, "steps": 20},
+        data=TOY_DATA,
+        rollout__context_length=1000,
+    )
+    path, demonstrations = prepare_cloning(
+        settings, items, test_items=[toy_item(99, target=90_009)], folder=folder
+    )
+    assert len(demonstrations) == 20 * 10  # none is shown twice
+    assert {one.item_id for one in demonstrations} == {item.item_id for item in items}
+    tokenizer = load_tokenizer(path)
+    assert len(tokenizer.encode(" 90009", add_special_tokens=False)) == 1
+    for one in demonstrations:
+        [goal] = re.findall(r"Goal: reach (\d+)", tokenizer.decode(one.prompt_ids))
+        assert f"add {goal}" in tokenizer.decode(one.response_ids)
+    texts = [tokenizer.decode(one.prompt_ids) for one in demonstrations]
+    assert any("reach 90009" in text for text in texts)
+    assert len(set(texts)) > 30
+
+
 def test_no_warmup_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no warm-up"):
         warmup(toy_pipeline(tmp_path, warmup=None), tmp_path)
@@ -207,7 +239,7 @@ def test_no_warmup_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
     register()
     write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
-    write_items(tmp_path / "data" / "test.jsonl", [])
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(1))
     with pytest.raises(ConfigError, match="cannot be loaded"):
         warmup(toy_pipeline(tmp_path / "none", warmup=SETTINGS), tmp_path)
 
@@ -219,7 +251,7 @@ def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_
 
     register()
     write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
-    write_items(tmp_path / "data" / "test.jsonl", [])
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(1))
     model = save_tiny_model(tmp_path / "model")
     steps: list[Mapping[str, float]] = []
     folder = warmup(toy_pipeline(model, warmup=SETTINGS), tmp_path, Progress(on_step=steps.append))
