@@ -4,7 +4,8 @@
     python -m bench.study run horizons textcraft-cpu --folder runs/horizons --seeds 0 1 2 3 4
     python -m bench.study table runs/algorithms --reference grpo
 
-`run` trains the pipeline once for each variant of the study and each seed, and skips what has finished:
+`run` trains the pipeline once for each variant of the study and each seed, and skips what has finished. Runs
+of one seed share their warm-up:
 
 - `algorithms`: `grpo` and other values of `train.algorithm`, `observation-loss` (`grpo` with
   `train.observation_loss`) and `async` (`grpo` with `train.async`).
@@ -31,6 +32,7 @@ After every round, all test items (`--items`) are evaluated, with the same `eval
 import argparse
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ from statistics import fmean
 from typing import Any
 
 from agents.horizon import Horizon
+from envs.errors import WingspanError
 from flows.cli.options import parse_settings
 from flows.sweep.flow import LOG, run_all
 from flows.sweep.plan import plan_variants
@@ -212,15 +215,24 @@ def main() -> None:
     show.add_argument("--reference", required=True, metavar="VARIANT")
     args = parser.parse_args()
     if args.command == "run":
-        train(
-            args.study,
-            args.pipeline,
-            folder=args.folder,
-            seeds=args.seeds,
-            only=args.only,
-            items=args.items,
-            settings=args.set,
-        )
+        try:
+            train(
+                args.study,
+                args.pipeline,
+                folder=args.folder,
+                seeds=args.seeds,
+                only=args.only,
+                items=args.items,
+                settings=args.set,
+            )
+        except WingspanError as error:
+            raise SystemExit(f"error: {error}") from None
+        except KeyboardInterrupt:
+            print(
+                "stopped; finished runs and checkpoints are kept, and the same command goes on",
+                file=sys.stderr,
+            )
+            raise SystemExit(130) from None
         return
     runs = read_runs(args.folder)
     if args.reference not in runs:

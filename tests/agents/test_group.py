@@ -133,7 +133,8 @@ def test_after_its_last_attempt_a_sample_is_data_with_its_cause() -> None:
     async def main() -> list[list[Trajectory]]:
         envs = toys(CrashingEnv, capacity=8)
         groups = await play_groups(envs, [toy_item(0), toy_item(1)])
-        assert envs.metrics["toy"].replaced == 4 * 3
+        # A retry asks for a new instance, and may replace one that an episode of the other item has left.
+        assert 4 * 3 <= envs.metrics["toy"].replaced <= 4 * 3 + 4
         return groups
 
     good, bad = asyncio.run(main())

@@ -283,7 +283,7 @@ def test_several_rewards_by_hand() -> None:
         "play": environment,
         "unused": reward(lambda: math.nan),
     }
-    weighted_sum = CombinedReward({"correct": 2.0, "format": -0.5, "play": 10}, rewards=rewards, name="both")
+    weighted_sum = CombinedReward({"correct": 2.0, "format": -0.5, "play": 10}, rewards=rewards)
     weighted_sum.check(["answer"])
     with pytest.raises(ConfigError, match="'answer'"):
         weighted_sum.check([])
