@@ -5,6 +5,7 @@ the query. Without Redis, searches go on uncached: one warning, and Redis is tri
 """
 
 import asyncio
+import atexit
 import hashlib
 import json
 import logging
@@ -73,6 +74,10 @@ class SearchCache:
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.aclose()
+
+    def forget_connections(self) -> None:
+        """Drop those of all event loops, which have ended."""
+        self._clients.clear()
 
     async def _try(self, use: "Callable[[Redis], Awaitable[T]]") -> T | None:
         """Return what `use` returns; None if Redis is unavailable."""
@@ -167,4 +172,7 @@ def shared_cache() -> SearchCache | None:
         raise ConfigError(
             f"{VARIABLE} is {location!r}; give redis://HOST:PORT, rediss://…, unix:///PATH, or {OFF}"
         )
-    return SearchCache(location or embedded_server())
+    shared = SearchCache(location or embedded_server())
+    # Else redis-py looks for an event loop in a Python that has taken itself apart, and prints that it failed.
+    atexit.register(shared.forget_connections)
+    return shared
