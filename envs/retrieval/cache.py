@@ -173,6 +173,6 @@ def shared_cache() -> SearchCache | None:
             f"{VARIABLE} is {location!r}; give redis://HOST:PORT, rediss://…, unix:///PATH, or {OFF}"
         )
     shared = SearchCache(location or embedded_server())
-    # Else redis-py looks for an event loop in a Python that has taken itself apart, and prints that it failed.
+    # At exit redis-py would look for an event loop in a dismantled Python, and print that it failed.
     atexit.register(shared.forget_connections)
     return shared
