@@ -86,7 +86,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True)
-    undisturbed, killed = (arguments.folder / name for name in ("undisturbed", "killed"))
+    # In a folder each: from one beside it, the second run would copy the warm-up.
+    undisturbed, killed = (arguments.folder / name / "run" for name in ("undisturbed", "killed"))
     log = arguments.folder / "log"
     first, second = (
         command_of(arguments.pipeline, workspace, steps=arguments.steps, settings=arguments.set)
