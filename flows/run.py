@@ -32,6 +32,7 @@ from flows.lineage.stages import (
     Receipt,
     Stage,
     cache_key,
+    check_written,
     has_inputs,
     holds,
     make_receipt,
@@ -226,8 +227,10 @@ class Run:
         """Show `stage` as running, and record the run. Even if the stage fails, its seconds are added to
         `timing.json` and what it used to `usage.json`.
 
-        `is_resumed`: add them to those of earlier attempts.
+        `is_resumed`: add them to those of earlier attempts. Raises `ConfigError` for a missing output of
+        another stage.
         """
+        check_written(stage, self.plan.stages.values())
         if self._flow_run_id is not None:
             self._open_tracker()
         self._recorder.begin(stage, key=self.key(stage), is_resumed=is_resumed)

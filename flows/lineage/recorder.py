@@ -15,7 +15,7 @@ from envs.errors import ConfigError
 from envs.redaction import redact
 from envs.registry import get_env
 from envs.requirements.data_sets import RECEIPT, DataSet
-from flows.lineage.stages import CODE, Receipt, Stage, check_written, hash_deps, row_sources
+from flows.lineage.stages import CODE, Receipt, Stage, hash_deps, row_sources
 from tasks.config.pipelines import Pipeline
 from tasks.data.hashes import path_md5
 from tasks.data.sources import FOLDER as DATA
@@ -52,10 +52,7 @@ class Recorder:
     def begin(self, stage: Stage, *, key: str, is_resumed: bool) -> None:
         """Record what `stage` reads, whose hash is `key`; `is_resumed`: it goes on with the work of earlier
         attempts.
-
-        Raises `ConfigError` for a missing output of another stage.
         """
-        check_written(stage, self._plan.stages.values())
         earlier = self._read()
         record = self._describe(earlier)
         earlier_codes: tuple[CodeVersion, ...] = ()

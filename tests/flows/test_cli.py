@@ -275,8 +275,10 @@ def test_a_workspace_in_use_is_refused_and_free_again_after_a_kill(tmp_path: Pat
 def test_a_nearly_full_disk_is_found_before_the_start(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     tiny = save_tiny_model(project / "tiny")
-    for file in ("config.json", "model.safetensors"):  # the tokenizer stays that of the shipped model
-        shutil.copy(tiny / file, project / "models" / "textcraft-base" / file)
+    model = project / "models" / "textcraft-base"  # the tokenizer stays that of the shipped model
+    shutil.copy(tiny / "model.safetensors", model)
+    config = json.loads((tiny / "config.json").read_text()) | {"max_position_embeddings": 8192}
+    (model / "config.json").write_text(json.dumps(config))
     size = read_model_size(tiny)
     assert size is not None
     # A weight, two moments and a copy in fp32, three times; two policies with their copies, and the best one.
