@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from envs.errors import ConfigError, EnvCrashed, MissingDependency
+from envs.registry import ENVIRONMENTS, get_env
 from envs.runtime.hosted import Host, HostedEnv
 from envs.runtime.manager import EnvManager
 from envs.runtime.processes import ProcessHost
@@ -290,6 +291,12 @@ def test_a_kind_that_needs_processes_gets_them_and_the_pool_sees_no_difference()
 def test_what_cannot_be_sent_to_a_process_is_refused() -> None:
     with pytest.raises(ConfigError, match="class or a function of a module"):
         ProcessHost(lambda: ToyEnv())
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_each_environment_can_be_made_in_a_process(name: str) -> None:
+    """It needs no data until its first reset."""
+    ProcessHost(get_env(name).make)
 
 
 def test_giving_up_a_start_leaves_no_process() -> None:

@@ -86,10 +86,14 @@ def list_games() -> tuple[str, ...]:
     return (*first, *sorted(rest, key=lambda name: (PARTS.index(name.partition("/")[0]), name)))
 
 
-GAMES = GameItems(
+def _find_root() -> Path:
+    return DATA.prepare() / ROOT
+
+
+GAMES = GameItems(  # goes to the processes of games: no lambda in it
     env=NAME,
     list_games=list_games,
-    find_root=lambda: DATA.prepare() / ROOT,
+    find_root=_find_root,
     parts={part: part for part in PARTS} | {"valid_train": "valid_train"},
     remedy=REMEDY,
 )
