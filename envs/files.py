@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,17 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def copy_over(source: Path, target: Path) -> None:
+    """Copy a file or a folder, and replace a folder at `target` as a whole; missing folders are created."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        shutil.rmtree(target)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy2(source, target)
 
 
 def append_line(path: Path, line: str) -> None:

@@ -28,7 +28,7 @@ from flows.lineage.stages import (
 from flows.lineage.versioning import check_lock, check_yaml
 from flows.orchestrator.runs import check_server
 from tasks.cluster.address import check_ray_address
-from tasks.config.capacity import checkpoint_bytes, disk_bytes, read_model_size
+from tasks.config.capacity import checkpoint_bytes, disk_bytes, read_config, read_model_size
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, check_reward, check_vision
 from tasks.config.memory import check_memory
@@ -225,8 +225,7 @@ def check_model(pipeline: Pipeline) -> None:
 
 
 def _check_context(pipeline: Pipeline, folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    text = config | config.get("text_config", {})
+    text = read_config(folder)
     longest, context_length = text.get("max_position_embeddings"), pipeline.rollout.context_length
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     is_scaled = rope.get("rope_type", rope.get("type", "default")) != "default"  # then it reads more

@@ -1,16 +1,16 @@
-"""Reuses what a stage has written in another workspace from the same inputs.
+"""Reuses what a stage has written in another workspace.
 
-Runs that differ in the training alone share their warm-up: those of a sweep, and one with `--set
-train.lr=…` beside that with the parameters of `pipelines.yaml`. Their warm-ups have the same key, so that
-they would write the same.
+Runs with the same seed that differ only in their training have the same warm-up: the runs of a sweep, or
+`wingspan run --set train.lr=…` after `wingspan run`. The stage has the same key in both workspaces, so it
+would write the same files.
 """
 
-import shutil
 from pathlib import Path
 
 from envs.errors import ConfigError
+from envs.files import copy_over
 from flows.lineage.stages import Stage
-from tasks.data.hashes import path_md5
+from tasks.data.hashes import has_md5
 from tasks.tracking.lineage_record import LINEAGE, read_lineage
 
 REUSED = ("warmup",)
@@ -18,7 +18,7 @@ REUSED = ("warmup",)
 
 
 def copy_outputs(stage: Stage, key: str) -> Path | None:
-    """Copy the outputs of `stage` from a workspace beside its own in which it had the same `key`.
+    """Copy the outputs of `stage` from another workspace in the same folder, in which it had the same `key`.
 
     Returns that workspace; None if there is none whose outputs are still those that were recorded, or if the
     outputs of `stage` are not reused.
@@ -36,16 +36,9 @@ def copy_outputs(stage: Stage, key: str) -> Path | None:
 
 
 def _copy(hashes: dict[str, str], source: Path, target: Path) -> bool:
-    """Whether all outputs of `hashes` were there, and are now in `target`."""
-    if not hashes or source.samefile(target):
+    """Whether all outputs of `hashes` are now in `target`; a stage that has not finished has no hashes."""
+    if not hashes or not all(has_md5(source / name, md5) for name, md5 in hashes.items()):
         return False
-    for name, md5 in hashes.items():
-        if not (source / name).exists():
-            return False
-        path = target / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        (shutil.copytree if (source / name).is_dir() else shutil.copy2)(source / name, path)
-        if path_md5(path) != md5:  # it was changed, or is being written anew
-            return False
-    return True
+    for name in hashes:
+        copy_over(source / name, target / name)
+    return all(has_md5(target / name, md5) for name, md5 in hashes.items())  # not changed meanwhile

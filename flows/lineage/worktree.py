@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from envs.errors import ConfigError, WingspanError, to_line
-from envs.files import lock_file
+from envs.files import copy_over, lock_file
 from flows.lineage.versioning import restore_from_dvc
-from tasks.data.hashes import path_md5, text_md5
+from tasks.data.hashes import has_md5, path_md5, text_md5
 from tasks.data.sources import FOLDER as DATA
 from tasks.tracking.lineage_record import OF_HUB, LineageRecord
 from tasks.tracking.references import FoundRun
@@ -195,13 +195,13 @@ def _restore_data(lineage: LineageRecord, *, commit: str, project: Path) -> None
     if pointers:
         restore_from_dvc(list(pointers), target=project)
     for path, md5 in paths.items():
-        if not _holds(project / path, md5) and _holds(Path(path), md5):
+        if not has_md5(project / path, md5) and has_md5(Path(path), md5):
             _copy(Path(path), project / path, project=project)
     read_data = lineage.stages["prepare"].reads.get(DATA) if "prepare" in lineage.stages else None
-    if read_data is not None and _holds(Path(DATA), read_data):
+    if read_data is not None and has_md5(Path(DATA), read_data):
         _copy_missing(Path(DATA), project / DATA, project=project)
     for path, md5 in paths.items():
-        if not _holds(project / path, md5):
+        if not has_md5(project / path, md5):
             raise ConfigError(
                 f"{path} with the content that the run read (MD5 {md5}) is neither in commit {commit[:10]}, "
                 "nor in DVC, nor here; bring that content back"
@@ -226,10 +226,6 @@ def _pointers(*, below: str, commit: str) -> list[str]:
     return [file for file in files if file.endswith(".dvc")]
 
 
-def _holds(path: Path, md5: str) -> bool:
-    return path.exists() and path_md5(path) == md5
-
-
 def _copy(source: Path, target: Path, *, project: Path) -> None:
     """Replaces what is at `target`. Raises `ConfigError` if a link leads it out of `project`."""
     if not target.resolve().is_relative_to(project.resolve()):
@@ -237,13 +233,7 @@ def _copy(source: Path, target: Path, *, project: Path) -> None:
             f"{source} is outside of the project in a worktree: the commit has a link to {target.resolve()}, "
             "which is not touched; name the data by its absolute path, and run it again"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir():
-        shutil.rmtree(target)
-    if source.is_dir():
-        shutil.copytree(source, target)
-    else:
-        shutil.copy2(source, target)
+    copy_over(source, target)
 
 
 def _copy_missing(source: Path, target: Path, *, project: Path) -> None:

@@ -143,10 +143,9 @@ def read_model_size(model: str | Path) -> ModelSize | None:
     parameters = _count_local(folder) if folder is not None else None
     if parameters is None and not Path(model).is_dir():
         parameters = _ask_hub(str(model))  # first: without a connection, a download retries for 20 s
-    config = _read_config(model, folder) if parameters is not None else None
-    if config is None or parameters is None:
+    text = _find_config(model, folder) if parameters is not None else None
+    if text is None or parameters is None:
         return None
-    text = config | config.get("text_config", {})
     try:
         heads = text["num_attention_heads"]
         head_width = text.get("head_dim") or text["hidden_size"] // heads
@@ -175,12 +174,16 @@ def _local_folder(model: str | Path) -> Path | None:
     return None
 
 
-def _read_config(model: str | Path, folder: Path | None) -> dict[str, Any] | None:
-    path = folder / "config.json" if folder is not None else _download_config(str(model))
-    if path is None or not path.is_file():
-        return None
-    config: dict[str, Any] = json.loads(path.read_text())
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of the model in `folder`, of its language model where it has several."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config |= config.get("text_config", {})
     return config
+
+
+def _find_config(model: str | Path, folder: Path | None) -> dict[str, Any] | None:
+    path = folder / "config.json" if folder is not None else _download_config(str(model))
+    return read_config(path.parent) if path is not None and path.is_file() else None
 
 
 def _download_config(model: str) -> Path | None:

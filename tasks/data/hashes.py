@@ -23,6 +23,11 @@ def path_md5(path: Path) -> str:
     return text_md5(json.dumps(entries, sort_keys=True)) + ".dir"
 
 
+def has_md5(path: Path, md5: str) -> bool:
+    """Whether there is a file or folder at `path`, with this hash."""
+    return path.exists() and path_md5(path) == md5
+
+
 @cache
 def _file_md5(path: Path, size: int, mtime_ns: int) -> str:
     with path.open("rb") as file:

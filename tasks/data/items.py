@@ -188,6 +188,12 @@ def read_items(path: Path, *, data: DataSettings | None = None) -> list[Item]:
     return items
 
 
+def read_split(workspace: Path, *, data: DataSettings) -> Split:
+    """The items that the prepare stage has written to `workspace`. Raises as `read_items` does."""
+    train, test = (read_items(workspace / "data" / f"{side}.jsonl", data=data) for side in ("train", "test"))
+    return Split(train=train, test=test)
+
+
 def item_to_json(item: Item) -> str:
     """One line of an item file."""
     values = {**asdict(item), "metadata": dict(item.metadata)}

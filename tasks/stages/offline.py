@@ -24,7 +24,7 @@ from tasks.config.offline import check_offline
 from tasks.config.pipelines import Pipeline
 from tasks.data.cloning import load_tokenizer, prepare_cloning
 from tasks.data.demonstrations import Demonstration
-from tasks.data.items import read_items
+from tasks.data.items import read_items, read_split
 from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
 from tasks.data.training_files import check_tokens, read_training_files
 from tasks.data.trajectories import is_informative, read_trajectories, summarise, write_trajectories
@@ -245,12 +245,9 @@ class OfflineSession:
         if algorithm.adds_to_original:
             model = pipeline.model
             if pipeline.warmup is not None:
-                items, test_items = (
-                    read_items(self._workspace / "data" / f"{side}.jsonl", data=pipeline.data)
-                    for side in ("train", "test")
-                )
+                items = read_split(self._workspace, data=pipeline.data)
                 self._progress.on_phase("playing the demonstrations")
-                model, demonstrations = prepare_cloning(pipeline, items, test_items=test_items, folder=folder)
+                model, demonstrations = prepare_cloning(pipeline, items, folder=folder)
         original = select(files, original=demonstrations, min_reward=algorithm.min_reward)
         selection = select(samples, original=original.rows, min_reward=algorithm.min_reward)
         if not selection.rows:

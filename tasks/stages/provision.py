@@ -30,7 +30,7 @@ from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
 from tasks.config.episodes import check_reward, check_vision
 from tasks.config.pipelines import Pipeline
-from tasks.data.items import read_items
+from tasks.data.items import read_split
 from tasks.progress import SILENT, Progress
 
 EPISODES = 64
@@ -47,13 +47,11 @@ def provision(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) 
     Raises `EnvCrashed` or `EpisodeTimeout` if an episode does not end in success, `ConfigError` for an item
     without the values that the reward's parameters need.
     """
-    items, held_out = (
-        read_items(workspace / "data" / file, data=pipeline.data) for file in ("train.jsonl", "test.jsonl")
-    )
-    check_reward(pipeline.agent, (*items, *held_out))
-    check_vision((*items, *held_out), has_vision=has_vision(pipeline.model) is not False)
+    items = read_split(workspace, data=pipeline.data)
+    check_reward(pipeline.agent, (*items.train, *items.test))
+    check_vision((*items.train, *items.test), has_vision=has_vision(pipeline.model) is not False)
     start_s = time.perf_counter()
-    proofs = {env: _proofs(get_env(env), items) for env in pipeline.data.envs}
+    proofs = {env: _proofs(get_env(env), items.train) for env in pipeline.data.envs}
     turns, steps = asyncio.run(_prove(proofs, pipeline=pipeline))
     receipt = {
         "python": platform.python_version(),

@@ -10,7 +10,7 @@ from pathlib import Path
 from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline
 from tasks.data.cloning import prepare_cloning
-from tasks.data.items import read_items
+from tasks.data.items import read_split
 from tasks.progress import SILENT, Progress
 from tasks.verl.actor import environment_of
 from tasks.verl.sft import SftRequest, columns_of, train_apart
@@ -26,12 +26,10 @@ def warmup(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     settings = pipeline.warmup
     if settings is None:
         raise ConfigError("this pipeline has no warm-up (warmup: null); RL starts from `model` itself")
-    items, test_items = (
-        read_items(workspace / "data" / f"{side}.jsonl", data=pipeline.data) for side in ("train", "test")
-    )
+    items = read_split(workspace, data=pipeline.data)
     target = workspace.resolve() / "warmup"
     with tempfile.TemporaryDirectory() as folder:
-        model, demonstrations = prepare_cloning(pipeline, items, test_items=test_items, folder=Path(folder))
+        model, demonstrations = prepare_cloning(pipeline, items, folder=Path(folder))
         request = SftRequest(
             model=model,
             output=str(target),

@@ -14,10 +14,10 @@ import yaml
 from flows.lineage.versioning import commit_to_dvc
 from flows.run import STAGES
 from tasks.config.pipelines import load_pipeline
+from tests.support.project import TRACKED_PIPELINES
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "pipelines.yaml"
-TRACKED_PIPELINES = list(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare"]["foreach"])
 USER_PIPELINE = """
   mine:
     description: Without a warm-up.

@@ -30,6 +30,7 @@ from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare
 from tasks.tracking.tracker import check_tracking
 from tasks.verl.checkpoints import checkpoint_folder, mark_complete
+from tests.support.project import TRACKED_PIPELINES
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"
@@ -42,7 +43,6 @@ SHORT = {
 """A context that no prompt fits into, and whatever else depends on its length."""
 
 
-CPU_PIPELINES = list(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare"]["foreach"])
 SFT = {
     "algorithm": {"name": "sft", "data": ["absent.jsonl"]},
     "steps": 2,
@@ -143,7 +143,7 @@ def test_a_setting_that_a_run_would_fail_by_is_refused(
     assert message in refusal(overrides)
 
 
-@pytest.mark.parametrize("name", CPU_PIPELINES)
+@pytest.mark.parametrize("name", TRACKED_PIPELINES)
 def test_the_shipped_model_reads_the_context_of_each_shipped_pipeline(project: Path, name: str) -> None:
     check_model(load_pipeline(name))
 

@@ -18,10 +18,13 @@ from typing import Any
 import yaml
 
 from tests.support.processes import processes_with
+from tests.support.tiny_model import save_small_base
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"
+TRACKED_PIPELINES = list(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare"]["foreach"])
+"""Those that dvc.yaml lists: the ones that run on a CPU."""
 STEPS, STEPS_PER_ROUND = 6, 2
 SMALL = {
     "warmup": {"demonstrations": 6, "steps": 1, "batch_size": 2},
@@ -43,8 +46,6 @@ class Project:
     @classmethod
     def make(cls, folder: Path) -> "Project":
         """Copy the code and the declarations, make the model and the command that dvc.yaml names."""
-        from tasks.base_model.model import make_model, make_tokenizer
-
         for name in ("dvc.yaml", ".dvcignore", "constraints.txt"):
             shutil.copy(ROOT / name, folder / name)
         ignore = shutil.ignore_patterns("cache", "tmp")  # bytecode comes along: compiling takes seconds
@@ -56,10 +57,7 @@ class Project:
         for part in ("one-step", "two-step"):  # a quarter of the test items is enough
             document["pipelines"][NAME]["data"]["parts"][part]["evaluate"] = False
         (folder / "pipelines.yaml").write_text(yaml.safe_dump(document))
-        tokenizer = make_tokenizer()
-        tokenizer.save_pretrained(folder / "models" / "textcraft-base")
-        model = make_model(tokenizer, layers=2, width=128, seed=0)
-        model.save_pretrained(folder / "models" / "textcraft-base")
+        save_small_base(folder / "models" / "textcraft-base")
         subprocess.run(["git", "init", "--quiet", "."], cwd=folder, check=True)
         binaries = folder / ".bin"
         binaries.mkdir()

@@ -1,10 +1,20 @@
-"""A tiny random Llama with the toy tokenizer, in Hugging Face format: for tests that need any model."""
+"""Small random models in Hugging Face format: for tests that need any model."""
 
 from pathlib import Path
 
 
+def save_small_base(folder: Path) -> Path:
+    """Write an untrained base model of two layers, with its tokenizer, to `folder`, and return the folder."""
+    from tasks.base_model.model import make_model, make_tokenizer
+
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    make_model(tokenizer, layers=2, width=128, seed=0).save_pretrained(folder)
+    return folder
+
+
 def save_tiny_model(folder: Path, *, seed: int = 0) -> Path:
-    """Write it to `folder` (about 100k parameters, float32) and return the folder."""
+    """Write a Llama with the toy tokenizer (100k parameters, float32) to `folder`, and return the folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

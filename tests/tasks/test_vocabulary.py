@@ -11,8 +11,8 @@ from tokenizers.models import WordLevel
 
 from envs.builtin.textcraft.invented import invent
 from envs.errors import ConfigError
-from tasks.base_model.model import make_model, make_tokenizer
 from tasks.data.vocabulary import add_whole_words, add_words, find_spelled_words
+from tests.support.tiny_model import save_small_base
 
 BABYAI = [
     "You see red closed door 1: 1 ahead.\nYou carry nothing.\nActions: turn left, turn right, toggle",
@@ -23,11 +23,7 @@ BABYAI = [
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("small")
-    tokenizer = make_tokenizer()
-    tokenizer.save_pretrained(folder)
-    make_model(tokenizer, layers=2, width=128, seed=0).save_pretrained(folder)
-    return folder
+    return save_small_base(tmp_path_factory.mktemp("small"))
 
 
 def words_of(tokenizer: transformers.PreTrainedTokenizerBase, texts: list[str], *, at_most: int) -> list[str]:

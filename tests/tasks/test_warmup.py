@@ -17,14 +17,13 @@ from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item, Message
-from tasks.base_model.model import make_model, make_tokenizer
 from tasks.config.pipelines import Pipeline
 from tasks.data.cloning import load_tokenizer, prepare_cloning
 from tasks.data.demonstrations import Demonstration, demonstrate
 from tasks.data.items import write_items
 from tasks.progress import Progress
 from tasks.stages.warmup import warmup
-from tests.support.tiny_model import save_tiny_model
+from tests.support.tiny_model import save_small_base, save_tiny_model
 from tests.support.tool_templates import TEMPLATES, with_template
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
 from tests.support.verl_toy import register, toy_items, toy_pipeline
@@ -175,9 +174,7 @@ def test_items_that_do_not_fit_are_left_out_and_none_fitting_is_refused() -> Non
 
 
 def test_an_episode_that_fits_with_the_new_words_is_demonstrated(tmp_path: Path) -> None:
-    model, folder = tmp_path / "model", tmp_path / "with new words"
-    make_tokenizer().save_pretrained(model)
-    make_model(make_tokenizer(), layers=2, width=128, seed=0).save_pretrained(model)
+    model, folder = save_small_base(tmp_path / "model"), tmp_path / "with new words"
     items = [toy_item(0, target=4)]
 
     def clone(*, new_words: int, context_length: int) -> int:
@@ -190,7 +187,7 @@ def test_an_episode_that_fits_with_the_new_words_is_demonstrated(tmp_path: Path)
         )
         [length] = {
             len(one.prompt_ids) + len(one.response_ids)
-            for one in prepare_cloning(settings, items, test_items=[], folder=folder)[1]
+            for one in prepare_cloning(settings, Split(train=items, test=[]), folder=folder)[1]
         }
         return length
 
@@ -205,9 +202,7 @@ def test_names_of_test_items_have_tokens_and_stand_in_renamed_demonstrations(
 ) -> None:
     """A number that an item must reach, by adding it, is the item's name."""
     monkeypatch.setitem(globals(), "EXPERT", lambda item: [ExpertStep("", f"add {item.metadata['target']}")])
-    model, folder = tmp_path / "model", tmp_path / "with new words"
-    make_tokenizer().save_pretrained(model)
-    make_model(make_tokenizer(), layers=2, width=128, seed=0).save_pretrained(model)
+    model, folder = save_small_base(tmp_path / "model"), tmp_path / "with new words"
     items = [toy_item(n, target=70_000 + n) for n in range(40)]
     settings = toy_pipeline(
         model,
@@ -216,9 +211,8 @@ def test_names_of_test_items_have_tokens_and_stand_in_renamed_demonstrations(
         data=TOY_DATA,
         rollout__context_length=1000,
     )
-    path, demonstrations = prepare_cloning(
-        settings, items, test_items=[toy_item(99, target=90_009)], folder=folder
-    )
+    split = Split(train=items, test=[toy_item(99, target=90_009)])
+    path, demonstrations = prepare_cloning(settings, split, folder=folder)
     assert len(demonstrations) == 20 * 10  # none is shown twice
     assert {one.item_id for one in demonstrations} == {item.item_id for item in items}
     tokenizer = load_tokenizer(path)
