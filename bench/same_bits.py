@@ -86,7 +86,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True)
-    # In a folder each: from one beside it, the second run would copy the warm-up.
+    # Separate folders: in the same one, the second run would copy the warm-up of the first.
     undisturbed, killed = (arguments.folder / name / "run" for name in ("undisturbed", "killed"))
     log = arguments.folder / "log"
     first, second = (

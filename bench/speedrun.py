@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="for the workspace")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(10_000) if arguments.seed is None else arguments.seed
-    workspace = arguments.folder / f"speedrun-{seed}" / "run"  # beside others it would copy their warm-up
+    workspace = arguments.folder / f"speedrun-{seed}" / "run"  # alone, so that it copies no warm-up
     if (ROOT / workspace).exists():
         raise SystemExit(
             f"{workspace} exists: a run of this seed would resume; remove it or give another --seed"

@@ -1,8 +1,8 @@
-"""Demonstrations with other names in them, so that a small model reads names instead of knowing them.
+"""Renames the rare words of demonstrations, so that a small model copies names instead of memorizing them.
 
-A model that imitates a few hundred demonstrations learns their names by heart: that `Peru` follows `XNA is
-in`. If the names change each time that a demonstration is shown, what follows can only be read. And all names
-are trained alike, so that those of test items, which are in no demonstration, are read as well.
+A model that imitates a few hundred demonstrations memorizes their names: that `Peru` follows `XNA is in`. If
+the names differ each time that a demonstration is shown, the next name can only be copied from the text. All
+names are trained equally, so the model can also copy those of test items, which no demonstration contains.
 """
 
 import random

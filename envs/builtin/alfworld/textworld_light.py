@@ -5,8 +5,8 @@ original TextWorld):
 
 - `jericho`, which plays Z-machine files and brings spaCy, need not be installed.
 - The sentences and queries of a grammar are parsed once, not at every step: a step takes a third of the time.
-- A game is translated from PDDL once, not four times at each loading (twice for the planner alone), which is
-  three quarters of what loading takes. Translations are kept in files beside the data sets.
+- A game is translated from PDDL once, instead of four times whenever it is loaded. Translating takes three
+  quarters of the loading time, so the result is cached in a file next to the data sets.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ def _sentence(text: str, rule_name: str) -> Any:
 
 @lru_cache(maxsize=2)
 def _translate(domain: str, problem: str) -> tuple[Any, str]:
-    """As `_translate_now`, if need be: translations are kept in files."""
+    """The result of `_translate_now`, cached in a file."""
     facts = json.dumps([domain, problem, _TRANSLATOR])
     file = data_root() / TRANSLATIONS / hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
     with suppress(OSError, zlib.error, EOFError, pickle.UnpicklingError):  # absent, or damaged
