@@ -199,20 +199,17 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     """The attention kernel of training on GPUs, and the memory and disk that it takes."""
     if pipeline.backend.device == "cpu":
         return
-    from tasks.config.capacity import checkpoint_bytes, mask_bytes, read_model_size, training_parts
+    from agents.prompting.images import has_vision
+    from tasks.config.capacity import checkpoint_bytes, read_model_size, training_parts
     from tasks.config.memory import check_memory
     from tasks.verl.gpu_model import flash_attention_version, gpu_model_options
     from tasks.verl.rewinds import most_checkpoints
 
     purpose = GPU_PURPOSE
     size = read_model_size(pipeline.model)
-    tokens = pipeline.train.micro_batch_tokens
-    flash_version = flash_attention_version()
-    if flash_version is not None:
-        attention = f"flash-attn {flash_version}"
-    else:
-        mask = f", {mask_bytes(pipeline) / 1e9:.1f} GB a GPU," if size is not None else ""
-        attention = f"sdpa, with a mask of {tokens} x {tokens} tokens{mask} which flash-attn avoids"
+    attention = "torch's kernels for packed rows"
+    if has_vision(pipeline.model):
+        attention = f"flash-attn {flash_attention_version()}"
     yield _result_of("attention", attention, purpose, lambda: gpu_model_options(pipeline.model))
     if size is None:
         found = f"the size of {pipeline.model} is unknown"

@@ -19,7 +19,6 @@ from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
 from tasks.config.lora import LoraSettings
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
-from tasks.verl.gpu_model import FLASH_ATTENTION, gpu_attention
 from tasks.verl.policies import read_shapes
 
 HUB_TIMEOUT_S = 10.0
@@ -31,8 +30,6 @@ TRAINING_BYTES = 16
 """Per trained parameter, in fp32: the weight, its gradient, AdamW's two moments."""
 WEIGHT_BYTES = 4
 """Per parameter that is not trained, or of a policy that is only kept."""
-MASK_BYTES = 3
-"""Per pair of tokens in sdpa's mask: a boolean, and the bias in bf16 that it is converted to."""
 LOGIT_BYTES = 24
 """Per logit of a chunk: verl's backward pass holds six fp32 tensors at once."""
 CHUNK_TOKENS = 512
@@ -84,11 +81,6 @@ def state_bytes(pipeline: Pipeline, size: ModelSize) -> int:
     return (policy + TRAINING_BYTES * critic) // pipeline.backend.workers
 
 
-def mask_bytes(pipeline: Pipeline) -> int:
-    """Per GPU, of the mask of sdpa; flash-attn needs no mask."""
-    return MASK_BYTES * pipeline.train.micro_batch_tokens**2 if gpu_attention() != FLASH_ATTENTION else 0
-
-
 def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
     """What a GPU holds at the peak of an update, while vLLM sleeps, in bytes by name."""
     algorithm, tokens = pipeline.train.algorithm, pipeline.train.micro_batch_tokens
@@ -105,7 +97,6 @@ def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
         # Embeddings, `lm_head` and two layers in bf16, with their gradients unless these weights are not
         # trained, while FSDP has gathered them.
         "gathered layers": (4 if has_gradients else 2) * (embeddings + 2 * layer),
-        "attention mask": mask_bytes(pipeline),
         # Of a chunk of tokens; of a whole micro-batch where the algorithm needs the distributions.
         "logits": LOGIT_BYTES * chunk * size.vocabulary,
         "CUDA and vLLM asleep": RESERVE_BYTES,

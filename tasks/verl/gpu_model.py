@@ -10,21 +10,14 @@ from typing import Any
 from agents.prompting.images import has_vision
 from envs.errors import MissingDependency
 
-PLUGIN_ENV = {"VERL_USE_EXTERNAL_MODULES": "tasks.verl.gpu_plugin"}
+PLUGIN_ENV = {"VERL_USE_EXTERNAL_MODULES": "tasks.verl.network,tasks.verl.gpu_plugin"}
 """Environment variables that a process needs before it imports verl."""
-FLASH_ATTENTION = "flash_attention_2"
+VARLEN_ATTENTION = "wingspan_varlen"
+"""Name under which `gpu_attention.packed_attention` is registered with transformers."""
+_FLASH_ATTENTION = "flash_attention_2"
 INSTALL_FLASH_ATTENTION = "uv pip install flash-attn --no-build-isolation -c constraints.txt"
 _OLDEST_FLASH_ATTENTION = "2.4.3"
 """Since then its cross entropy returns what verl reads from it."""
-
-
-def gpu_attention() -> str:
-    """The attention implementation for GPUs, by transformers' name: flash-attn if installed, else sdpa.
-
-    Both keep the sequences of a packed row apart by their positions; sdpa does it with a mask of tokens
-    by tokens (`tasks/config/capacity.py` says how large).
-    """
-    return FLASH_ATTENTION if flash_attention_version() is not None else "sdpa"
 
 
 def flash_attention_version() -> str | None:
@@ -44,7 +37,8 @@ def gpu_model_options(model: str) -> dict[str, Any]:
     Raises `MissingDependency` for a vision-language model where flash-attn is missing: verl replaces the
     attention of such models by one that calls it.
     """
-    if has_vision(model) and flash_attention_version() is None:
+    is_vision_model = has_vision(model)
+    if is_vision_model and flash_attention_version() is None:
         raise MissingDependency(
             f"model {model!r} takes images, and verl trains such models with flash-attn only; "
             f"{INSTALL_FLASH_ATTENTION}"
@@ -52,7 +46,7 @@ def gpu_model_options(model: str) -> dict[str, Any]:
     return {
         "use_remove_padding": True,
         "enable_gradient_checkpointing": True,
-        "override_config": {"attn_implementation": gpu_attention()},
+        "override_config": {"attn_implementation": _FLASH_ATTENTION if is_vision_model else VARLEN_ATTENTION},
         # Log-probs and entropy from the hidden states, 512 tokens at a time. All logits at once would be
         # 10 GB in bf16 (32,768 tokens, 150,000 words), and the loss holds several times as much.
         "use_fused_kernels": True,

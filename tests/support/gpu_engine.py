@@ -1,5 +1,7 @@
 """verl's own FSDP2 engine, as the configuration of a GPU pipeline asks for it, on the CPU in fp32.
 
+In place of torch's kernels for GPUs it has `varlen_on_cpu.py`.
+
 A process of its own, `python -m tests.support.gpu_engine FOLDER`: verl's chunked log-probs replace the
 forward of a
 model's class. Prints how far log-probs, entropy and gradients of a packed row of three sequences are from
@@ -18,6 +20,7 @@ from tasks.verl import cpu as verl_cpu
 from tasks.verl import gpu_model
 from tasks.verl.config import verl_config
 from tasks.verl.local_worker import join_process_group
+from tests.support import varlen_on_cpu
 
 TEMPERATURE = 1.3
 RANK, ALPHA = 4, 12
@@ -259,6 +262,7 @@ def main(folder: Path) -> None:
     from verl.utils.distributed import initialize_global_process_group
 
     initialize_global_process_group()
+    varlen_on_cpu.register()
     for is_tied in (True, False):
         subfolder = folder / ("tied" if is_tied else "untied")
         save_model(subfolder, is_tied=is_tied)

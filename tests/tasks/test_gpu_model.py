@@ -9,24 +9,15 @@ from types import ModuleType
 import pytest
 
 from envs.errors import ConfigError, MissingDependency
-from tasks.verl.gpu_model import gpu_attention, gpu_model_options
+from tasks.verl.gpu_model import VARLEN_ATTENTION, gpu_model_options
 
 
 def pretend_installed(folder: Path, flash_attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the metadata of a distribution flash-attn of that version findable."""
     info = folder / f"flash_attn-{flash_attention}.dist-info"
-    info.mkdir()
+    info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: flash-attn\nVersion: {flash_attention}\n")
     monkeypatch.syspath_prepend(folder)
-
-
-@pytest.mark.parametrize(("package", "name"), [("2.8.3", "flash_attention_2"), ("2.4.2", "sdpa")])
-def test_flash_attention_is_taken_where_verl_can_use_it(
-    package: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert gpu_attention() == "sdpa"  # the tests' environment is the CPU's
-    pretend_installed(tmp_path, package, monkeypatch)
-    assert gpu_attention() == name
 
 
 def test_a_model_that_takes_images_needs_flash_attention(
@@ -34,6 +25,9 @@ def test_a_model_that_takes_images_needs_flash_attention(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}}))
     with pytest.raises(MissingDependency, match="flash-attn only; uv pip install flash-attn"):
+        gpu_model_options(str(tmp_path))
+    pretend_installed(tmp_path / "old", "2.4.2", monkeypatch)  # too old for verl
+    with pytest.raises(MissingDependency, match="flash-attn only"):
         gpu_model_options(str(tmp_path))
     pretend_installed(tmp_path, "2.8.3", monkeypatch)
     assert gpu_model_options(str(tmp_path))["override_config"] == {"attn_implementation": "flash_attention_2"}
@@ -59,11 +53,11 @@ def test_verls_engine_computes_what_separate_sequences_do(tmp_path: Path) -> Non
     assert adapters["gradients"] < 1e-4
     assert adapters["adapted"] == adapters["changed"] == 2 * 7
     assert adapters["trained"] == 2 * adapters["adapted"]
-    assert critic["loaded_attention"] == critic["asked_attention"] == "sdpa"
+    assert critic["loaded_attention"] == critic["asked_attention"] == VARLEN_ATTENTION
     assert critic["values"] < 1e-4
     assert critic["gradients"] < 1e-4
     for case in cases:
-        assert case["loaded_attention"] == case["asked_attention"] == "sdpa"
+        assert case["loaded_attention"] == case["asked_attention"] == VARLEN_ATTENTION
         assert case["log_probs"] < 1e-4
         assert case["entropy"] < 1e-4
         assert case["gradients"] < 1e-4
