@@ -35,12 +35,16 @@ test-fast: install
 
 install: $(TESTS)
 
-# Writes constraints.txt. Versions that it already has are kept where they still resolve; UPGRADE=1 takes the newest.
+# Writes constraints.txt and constraints-gpu.txt. Versions that they already have are kept where they still resolve;
+# UPGRADE=1 takes the newest.
 lock: $(RUNS)
 	@$(UV_ENVIRONMENT); \
-	echo uv | .venv/bin/uv pip compile pyproject.toml - --extra dev --extra all \
-	  --overrides overrides.txt --python-version 3.11 --no-annotate --quiet $(if $(UPGRADE),--upgrade) \
-	  --custom-compile-command "make lock" --output-file constraints.txt
+	compile() { \
+	  echo uv | .venv/bin/uv pip compile pyproject.toml - --extra all --overrides overrides.txt --python-version 3.11 \
+	    --no-annotate --quiet $(if $(UPGRADE),--upgrade) --custom-compile-command "make lock" "$$@"; \
+	}; \
+	compile --extra dev --output-file constraints.txt; \
+	compile --extra gpu --python-platform x86_64-manylinux_2_35 --output-file constraints-gpu.txt
 
 # All that is installed is compiled, so that the first commands start quickly. COMPILE= leaves that to the imports:
 # tests import a fifth of it.

@@ -166,7 +166,8 @@ def require(subject: str, needs: Iterable[Requirement]) -> None:
 def pip_install(*packages: str) -> str:
     """Return the command that installs `packages` in the versions of `constraints.txt`.
 
-    It installs a declared dependency through the application or its extra, any other package by name.
+    vLLM has pins of its own, in `constraints-gpu.txt`. The command installs a declared dependency through the
+    application or its extra, any other package by name.
     """
     from packaging.requirements import Requirement as Declaration
 
@@ -193,7 +194,8 @@ def pip_install(*packages: str) -> str:
             targets.append("-e ." if name in core else shlex.quote(package))
             matches = {name}
         remaining = {name: package for name, package in remaining.items() if name not in matches}
-    return f"uv pip install {' '.join(dict.fromkeys(targets))} -c constraints.txt --overrides overrides.txt"
+    constraints = "constraints-gpu.txt" if "-e '.[gpu]'" in targets else "constraints.txt"
+    return f"uv pip install {' '.join(dict.fromkeys(targets))} -c {constraints} --overrides overrides.txt"
 
 
 def install_command(packages: Mapping[str, str]) -> str:

@@ -28,6 +28,8 @@ CRITIC_CHECKPOINT_BYTES = 12
 """Per parameter of a critic, in fp32: the weight, AdamW's two moments."""
 TRAINING_BYTES = 16
 """Per trained parameter, in fp32: the weight, its gradient, AdamW's two moments."""
+STEP_BYTES = 4
+"""Per trained parameter, in fp32: what torch's AdamW computes for all of them at once, after the passes."""
 WEIGHT_BYTES = 4
 """Per parameter that is not trained, or of a policy that is only kept."""
 LOGIT_BYTES = 24
@@ -73,12 +75,20 @@ class ModelSize:
 
 def state_bytes(pipeline: Pipeline, size: ModelSize) -> int:
     """Per worker: sharded weights, gradients and optimizer state, a critic's included."""
-    critic = size.critic_parameters if isinstance(pipeline.train.algorithm, ActorCritic) else 0
+    policy = TRAINING_BYTES * _trained_parameters(pipeline, size)
+    if pipeline.train.lora is not None:
+        policy += WEIGHT_BYTES * size.parameters
+    return (policy + TRAINING_BYTES * _critic_parameters(pipeline, size)) // pipeline.backend.workers
+
+
+def _trained_parameters(pipeline: Pipeline, size: ModelSize) -> int:
+    """Of the policy."""
     lora = pipeline.train.lora
-    policy = TRAINING_BYTES * size.parameters
-    if lora is not None:
-        policy = WEIGHT_BYTES * size.parameters + TRAINING_BYTES * size.adapter_parameters(lora)
-    return (policy + TRAINING_BYTES * critic) // pipeline.backend.workers
+    return size.parameters if lora is None else size.adapter_parameters(lora)
+
+
+def _critic_parameters(pipeline: Pipeline, size: ModelSize) -> int:
+    return size.critic_parameters if isinstance(pipeline.train.algorithm, ActorCritic) else 0
 
 
 def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
@@ -90,8 +100,7 @@ def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
     chunk = tokens if is_whole else min(tokens, CHUNK_TOKENS)
     inside = 12 * size.width + 6 * size.mlp_width
     has_gradients = pipeline.train.lora is None or isinstance(algorithm, ActorCritic)
-    return {
-        "weights, gradients and optimizer": state_bytes(pipeline, size),
+    in_passes = {
         # Of a micro-batch, with gradient checkpointing: the input of each layer, and the inside of one layer.
         "activations": 2 * tokens * (size.layers * size.width + inside),
         # Embeddings, `lm_head` and two layers in bf16, with their gradients unless these weights are not
@@ -99,6 +108,13 @@ def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
         "gathered layers": (4 if has_gradients else 2) * (embeddings + 2 * layer),
         # Of a chunk of tokens; of a whole micro-batch where the algorithm needs the distributions.
         "logits": LOGIT_BYTES * chunk * size.vocabulary,
+    }
+    # Policy and critic are updated one after the other.
+    updated = max(_trained_parameters(pipeline, size), _critic_parameters(pipeline, size))
+    in_step = {"AdamW's intermediate values": STEP_BYTES * updated // pipeline.backend.workers}
+    return {
+        "weights, gradients and optimizer": state_bytes(pipeline, size),
+        **max(in_passes, in_step, key=lambda parts: sum(parts.values())),
         "CUDA and vLLM asleep": RESERVE_BYTES,
     }
 

@@ -56,7 +56,6 @@ VERL_METRICS = {
     "explained_variance": "critic/vf_explained_var",
     "critic_grad_norm": "critic/grad_norm",
     "critic_lr": "critic/lr",
-    "mfu": "perf/mfu/actor",
     "rollout_probs_diff_mean": "training/rollout_probs_diff_mean",
     "rollout_probs_diff_max": "training/rollout_probs_diff_max",
     "importance_mean": "rollout_corr/mean",
@@ -264,6 +263,8 @@ class Trainer:
             name: float(verl_metrics[key]) for name, key in VERL_METRICS.items() if key in verl_metrics
         }
         metrics["idle_cores"] = _idle_share(cores_before, psutil.cpu_times())
+        if self._cpu_speed is None and "actor/mfu" in verl_metrics:
+            metrics["mfu"] = float(verl_metrics["actor/mfu"])
         if self._cpu_speed is not None and (update_s := verl_seconds.get("update_actor")):
             passes = self._pipeline.train.epochs
             metrics["mfu"] = self._cpu_speed.utilization(rollout.work, passes=passes, seconds=update_s)
@@ -384,7 +385,6 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
         "TRANSFER_QUEUE_ENABLE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "VERL_LOGGING_LEVEL": "WARN",
-        "VERL_USE_EXTERNAL_MODULES": "tasks.verl.network",
     }
     if pipeline.backend.device == "cpu":
         # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.

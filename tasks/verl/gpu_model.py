@@ -15,7 +15,7 @@ PLUGIN_ENV = {"VERL_USE_EXTERNAL_MODULES": "tasks.verl.network,tasks.verl.gpu_pl
 VARLEN_ATTENTION = "wingspan_varlen"
 """Name under which `gpu_attention.packed_attention` is registered with transformers."""
 _FLASH_ATTENTION = "flash_attention_2"
-INSTALL_FLASH_ATTENTION = "uv pip install flash-attn --no-build-isolation -c constraints.txt"
+INSTALL_FLASH_ATTENTION = "uv pip install flash-attn --no-build-isolation -c constraints-gpu.txt"
 _OLDEST_FLASH_ATTENTION = "2.4.3"
 """Since then its cross entropy returns what verl reads from it."""
 

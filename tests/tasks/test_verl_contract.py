@@ -15,7 +15,9 @@ import pytest
 
 from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
+from tasks.verl.actor import environment_of
 from tasks.verl.config import check_pipeline, verl_config
+from tasks.verl.gpu_model import VARLEN_ATTENTION
 from tests.support.verl_toy import toy_pipeline
 
 
@@ -213,9 +215,16 @@ def test_the_gpu_pipeline_runs_vllm_in_bf16_over_packed_rows(tmp_path: Any) -> N
     assert (rollout.name, rollout.dtype, rollout.tensor_model_parallel_size) == ("vllm", "bfloat16", 1)
     assert model.use_remove_padding
     assert model.enable_gradient_checkpointing
-    assert model.override_config.attn_implementation == "sdpa"  # flash-attn is not among the CPU's packages
+    assert model.override_config.attn_implementation == VARLEN_ATTENTION
     assert model.use_fused_kernels
     assert not config.algorithm.rollout_correction.bypass_mode
+
+
+@pytest.mark.parametrize("name", ["textcraft-cpu", "textcraft-gpu"])
+def test_all_processes_speak_to_the_queue_in_the_same_way(verl: ModuleType, name: str) -> None:
+    """The queue's actors always do as `tasks.verl.network` says; others would wait for them forever."""
+    modules = environment_of(load_pipeline(name))["VERL_USE_EXTERNAL_MODULES"].split(",")
+    assert modules[0] == "tasks.verl.network"
 
 
 def test_the_logits_of_whole_distributions_are_not_fused_away(tmp_path: Any) -> None:
