@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from envs.registry import ENVIRONMENTS
-from flows.endings.guardian import MARK, guard
+from flows.endings.guardian import MARK, end_guarded, guard
 
 # For the tests and what they start, before anything imports torch: several tests run at a time, and threads
 # that wait for each other on busy cores take ten times the time of one.
@@ -101,6 +101,19 @@ def _own_envs_of_a_test() -> Iterator[None]:
     """Forget what a test registers."""
     with ENVIRONMENTS.scope():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _end_a_commands_guard() -> Iterator[None]:
+    """End what guards a command that a test has called in this process; else its temporary folder would be
+    that of all later tests, with longer paths than Ray's sockets may have."""
+    mark, folder = os.environ.get(MARK), os.environ.get("TMPDIR")
+    yield
+    if mark is not None and os.environ.get(MARK) != mark:
+        end_guarded()
+        os.environ[MARK] = mark
+        os.environ["TMPDIR"] = folder or mark
+        tempfile.tempdir = None
 
 
 @pytest.fixture(scope="module")

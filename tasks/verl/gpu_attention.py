@@ -51,11 +51,12 @@ def packed_attention(
     transformers calls it in each layer; returns ([1, T, H, D], None). Raises `ConfigError` for what the
     kernels do not compute: dropout, capped scores, attention sinks.
     """
-    for name, setting in (("dropout", dropout), ("softcap", softcap), ("sinks", s_aux)):
-        if setting is not None and setting != 0:
+    lacking = {"dropout": dropout > 0, "capped scores": softcap is not None, "sinks": s_aux is not None}
+    for name, is_needed in lacking.items():
+        if is_needed:
             raise ConfigError(
-                f"attention {name} in {module.config.model_type}: torch's kernels on GPUs have none; "
-                "choose another model"
+                f"the attention of {module.config.model_type} has {name}, which torch's kernels on GPUs do not "
+                "compute; choose another model"
             )
     boundaries, longest = _find_boundaries(position_ids)
     output: Tensor = _attend(
