@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from envs.errors import ConfigError
-from tasks.verl.gpu_attention import packed_attention
-from tests.support.varlen_on_cpu import reference_attention
 
 LENGTHS = [1, 37, 300, 2, 128]
 MODULE: Any = SimpleNamespace(config=SimpleNamespace(model_type="toy"))
@@ -24,6 +22,9 @@ def positions(device: str) -> torch.Tensor:
 def test_output_and_gradients_are_those_of_separate_sequences(
     heads: int, key_heads: int, width: int, window: int | None
 ) -> None:
+    from tasks.verl.gpu_attention import packed_attention
+    from tests.support.varlen_on_cpu import reference_attention
+
     generator = torch.Generator().manual_seed(0)
     total = sum(LENGTHS)
     shapes = [(heads, total, width), (key_heads, total, width), (key_heads, total, width)]
@@ -57,10 +58,13 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double().cpu() - expected).norm() / expected.norm())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("setting", [{"dropout": 0.1}, {"softcap": 30.0}, {"s_aux": torch.ones(2)}])
 def test_what_the_kernels_do_not_compute_is_refused(setting: dict[str, Any]) -> None:
+    from tasks.verl.gpu_attention import packed_attention
+
     states = torch.zeros(1, 2, sum(LENGTHS), 8)
-    with pytest.raises(ConfigError, match="toy has .*, which torch's kernels on GPUs do not compute"):
+    with pytest.raises(ConfigError, match=r"toy has .*, which torch's kernels on GPUs do not compute"):
         packed_attention(
             MODULE, states, states, states, None, position_ids=positions("cpu"), scaling=1.0, **setting
         )
