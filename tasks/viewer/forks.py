@@ -28,7 +28,7 @@ from envs.network.server import RequestRejected, read_body
 from tasks.forks.records import MAX_OBSERVATION, PERSON
 from tasks.viewer import browse
 from tasks.viewer.answers import NotFound, find_row, integer, json_answer
-from tasks.viewer.live import Live, LiveRuns
+from tasks.viewer.live import ForkPlace, Live, LiveRuns
 from tasks.viewer.query import list_keys
 from tasks.viewer.reading import IMAGE_TYPES, LineChanged
 from tasks.viewer.viewer import OpenRun, Viewer
@@ -85,14 +85,17 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
     key, runs = secrets.token_urlsafe(32), LiveRuns()
 
     def forks(request: Request) -> Response:
-        """The forks of a trajectory with their values, and the policies that can go on from it."""
-        served = viewer.open(request.query_params.get("run", ""))
-        address = request.query_params.get("address", "")
+        """The forks of a trajectory with their values, that which is being sampled, and the policies that can go
+        on from it."""
+        name, address = (request.query_params.get(key, "") for key in ("run", "address"))
+        served = viewer.open(name)
+        sampling = runs.find_sampling(run=name, address=address)
         with served.index.connect() as connection:
             _, location = find_row(connection, address)
             return json_answer(
                 {
                     "forks": _list_forks(connection, address, digest=location.digest),
+                    "sampling": sampling and dict(zip(("id", "turn"), sampling, strict=True)),
                     "policies": _offer(viewer, served) if is_loopback else [],
                     "generation": browse.generation(connection),
                 }
@@ -214,7 +217,8 @@ def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:
         run.refresh(is_forced=True)
         return trajectories
 
-    return runs.start(Live(play, total=plan.samples, is_person=is_person))
+    place = ForkPlace(body.run, body.address, body.turn)
+    return runs.start(Live(play, total=plan.samples, is_person=is_person, place=place))
 
 
 def _start_console(runs: LiveRuns, body: ConsoleBody) -> Live:

@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agents.rollout.group import Callbacks
@@ -32,15 +32,25 @@ class TooMany(WingspanError):
     """The limit of simultaneous runs is reached."""
 
 
+@dataclass(frozen=True, slots=True)
+class ForkPlace:
+    """A turn of a trajectory, by its names in the viewer."""
+
+    run: str
+    address: str
+    turn: int
+
+
 class Live:
     """One fork, or one person's episode."""
 
-    def __init__(self, play: Play, *, total: int, is_person: bool) -> None:
-        """`total`: the samples to run; `is_person`: whether a person acts."""
+    def __init__(self, play: Play, *, total: int, is_person: bool, place: ForkPlace | None = None) -> None:
+        """`total`: the samples to run; `is_person`: whether a person acts; `place`: where a fork begins."""
         self.id = secrets.token_urlsafe(12)
         self._play = play
         self._total = total
         self.is_person = is_person
+        self.place = place
         self._changed = threading.Condition()
         self._version = 0
         self._state = "starting"
@@ -189,6 +199,16 @@ class LiveRuns:
                 del self._runs[name]
             live.start()
             return live
+
+    def find_sampling(self, *, run: str, address: str) -> tuple[str, int] | None:
+        """The fork of that trajectory which a policy is sampling now: its id, and the turn."""
+        with self._lock:
+            for live in self._runs.values():
+                place = live.place
+                is_there = place is not None and (place.run, place.address) == (run, address)
+                if place is not None and is_there and live.is_running and not live.is_person:
+                    return live.id, place.turn
+        return None
 
     def find(self, name: str) -> Live:
         """Raises `NotFound`."""

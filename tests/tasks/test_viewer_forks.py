@@ -153,9 +153,13 @@ def test_a_policy_goes_on_by_a_click_and_gives_a_value(run_folder: Path) -> None
         name = client.post("/api/fork", json=body).json()["id"]
         response = client.post("/api/fork", json=body)
         assert (response.status_code, "is being sampled" in response.json()["error"]) == (409, True)
+        place = {"run": "toy", "address": ADDRESS}
+        assert client.get("/api/forks", params=place).json()["sampling"] == {"id": name, "turn": body["turn"]}
         state = follow(client, name)
         assert (state["state"], state["done"], len(state["ended"])) == ("ended", 4, 4), state["error"]
-        (fork,) = client.get("/api/forks", params={"run": "toy", "address": ADDRESS}).json()["forks"]
+        answer = client.get("/api/forks", params=place).json()
+        assert answer["sampling"] is None
+        (fork,) = answer["forks"]
         successes = [episode["success"] for episode in state["ended"]]
         assert fork["value"]["samples"] == 4
         assert fork["value"]["success"]["mean"] == sum(successes) / 4
@@ -275,6 +279,16 @@ def test_a_person_forks_in_the_page(run_folder: Path) -> None:
         await page.locator(".primary:enabled").wait_for()
         await page.locator(".facts", has_text="success from here").wait_for()
         assert await page.locator(".live-box .dot").count() == 3
+
+        await page.get_by_label("Samples").fill("64")  # which take longer than a look at another page
+        await page.get_by_label("Turns in all").fill("60")
+        await page.get_by_role("button", name="Go on").click()
+        await page.get_by_role("button", name="Stop").wait_for()
+        await page.goto(f"{url}/#/run/toy/at/{ADDRESS}?turn=2")
+        await page.locator("#turn-2 .fork-link").click()
+        await page.get_by_role("button", name="Stop").click()
+        await page.get_by_text("Stopped after").wait_for()
+        await page.locator(".primary:enabled").wait_for()
 
         await page.set_viewport_size({"width": 390, "height": 800})  # a phone's
         await page.goto(f"{url}/#/console?env=textcraft&item=0")

@@ -69,6 +69,13 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
     await follow(isCurrent).catch((error) => { if (error.name !== "AbortError") say(error.message, true); });
   }
 
+  // Goes on showing samples that were left.
+  async function resume(name, isCurrent) {
+    numStarts++;
+    id = name;
+    await follow(isCurrent).catch((error) => { if (error.name !== "AbortError") say(error.message, true); });
+  }
+
   function leave() {
     numStarts++;
     if (isPerson) stop();
@@ -129,7 +136,7 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
   }
 
   // Samples go on when they are left, and are found in the file.
-  return { box, start, leave };
+  return { box, start, resume, leave };
 }
 
 export function forkView(run, { address, query }) {
@@ -168,6 +175,12 @@ export function forkView(run, { address, query }) {
       ...(isPerson ? {} : { samples: integer(samples) ?? 1, temperature: integer(temperature) }),
     }, context.isCurrent);
     if (!isPerson) go.disabled = false;
+  }
+
+  async function resume(name) {
+    go.disabled = true;
+    await live.resume(name, context.isCurrent);
+    go.disabled = false;
   }
 
   async function readForks() {
@@ -219,7 +232,8 @@ export function forkView(run, { address, query }) {
     async load(given) {
       context = given;
       facts = await get("trajectory", { run, address }, given.signal);
-      await readForks();
+      const { sampling } = await readForks();
+      if (sampling?.turn === turn) resume(sampling.id);
       return content();
     },
     leave: () => live.leave(),
