@@ -55,8 +55,8 @@ def packed_attention(
     for name, is_needed in lacking.items():
         if is_needed:
             raise ConfigError(
-                f"the attention of {module.config.model_type} has {name}, which torch's kernels on GPUs do not "
-                "compute; choose another model"
+                f"the attention of {module.config.model_type} has {name}, which torch's kernels on GPUs do "
+                "not compute; choose another model"
             )
     boundaries, longest = _find_boundaries(position_ids)
     output: Tensor = _attend(

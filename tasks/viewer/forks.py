@@ -85,8 +85,8 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
     key, runs = secrets.token_urlsafe(32), LiveRuns()
 
     def forks(request: Request) -> Response:
-        """The forks of a trajectory with their values, that which is being sampled, and the policies that can go
-        on from it."""
+        """The forks of a trajectory with their values, the one that is sampled now, and the policies that can
+        go on from it."""
         name, address = (request.query_params.get(key, "") for key in ("run", "address"))
         served = viewer.open(name)
         sampling = runs.find_sampling(run=name, address=address)
