@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -163,11 +164,17 @@ def require(subject: str, needs: Iterable[Requirement]) -> None:
     raise MissingDependency(f"{subject} needs {', '.join(names)}; {'; '.join(commands)}")
 
 
-def pip_install(*packages: str) -> str:
-    """Return the command that installs `packages` in the versions of `constraints.txt`.
+def constraints_file(*, has_vllm: bool = False) -> str:
+    """Return the file of versions that were tested together; an environment with vLLM has another one."""
+    with suppress(PackageNotFoundError):
+        has_vllm = bool(version("vllm"))
+    return "constraints-gpu.txt" if has_vllm else "constraints.txt"
 
-    vLLM has pins of its own, in `constraints-gpu.txt`. The command installs a declared dependency through the
-    application or its extra, any other package by name.
+
+def pip_install(*packages: str) -> str:
+    """Return the command that installs `packages` in the versions of `constraints_file`.
+
+    It installs a declared dependency through the application or its extra, any other package by name.
     """
     from packaging.requirements import Requirement as Declaration
 
@@ -194,7 +201,7 @@ def pip_install(*packages: str) -> str:
             targets.append("-e ." if name in core else shlex.quote(package))
             matches = {name}
         remaining = {name: package for name, package in remaining.items() if name not in matches}
-    constraints = "constraints-gpu.txt" if "-e '.[gpu]'" in targets else "constraints.txt"
+    constraints = constraints_file(has_vllm="-e '.[gpu]'" in targets)
     return f"uv pip install {' '.join(dict.fromkeys(targets))} -c {constraints} --overrides overrides.txt"
 
 

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING
 from agents.samplers.vllm import find_python
 from envs.errors import MissingDependency, WingspanError
 from envs.registry import ENVIRONMENTS, get_env
-from envs.requirements.detection import APPLICATION, PROBE_TIMEOUT_S, USER_NAMESPACES, Package, Requirement
+from envs.requirements.detection import (
+    APPLICATION,
+    PROBE_TIMEOUT_S,
+    USER_NAMESPACES,
+    Package,
+    Requirement,
+    constraints_file,
+)
 from envs.retrieval.redis_server import Redis
 from envs.sandbox.sandbox import BACKENDS
 
@@ -29,7 +36,6 @@ if TYPE_CHECKING:
     from tasks.config.pipelines import Pipeline
 
 COLUMNS = ("state", "what", "found", "for", "remedy")
-CONSTRAINTS = Path("constraints.txt")
 GPU_PURPOSE = "pipelines on cuda"
 
 _Check = tuple[str, str, str, Callable[[], object]]
@@ -130,9 +136,10 @@ def _core_packages() -> list[str]:
 
 def _version_differences() -> str:
     """Packages in another version than the tested one."""
-    if not CONSTRAINTS.exists():
+    constraints = Path(constraints_file())
+    if not constraints.exists():
         return ""
-    lines = [line.partition("==") for line in CONSTRAINTS.read_text().splitlines() if "==" in line]
+    lines = [line.partition("==") for line in constraints.read_text().splitlines() if "==" in line]
     pins = {name: pin.strip() for name, _, pin in lines}
     differences = []
     for name in _core_packages():
@@ -140,7 +147,7 @@ def _version_differences() -> str:
             current = version(name).partition("+")[0]  # torch's version is 2.13.0+cpu
             if name in pins and current != pins[name]:
                 differences.append(f"{name} {current} for {pins[name]}")
-    return f"; other than in {CONSTRAINTS}: {', '.join(differences)}" if differences else ""
+    return f"; other than in {constraints}: {', '.join(differences)}" if differences else ""
 
 
 def _environments(pipeline: "Pipeline") -> Iterator[Finding]:

