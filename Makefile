@@ -43,7 +43,7 @@ lock: $(RUNS)
 	  echo uv | .venv/bin/uv pip compile pyproject.toml - --extra all --overrides overrides.txt --python-version 3.11 \
 	    --no-annotate --quiet $(if $(UPGRADE),--upgrade) --custom-compile-command "make lock" "$$@"; \
 	}; \
-	compile --extra dev --output-file constraints.txt; \
+	compile --extra dev --output-file constraints.txt && \
 	compile --extra gpu --python-platform x86_64-manylinux_2_35 --output-file constraints-gpu.txt
 
 # All that is installed is compiled, so that the first commands start quickly. COMPILE= leaves that to the imports:

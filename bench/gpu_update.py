@@ -4,15 +4,15 @@
     python -m bench.gpu_update --shape 3b --micro-batch-tokens 16384
     python -m bench.gpu_update --attention sdpa        # transformers' attention instead, with a mask
 
-The weights are random, and rows of 512 to 4,096 random tokens fill `--micro-batches`. Each shape and each
-attention needs a process of its own. Prints one JSON object:
+The weights are random, and rows of 512 to 4,096 random tokens fill `--micro-batches`. Run it once for each
+shape and attention. Prints one JSON object:
 
 - `step_s`: seconds of a step, the median of `--steps` after two more
 - `tokens_per_s`: tokens of these rows
 - `mfu`: the FLOPs of the update, without those of gradient checkpointing's second forward pass, as a share of
   what matrix products in bf16 reach in this process
 - `peak_gb`: the most memory that torch held during the steps
-- `forecast_gb`: what `tasks/config/capacity.py` foresees of it, by part
+- `forecast_gb`: what `tasks/config/capacity.py` foresees, by part; `forecast_total_gb`: of what torch holds
 """
 
 import argparse
@@ -26,13 +26,14 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from tasks.config.capacity import RESERVE_BYTES, read_model_size, training_parts
 from tasks.config.pipelines import load_pipeline
 from tasks.verl import gpu_model, sft
-from tasks.verl.cpu.flops import UPDATE_PASSES, ModelFlops, Work
+from tasks.verl.cpu.flops import UPDATE_PASSES, ModelFlops, Work, needed_pairs
 
 TOKENIZER = Path("models/textcraft-base")
 SHAPES = {"0.5b": (896, 4864, 24, 14), "1.5b": (1536, 8960, 28, 12), "3b": (2048, 11008, 36, 16)}
@@ -132,17 +133,10 @@ def measure(shape: str, *, micro_batch_tokens: int, micro_batches: int, steps: i
         times.append(time.perf_counter() - start)
     peak = torch.cuda.max_memory_allocated()
     step_s = statistics.median(times[2:])
-    work = Work(
-        tokens=sum(lengths), logits=sum(lengths), pairs=sum(length * (length + 1) // 2 for length in lengths)
-    )
-    values = load_pipeline("textcraft-qwen2.5-3b").model_dump(mode="json", exclude_unset=True)
-    pipeline = load_pipeline("textcraft-qwen2.5-3b").model_validate(
-        values
-        | {
-            "backend": values["backend"] | {"workers": 1},
-            "train": values["train"] | {"micro_batch_tokens": micro_batch_tokens},
-        }
-    )
+    tokens = sum(lengths)
+    work = Work(tokens=tokens, logits=tokens, pairs=sum(needed_pairs(length, []) for length in lengths))
+    overrides = {"backend.workers": 1, "train.micro_batch_tokens": micro_batch_tokens}
+    pipeline = load_pipeline("textcraft-qwen2.5-3b", overrides=overrides)
     forecast = {name: count / 1e9 for name, count in training_parts(pipeline, size).items()}
     return {
         "gpu": torch.cuda.get_device_name(),
@@ -161,7 +155,6 @@ def measure(shape: str, *, micro_batch_tokens: int, micro_batches: int, steps: i
 
 def main() -> None:
     """Measure what the command line asks for."""
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -173,13 +166,13 @@ def main() -> None:
     options = parser.parse_args()
     os.environ |= gpu_model.PLUGIN_ENV
     chosen = gpu_model.gpu_model_options("") | {"override_config": {"attn_implementation": options.attention}}
-    setattr(sft, "gpu_model_options", lambda model: chosen)  # noqa: B010
-    numbers = measure(
-        options.shape,
-        micro_batch_tokens=options.micro_batch_tokens,
-        micro_batches=options.micro_batches,
-        steps=options.steps,
-    )
+    with patch.object(sft, "gpu_model_options", lambda model: chosen):
+        numbers = measure(
+            options.shape,
+            micro_batch_tokens=options.micro_batch_tokens,
+            micro_batches=options.micro_batches,
+            steps=options.steps,
+        )
     print(json.dumps({"attention": options.attention} | numbers))
 
 

@@ -56,6 +56,7 @@ VERL_METRICS = {
     "explained_variance": "critic/vf_explained_var",
     "critic_grad_norm": "critic/grad_norm",
     "critic_lr": "critic/lr",
+    "mfu": "actor/mfu",
     "rollout_probs_diff_mean": "training/rollout_probs_diff_mean",
     "rollout_probs_diff_max": "training/rollout_probs_diff_max",
     "importance_mean": "rollout_corr/mean",
@@ -263,8 +264,6 @@ class Trainer:
             name: float(verl_metrics[key]) for name, key in VERL_METRICS.items() if key in verl_metrics
         }
         metrics["idle_cores"] = _idle_share(cores_before, psutil.cpu_times())
-        if self._cpu_speed is None and "actor/mfu" in verl_metrics:
-            metrics["mfu"] = float(verl_metrics["actor/mfu"])
         if self._cpu_speed is not None and (update_s := verl_seconds.get("update_actor")):
             passes = self._pipeline.train.epochs
             metrics["mfu"] = self._cpu_speed.utilization(rollout.work, passes=passes, seconds=update_s)

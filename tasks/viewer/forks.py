@@ -89,13 +89,12 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
         go on from it."""
         name, address = (request.query_params.get(key, "") for key in ("run", "address"))
         served = viewer.open(name)
-        sampling = runs.find_sampling(run=name, address=address)
         with served.index.connect() as connection:
             _, location = find_row(connection, address)
             return json_answer(
                 {
                     "forks": _list_forks(connection, address, digest=location.digest),
-                    "sampling": sampling and dict(zip(("id", "turn"), sampling, strict=True)),
+                    "sampling": runs.find_sampling(run=name, address=address),
                     "policies": _offer(viewer, served) if is_loopback else [],
                     "generation": browse.generation(connection),
                 }

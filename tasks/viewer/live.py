@@ -200,14 +200,14 @@ class LiveRuns:
             live.start()
             return live
 
-    def find_sampling(self, *, run: str, address: str) -> tuple[str, int] | None:
-        """The fork of that trajectory which a policy is sampling now: its id, and the turn."""
+    def find_sampling(self, *, run: str, address: str) -> dict[str, Any] | None:
+        """The fork of that trajectory which a policy is sampling now: its `id` and `turn`."""
         with self._lock:
             for live in self._runs.values():
-                place = live.place
-                is_there = place is not None and (place.run, place.address) == (run, address)
-                if place is not None and is_there and live.is_running and not live.is_person:
-                    return live.id, place.turn
+                if live.place is None or live.is_person or not live.is_running:
+                    continue
+                if (live.place.run, live.place.address) == (run, address):
+                    return {"id": live.id, "turn": live.place.turn}
         return None
 
     def find(self, name: str) -> Live:

@@ -66,14 +66,14 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
       if (!isOver()) say(error.message, true);
       return;
     }
-    await follow(isCurrent).catch((error) => { if (error.name !== "AbortError") say(error.message, true); });
+    await follow(isCurrent);
   }
 
   // Goes on showing samples that were left.
   async function resume(name, isCurrent) {
     numStarts++;
     id = name;
-    await follow(isCurrent).catch((error) => { if (error.name !== "AbortError") say(error.message, true); });
+    await follow(isCurrent);
   }
 
   function leave() {
@@ -84,13 +84,17 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
   async function follow(isCurrent) {
     const own = id;
     let version = -1, state = null;
-    do {
-      state = await get("live", { id: own, after: version });
-      if (!isCurrent() || own !== id) return;
-      version = state.version;
-      draw(state);
-    } while (["starting", "running", "waiting"].includes(state.state));
-    onEnd(state);
+    try {
+      do {
+        state = await get("live", { id: own, after: version });
+        if (!isCurrent() || own !== id) return;
+        version = state.version;
+        draw(state);
+      } while (["starting", "running", "waiting"].includes(state.state));
+      onEnd(state);
+    } catch (error) {
+      if (error.name !== "AbortError") say(error.message, true);
+    }
   }
 
   function draw(state) {
