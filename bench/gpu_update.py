@@ -3,6 +3,7 @@
     python -m bench.gpu_update                         # a model of the shape of Qwen2.5-0.5B
     python -m bench.gpu_update --shape 3b --micro-batch-tokens 16384
     python -m bench.gpu_update --attention sdpa        # transformers' attention instead, with a mask
+    python -m bench.gpu_update --adamw foreach         # torch's default instead of its kernel
 
 The weights are random, and rows of 512 to 4,096 random tokens fill `--micro-batches`. Run it once for each
 shape and attention. Prints one JSON object:
@@ -163,17 +164,21 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--attention", default=gpu_model.VARLEN_ATTENTION)
+    parser.add_argument("--adamw", choices=["fused", "foreach"], default="fused")
     options = parser.parse_args()
     os.environ |= gpu_model.PLUGIN_ENV
     chosen = gpu_model.gpu_model_options("") | {"override_config": {"attn_implementation": options.attention}}
-    with patch.object(sft, "gpu_model_options", lambda model: chosen):
+    with (
+        patch.object(sft, "gpu_model_options", lambda model: chosen),
+        patch.object(sft, "ADAMW_OPTIONS", {options.adamw: True}),
+    ):
         numbers = measure(
             options.shape,
             micro_batch_tokens=options.micro_batch_tokens,
             micro_batches=options.micro_batches,
             steps=options.steps,
         )
-    print(json.dumps({"attention": options.attention} | numbers))
+    print(json.dumps({"attention": options.attention, "adamw": options.adamw} | numbers))
 
 
 if __name__ == "__main__":

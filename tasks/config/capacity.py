@@ -28,8 +28,6 @@ CRITIC_CHECKPOINT_BYTES = 12
 """Per parameter of a critic, in fp32: the weight, AdamW's two moments."""
 TRAINING_BYTES = 16
 """Per trained parameter, in fp32: the weight, its gradient, AdamW's two moments."""
-STEP_BYTES = 4
-"""Per trained parameter, in fp32: what torch's AdamW computes for all of them at once, after the passes."""
 WEIGHT_BYTES = 4
 """Per parameter that is not trained, or of a policy that is only kept."""
 LOGIT_BYTES = 24
@@ -100,7 +98,8 @@ def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
     chunk = tokens if is_whole else min(tokens, CHUNK_TOKENS)
     inside = 12 * size.width + 6 * size.mlp_width
     has_gradients = pipeline.train.lora is None or isinstance(algorithm, ActorCritic)
-    in_passes = {
+    return {
+        "weights, gradients and optimizer": state_bytes(pipeline, size),
         # Of a micro-batch, with gradient checkpointing: the input of each layer, and the inside of one layer.
         "activations": 2 * tokens * (size.layers * size.width + inside),
         # Embeddings, `lm_head` and two layers in bf16, with their gradients unless these weights are not
@@ -108,13 +107,6 @@ def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
         "gathered layers": (4 if has_gradients else 2) * (embeddings + 2 * layer),
         # Of a chunk of tokens; of a whole micro-batch where the algorithm needs the distributions.
         "logits": LOGIT_BYTES * chunk * size.vocabulary,
-    }
-    # Policy and critic are updated one after the other.
-    updated = max(_trained_parameters(pipeline, size), _critic_parameters(pipeline, size))
-    in_step = {"AdamW's intermediate values": STEP_BYTES * updated // pipeline.backend.workers}
-    return {
-        "weights, gradients and optimizer": state_bytes(pipeline, size),
-        **max(in_passes, in_step, key=lambda parts: sum(parts.values())),
         "CUDA and vLLM asleep": RESERVE_BYTES,
     }
 

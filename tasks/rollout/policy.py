@@ -1,14 +1,15 @@
 """Episodes with one model that is not being trained: for evaluation, and to sample data.
 
-On a CPU the sampler is in this process; on GPUs verl's generation servers are started with the policy; a
-model behind an endpoint is asked by messages.
+On a CPU the sampler is in this process; on GPUs verl's generation servers load the policy; a model behind an
+endpoint is asked by messages.
 """
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.rollout.group import Callbacks
@@ -19,6 +20,9 @@ from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.rollout.current_episode import EpisodeWriter, OnTrajectory
 from tasks.rollout.runner import RolloutRunner, RolloutSpec, make_endpoint_runner, make_runner
+
+if TYPE_CHECKING:
+    from tasks.verl.servers import PolicyServers
 
 RunPolicy = Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]]
 """A blocking call of `RolloutRunner.run` with one policy."""
@@ -31,18 +35,27 @@ def open_policy(
     model: Endpoint | str,
     on_trajectory: OnTrajectory = lambda _: None,
     episode_file: Path | None = None,
+    servers: "PolicyServers | None" = None,
 ) -> Iterator[RunPolicy]:
     """Run episodes of `pipeline` with `model` while the context is open.
 
     `model` is an endpoint, or the folder of a policy; on GPUs also a name on a hub. `on_trajectory` is called
     in this process, for servers after each rollout. `episode_file`: where an `EpisodeWriter` writes, for a
-    terminal. Raises `ConfigError` for a model that cannot be loaded and an endpoint that does not answer.
+    terminal. `servers`: on GPUs, those that load the model, if there are some already. Raises `ConfigError`
+    for a model that cannot be loaded and an endpoint that does not answer.
     """
     if not isinstance(model, Endpoint) and pipeline.backend.rollout == "vllm":
-        with _open_servers(
-            pipeline, model=model, on_trajectory=on_trajectory, episode_file=episode_file
-        ) as run:
-            yield run
+        from tasks.verl.servers import open_servers
+
+        with open_servers(pipeline) if servers is None else nullcontext(servers) as chosen_servers:
+
+            def run_on_servers(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
+                groups = chosen_servers.run(model, items, spec, episode_file=episode_file)
+                for trajectory in chain.from_iterable(groups):
+                    on_trajectory(trajectory)
+                return groups
+
+            yield run_on_servers
         return
     writer = None if episode_file is None else EpisodeWriter(episode_file, pipeline)
     chosen_model = model if isinstance(model, Endpoint) else local_model(pipeline, Path(model))
@@ -87,37 +100,3 @@ def open_model(pipeline: Pipeline, model: Endpoint | LocalModel) -> Iterator[Cal
         yield lambda: make_runner(
             pipeline, sampler=sampling.sampler, tokenizer=sampling.tokenizer, processor=sampling.processor
         )
-
-
-@contextmanager
-def _open_servers(
-    pipeline: Pipeline, *, model: str, on_trajectory: OnTrajectory, episode_file: Path | None
-) -> Iterator[RunPolicy]:
-    """Run episodes on the generation servers that training would use, in a process that does not train."""
-    import ray
-
-    from tasks.cluster.session import connect_ray, disconnect_ray, result_of
-    from tasks.verl.actor import launch
-
-    owns_ray = connect_ray(pipeline)
-    with tempfile.TemporaryDirectory() as no_checkpoints:
-        trainer = launch(pipeline, model=model, checkpoints=Path(no_checkpoints), episode_file=episode_file)
-        is_started = False
-
-        def run(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
-            nonlocal is_started
-            if not is_started:
-                result_of(trainer.start.remote(items))
-                is_started = True
-            groups: list[list[Trajectory]] = result_of(trainer.run_rollout.remote(items, spec))
-            for group in groups:
-                for trajectory in group:
-                    on_trajectory(trajectory)
-            return groups
-
-        try:
-            yield run
-        finally:
-            ray.kill(trainer)
-            if owns_ray:
-                disconnect_ray()

@@ -2,7 +2,7 @@
 
 Each policy runs `samples_per_item` episodes of every test item at `evaluate.temperature` and a greedy one,
 under the same limits. On a CPU both are evaluated at once, each with a sampler in its own process; on GPUs
-verl's generation servers are started with one policy after the other.
+verl's generation servers load one policy after the other.
 """
 
 import json
@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
@@ -31,6 +31,9 @@ from tasks.evaluation.pass_at_k import pass_rates
 from tasks.progress import SILENT, Progress
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
+
+if TYPE_CHECKING:
+    from tasks.verl.servers import PolicyServers
 
 _counts: Any = None
 """Finished episodes by policy index, in memory that the processes share; each writes only the counts of the
@@ -67,8 +70,11 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
         if pipeline.backend.device == "cpu":
             results = _in_parallel(work, policies, counts)
         else:
+            from tasks.verl.servers import open_servers
+
             _count_in(counts)
-            results = [work(policy) for policy in policies]
+            with open_servers(pipeline) as servers:
+                results = [work(policy, servers) for policy in policies]
     named_results = {policy.name: result for policy, result in zip(policies, results, strict=True)}
     write_trajectories(
         workspace / "evaluation_trajectories.jsonl", [t for result in results for t in result.examples]
@@ -193,7 +199,11 @@ def _receive(receiving: Connection) -> _Evaluation:
 
 
 def _evaluate_policy(
-    pipeline: Pipeline, items: Sequence[Item], episode_file: Path | None, policy: _Policy
+    pipeline: Pipeline,
+    items: Sequence[Item],
+    episode_file: Path | None,
+    policy: _Policy,
+    servers: "PolicyServers | None" = None,
 ) -> _Evaluation:
     settings, turns = pipeline.evaluate, evaluation_turns(pipeline)
     results = _Evaluation(summaries={}, successes={}, examples=[])
@@ -206,6 +216,7 @@ def _evaluate_policy(
         model=str(policy.model),
         on_trajectory=count,
         episode_file=episode_file if policy.name == "after" else None,
+        servers=servers,
     ) as run:
         for mode, temperature in {"sampled": settings.temperature, "greedy": 0.0}.items():
             num_samples = settings.samples_per_item if mode == "sampled" else 1

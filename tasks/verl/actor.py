@@ -189,7 +189,7 @@ class Trainer:
 
         from agents.huggingface import AutoTokenizer
         from tasks.rollout.teacher import make_teacher
-        from tasks.verl.client import CancellingClient
+        from tasks.verl.client import DirectClient
         from tasks.verl.rollout import RolloutManager
         from tasks.verl.trainer import StepTrainer
         from tasks.verl.vision import verl_processor
@@ -208,10 +208,11 @@ class Trainer:
         teacher = make_teacher(self._pipeline, model=self._model, tokenizer=tokenizer)
         self._trainer = StepTrainer(self._config, self._pipeline)
         self._trainer.init()
+        servers = self._trainer.llm_server_manager
         self._manager = RolloutManager(
             self._pipeline,
             items=items,
-            client=self._trainer.llm_server_manager.get_client(CancellingClient),
+            client=servers.get_client(DirectClient, servers=servers.server_handles),
             tokenizer=tokenizer,
             processor=verl_processor(self._model),
             history=self._read_history(),

@@ -19,7 +19,7 @@ from tasks.config.lora import LoraSettings, check_targets
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
 from tasks.verl.cpu import CPU_MODEL_OPTIONS
-from tasks.verl.gpu_model import gpu_model_options
+from tasks.verl.gpu_model import ADAMW_OPTIONS, gpu_model_options
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -59,7 +59,7 @@ def verl_config(
     options["trainer.nnodes"] = placement.nodes
     options["trainer.n_gpus_per_node"] = placement.workers_per_node
     options |= _cpu(pipeline) if pipeline.backend.device == "cpu" else _cuda(pipeline, model=str(model))
-    options |= _lora(pipeline.train) | _critic(pipeline, model=str(model))
+    options |= _lora(pipeline.train) | _critic(pipeline, model=str(model)) | _adamw(pipeline)
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         for key, value in options.items():
@@ -140,6 +140,15 @@ def _optimizer(train: TrainSettings) -> dict[str, Any]:
     if optimizer.name == "muon":
         options["override_optimizer_config"] = {"matrix_lr": optimizer.matrix_lr}
     return options
+
+
+def _adamw(pipeline: Pipeline) -> dict[str, Any]:
+    if pipeline.backend.device == "cpu":
+        return {}
+    names = ["critic.optim"] if isinstance(pipeline.train.algorithm, ActorCritic) else []
+    if pipeline.train.optimizer.name == "adamw":
+        names.append("actor_rollout_ref.actor.optim")
+    return {f"{name}.override_optimizer_config": ADAMW_OPTIONS for name in names}
 
 
 def _lora(train: TrainSettings) -> dict[str, Any]:

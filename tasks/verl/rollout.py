@@ -108,7 +108,8 @@ class VerlSampler:
             logprobs=list(output.log_probs),
             # A stop text is none of the tokens: who asked for it finds it (`agents/samplers/stop_texts.py`).
             finish_reason=FinishReason.STOP if ids[-1] in params.stop_token_ids else FinishReason.LENGTH,
-            policy_version=output.extra_fields["global_steps"],
+            # Servers that no trainer has given weights to have no step.
+            policy_version=output.extra_fields["global_steps"] or 0,
         )
 
 

@@ -21,7 +21,7 @@ from envs.errors import WingspanError
 from tasks.config.lora import LoraSettings
 from tasks.data.supervised import SupervisedRow
 from tasks.verl.cpu import CPU_MODEL_OPTIONS
-from tasks.verl.gpu_model import gpu_model_options
+from tasks.verl.gpu_model import ADAMW_OPTIONS, gpu_model_options
 from tasks.verl.local_worker import join_process_group
 from tasks.verl.policies import copy_policy
 
@@ -158,6 +158,7 @@ def start_worker(request: SftRequest, loss: Callable[..., Any]) -> Any:
                 lr_warmup_steps_ratio=LR_WARMUP,
                 min_lr_ratio=0.1,
                 total_training_steps=request.steps,
+                override_optimizer_config=None if on_cpu else ADAMW_OPTIONS,
             ),
             checkpoint_config=CheckpointConfig(save_contents=["hf_model"], load_contents=[]),
         )

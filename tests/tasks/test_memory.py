@@ -156,8 +156,8 @@ def with_blocks(pipeline: Pipeline, **blocks: dict[str, Any]) -> Pipeline:
 
 REFUSED: list[tuple[dict[str, dict[str, Any]], int, str, str]] = [
     # (changes, GB of a GPU, what is said of the need, the remedies)
-    ({"backend": {"workers": 1}}, 80, "157.3 GB to train, and a GPU of this machine has 80.0 GB (weights, "
-     "gradients and optimizer 121.8, AdamW's intermediate values 30.5", "set backend.workers 8"),
+    ({"backend": {"workers": 1}}, 80, "143.4 GB to train, and a GPU of this machine has 80.0 GB (weights, "
+     "gradients and optimizer 121.8, activations 8.4", "set backend.workers 8"),
     ({}, 40, "41.7 GB to sample, and a GPU of this machine has 40.0 GB (vLLM's share 24.0",
      "set backend.gpu_memory_utilization 0.55 or backend.workers 16"),
     ({"backend": {"gpu_memory_utilization": 0.2}}, 80, "18.4 GB to sample, and vLLM's share of a GPU of this "

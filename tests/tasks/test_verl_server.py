@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 
-from agents.types import SamplingParams
+from agents.types import SamplingParams, Trajectory
 from envs.errors import ConfigError
 from tasks.cluster.session import start_local_ray
+from tasks.config.pipelines import load_pipeline
+from tasks.data.items import evaluation_turns, split
 from tasks.errors import SamplerDied, names_dead_engine
+from tasks.rollout.policy import open_policy
+from tasks.rollout.runner import RolloutSpec
 from tasks.verl.process import await_trainer
 from tasks.verl.queue import POLL_S, ActorWatch
 from tasks.verl.rollout import VerlSampler
+from tasks.verl.servers import open_servers
 from tests.support.engine_server import EngineServer
 
 pytestmark = pytest.mark.slow
@@ -26,7 +31,7 @@ PARAMS = SamplingParams(max_tokens=4)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A server, and a sampler that asks it through verl's load balancer."""
+    """A server, and a sampler that asks it."""
 
     server: Any
     sampler: VerlSampler
@@ -37,18 +42,16 @@ def engine(verl: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """In a Ray whose actors can import a module that this process cannot."""
     import ray
     from omegaconf import OmegaConf
-    from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-    from tasks.verl.client import CancellingClient
+    from tasks.verl.client import DirectClient
 
     folder = tmp_path_factory.mktemp("there")
     (folder / "engine_there.py").write_text("class EngineDeadError(Exception): ...\n")
-    start_local_ray(num_cpus=2)
+    start_local_ray(num_cpus=16, num_gpus=1)
     paths = {"env_vars": {"PYTHONPATH": f"{Path(__file__).parents[2]}:{folder}"}}
     server = ray.remote(EngineServer).options(num_cpus=0, runtime_env=paths).remote()
-    balancer = ray.remote(GlobalRequestLoadBalancer).options(num_cpus=0).remote(servers={"one": server})
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
-    yield Engine(server, VerlSampler(CancellingClient(config, balancer)))
+    yield Engine(server, VerlSampler(DirectClient(config, servers=[server])))
     ray.shutdown()
 
 
@@ -146,6 +149,43 @@ def test_a_cancelled_episode_is_aborted_on_its_server(start: Callable[[str], Eng
     asyncio.run(play())
 
 
+def test_an_episode_stays_on_its_server_and_a_new_one_goes_to_the_least_loaded(
+    start: Callable[[str], Engine],
+) -> None:
+    """By the servers' own counts of the requests that run."""
+    import ray
+    from omegaconf import OmegaConf
+
+    from tasks.verl.client import DirectClient
+
+    start("")
+    servers = [ray.remote(EngineServer).options(num_cpus=0).remote() for _ in range(3)]
+    ray.get([server.start.remote("") for server in servers])
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
+    sampler = VerlSampler(DirectClient(config, servers=servers))
+
+    async def running() -> list[int]:
+        return [(await server.state.remote())[0] for server in servers]
+
+    async def play() -> None:
+        async def ask(episode: str, expected: list[int]) -> asyncio.Task[Any]:
+            request = asyncio.create_task(sampler.sample((1, 2), params=PARAMS, episode_id=episode))
+            while await running() != expected:
+                await asyncio.sleep(0.05)
+            return request
+
+        a = await ask("a", [1, 0, 0])
+        b = await ask("b", [1, 1, 0])
+        await ask("c", [1, 1, 1])
+        await ask("d", [2, 1, 1])
+        b.cancel()
+        await ask("a", [3, 0, 1])  # its server has its keys and values, and most requests
+        await ask("e", [3, 1, 1])
+        assert not a.done()
+
+    asyncio.run(asyncio.wait_for(play(), 120))
+
+
 @pytest.mark.usefixtures("engine")
 def test_a_sampler_that_is_dead_when_it_is_to_get_weights_is_a_dead_sampler(
     monkeypatch: pytest.MonkeyPatch,
@@ -175,3 +215,24 @@ def test_the_death_of_a_watched_actor_is_noticed() -> None:
     ray.kill(actor)
     assert has_died.wait(60)
     watch.stop()
+
+
+@pytest.mark.usefixtures("engine")
+def test_servers_without_a_trainer_run_the_episodes_that_the_policy_runs_in_this_process(
+    tmp_path: Path,
+) -> None:
+    """With verl's own manager of servers, started with a policy's weights as on GPUs."""
+    pipeline = load_pipeline("textcraft-cpu")
+    items = split(pipeline.data).test[:3]
+    spec = RolloutSpec(name="s", max_turns=evaluation_turns(pipeline), num_samples=2, temperature=1.0)
+    with open_policy(pipeline, model=pipeline.model) as run:
+        expected_groups = run(items, spec)
+    with open_servers(pipeline) as servers:
+        groups = servers.run(pipeline.model, items, spec, episode_file=tmp_path / "episode.json")
+
+    def tokens(groups: list[list[Trajectory]]) -> list[Any]:
+        return [[[turn.completion.token_ids for turn in t.turns] for t in group] for group in groups]
+
+    assert tokens(groups) == tokens(expected_groups)
+    assert {turn.completion.policy_version for turn in groups[0][0].turns} == {0}
+    assert (tmp_path / "episode.json").exists()

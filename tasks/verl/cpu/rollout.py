@@ -8,10 +8,12 @@ import asyncio
 import os
 from collections.abc import Iterator
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import ray
 import torch
+from cachetools import LRUCache
 from ray.exceptions import RayTaskError
 from verl.workers.rollout import base as verl_rollout
 from verl.workers.rollout.base import BaseRollout
@@ -20,8 +22,11 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 
 from agents.types import SamplingParams
 from tasks.errors import SamplerDied
+from tasks.verl.config import MAX_EPISODES
 
 BACKENDS = ("cpu", "vllm-cpu")
+_MAX_OPENINGS = 1_024
+"""Of a client; a step has one for each of its items."""
 
 
 def register() -> None:
@@ -132,20 +137,20 @@ class CpuServerClient(LLMServerClient):  # type: ignore[misc]
 
     def __init__(self, config: Any, servers: list[Any]) -> None:
         super().__init__(config)
-        self._servers = servers
-        self._server_of: dict[str, int] = {}
-        self._server_of_opening: dict[tuple[int, ...], int] = {}
+        self._next_server = cycle(servers)
+        self._server_of: LRUCache[str, Any] = LRUCache(MAX_EPISODES)
+        self._server_of_opening: LRUCache[tuple[int, ...], Any] = LRUCache(_MAX_OPENINGS)
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
         """verl's method; `request_id` is the episode's. Raises what the sampler raised."""
         if request_id not in self._server_of:
-            server_by_opening = self._server_of_opening
-            self._server_of[request_id] = server_by_opening.setdefault(
-                tuple(prompt_ids), len(server_by_opening) % len(self._servers)
-            )
-        answer = self._servers[self._server_of[request_id]].sample.remote(
+            opening = tuple(prompt_ids)
+            if opening not in self._server_of_opening:
+                self._server_of_opening[opening] = next(self._next_server)
+            self._server_of[request_id] = self._server_of_opening[opening]
+        answer = self._server_of[request_id].sample.remote(
             prompt_ids,
             params=SamplingParams(
                 max_tokens=sampling_params["max_tokens"],

@@ -1,0 +1,143 @@
+"""Generation servers of verl without a trainer, with one policy after another: evaluation on GPUs.
+
+vLLM takes most of a minute to start, and a policy's weights are loaded in seconds. So the servers stay up,
+and load the weights of the next policy.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.rollout.group import Callbacks
+from agents.types import Trajectory
+from envs.types import Item
+from tasks.cluster.placement import Placement, place_workers
+from tasks.cluster.session import connect_ray, disconnect_ray, result_of
+from tasks.config.pipelines import Pipeline
+from tasks.rollout.current_episode import EpisodeWriter
+from tasks.rollout.runner import RolloutSpec, make_runner
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Episodes = list[list[Trajectory]]
+"""A group for each item, as `RolloutRunner.run` returns them."""
+
+
+class PolicyServers:
+    """Runs episodes on servers that start with the first policy; in a process that is connected to Ray."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._actor: Any = None
+        self._model: str | None = None
+
+    def run(
+        self, model: str, items: Sequence[Item], spec: RolloutSpec, *, episode_file: Path | None = None
+    ) -> Episodes:
+        """`RolloutRunner.run` with `model`, a folder or a name on a hub; every later one must have the shape
+        of the first. `episode_file`: where an `EpisodeWriter` writes, for a terminal.
+
+        Raises `ConfigError` if the session has no place for `backend.workers`.
+        """
+        if self._actor is None:
+            self._actor = self._launch(model)
+            result_of(self._actor.start.remote())
+        elif model != self._model:
+            result_of(self._actor.load.remote(model))
+        self._model = model
+        episodes: Episodes = result_of(self._actor.run.remote(items, spec, episode_file))
+        return episodes
+
+    def _launch(self, model: str) -> Any:
+        import ray
+
+        from tasks.verl.actor import environment_of
+
+        return (
+            ray.remote(ServersProcess)
+            .options(num_cpus=0, runtime_env={"env_vars": environment_of(self._pipeline)})
+            .remote(self._pipeline, model=model, placement=place_workers(self._pipeline.backend))
+        )
+
+    def end(self) -> None:
+        """End the servers."""
+        if self._actor is not None:
+            import ray
+
+            ray.kill(self._actor)
+
+
+@contextmanager
+def open_servers(pipeline: Pipeline) -> Iterator[PolicyServers]:
+    """`PolicyServers` on the Ray cluster that this process is connected to, else as `connect_ray` does."""
+    owns_ray = connect_ray(pipeline)
+    servers = PolicyServers(pipeline)
+    try:
+        yield servers
+    finally:
+        servers.end()
+        if owns_ray:
+            disconnect_ray()
+
+
+class ServersProcess:
+    """A Ray actor: owns verl's servers, and the environments of the episodes. `start` first."""
+
+    def __init__(self, pipeline: Pipeline, *, model: str, placement: Placement) -> None:
+        self._pipeline = pipeline
+        self._model = model
+        self._placement = placement
+
+    async def start(self) -> None:
+        """Start the servers with the policy."""
+        from verl.workers.rollout.llm_server import LLMServerManager
+
+        from agents.huggingface import AutoTokenizer
+        from tasks.verl.client import DirectClient
+        from tasks.verl.rollout import VerlSampler
+        from tasks.verl.vision import verl_processor
+
+        config = servers_config(self._pipeline, model=self._model, placement=self._placement)
+        self._servers = await LLMServerManager.create(config)
+        client = self._servers.get_client(DirectClient, servers=self._servers.server_handles)
+        self._sampler = VerlSampler(client)
+        self._tokenizer = AutoTokenizer.from_pretrained(self._model)
+        self._processor = verl_processor(self._model)
+
+    async def load(self, model: str) -> None:
+        """Load the weights of another policy, and forget the keys and values of the one before."""
+        for server in self._servers.server_handles:
+            await server.collective_rpc.remote("reload_weights", kwargs={"weights_path": model})
+            await server.clear_kv_cache.remote()
+
+    async def run(self, items: Sequence[Item], spec: RolloutSpec, episode_file: Path | None) -> Episodes:
+        """`RolloutRunner.run`, with environments of its own."""
+        callbacks = Callbacks()
+        if episode_file is not None:
+            callbacks = EpisodeWriter(episode_file, self._pipeline).callbacks(spec)
+        runner = make_runner(
+            self._pipeline, sampler=self._sampler, tokenizer=self._tokenizer, processor=self._processor
+        )
+        try:
+            return await runner.run(items, spec, callbacks)
+        finally:
+            await runner.close()
+
+
+def servers_config(pipeline: Pipeline, *, model: str, placement: Placement) -> "DictConfig":
+    """`verl_config` for servers that load `model` by themselves, on the GPUs that training would have."""
+    from omegaconf import OmegaConf, open_dict
+
+    from tasks.verl.config import verl_config
+
+    config = verl_config(pipeline, model=model, checkpoints=Path(), placement=placement)
+    options = {
+        "load_format": "auto",  # verl's default are random weights, which a trainer replaces
+        "nnodes": placement.nodes,
+        "n_gpus_per_node": placement.workers_per_node,
+    }
+    with open_dict(config):
+        OmegaConf.update(config, "actor_rollout_ref.rollout", options)
+    return config
