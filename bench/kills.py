@@ -2,12 +2,14 @@
 
     python -m bench.kills textcraft-cpu --folder runs/kills --moments 3
     python -m bench.kills textcraft-cpu --folder runs/async --processes trainer --set train.async={}
+    python -m bench.kills textcraft-cpu --folder runs/servers --servers mlflow-server environment-server
 
 The pipeline runs twice undisturbed, the second time, as in all later runs, from the finished warm-up of the
 first. Then, for each kind of process and each moment, one process of that kind is killed, at a time drawn
 uniformly from the time that such a process lived in the undisturbed run, counted from its start. If the
 command then fails, it is given once more. Afterwards nothing of the run may be left: no process, no file in
-shared memory, nothing in the temporary folder.
+shared memory, nothing in the temporary folder. Servers that runs use (`--servers`, `bench/servers.py`) are
+killed as well, and start again after `--down-s`.
 
 `--folder` keeps the log of each run, the workspaces of those that differ, and `kills.jsonl`, the results;
 what has a result there is not run again. Prints a table:
@@ -38,6 +40,8 @@ from typing import Any
 import psutil
 
 from bench.equal_runs import command, compare, read_steps, start
+from bench.servers import SERVERS, Server
+from tasks.config.pipelines import load_pipeline
 from tasks.reporting.pages import markdown
 from tests.support.processes import processes_with
 
@@ -114,7 +118,18 @@ class Result:
 class Bench:
     """A folder of runs of one pipeline."""
 
-    def __init__(self, pipeline: str, folder: Path, *, settings: Sequence[str]) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        folder: Path,
+        *,
+        settings: Sequence[str],
+        servers: Sequence[Server] = (),
+        down_s: float = 0.0,
+    ) -> None:
+        """`servers`: they are running; `down_s`: seconds from the kill of one of them to its next start."""
+        self._servers = {server.name: server for server in servers}
+        self._down_s = down_s
         self.folder = folder.resolve()
         self.workspace = self.folder / "run"
         self._undisturbed = self.folder / "undisturbed"
@@ -122,13 +137,17 @@ class Bench:
         self._lives = self.folder / "lives.json"
         # Short, because Ray's sockets have paths below it.
         self._temporary = Path(tempfile.gettempdir(), f"kills-{os.getpid()}")
-        self._line = command(pipeline, self.workspace, settings=[*SETTINGS, *settings])
+        of_servers = [setting for server in servers for setting in server.settings]
+        self._line = command(pipeline, self.workspace, settings=[*SETTINGS, *of_servers, *settings])
 
     @property
     def environment(self) -> dict[str, str]:
         """Of each command: its own Prefect, MLflow and temporary folder."""
         # torch compiles there what all runs use
         compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(self.folder / "inductor"))
+        variables: dict[str, str] = {}
+        for server in self._servers.values():
+            variables.update(server.variables)
         return {
             **os.environ,
             MARK: str(self.folder),
@@ -136,6 +155,7 @@ class Bench:
             "MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db",
             "TMPDIR": str(self._temporary),
             "TORCHINDUCTOR_CACHE_DIR": compiled,
+            **variables,
         }
 
     def prepare(self) -> dict[str, Life]:
@@ -175,6 +195,9 @@ class Bench:
             if self._kill_after(after_s, kind, process, chance):
                 break
             share *= chance.random()  # the run was faster than the undisturbed one
+        if kind in self._servers:
+            time.sleep(self._down_s)
+            self._servers[kind].start()
         steps = len(read_steps(self.workspace))
         status = second_status = self._end(process)
         if status != 0:
@@ -232,6 +255,9 @@ class Bench:
             if pids and due is None:
                 due = now + seconds
             if pids and due is not None and now >= due:
+                if kind in self._servers:
+                    self._servers[kind].kill()
+                    return True
                 with suppress(ProcessLookupError):
                     os.kill(chance.choice(sorted(pids)), signal.SIGKILL)
                     return True
@@ -248,7 +274,8 @@ class Bench:
             return None
 
     def _processes(self, flow: subprocess.Popen[bytes]) -> Iterator[tuple[str, int]]:
-        """The run's living processes of the kinds in `PROCESSES`: kind, id."""
+        """The run's living processes of the kinds in `PROCESSES`, and its servers: kind, id."""
+        yield from ((name, server.pid) for name, server in self._servers.items())
         for pid, line in self._marked_processes().items():
             for kind, pattern in PROCESSES.items():
                 if (pid == flow.pid) if kind == "flow" else re.search(pattern, line):
@@ -273,7 +300,10 @@ class Bench:
         for name, modified in _shared_files().items():
             if shared_files.get(name) != modified and name not in mapped_files:
                 left.append(name)
-                Path(name).unlink(missing_ok=True)
+                if Path(name).is_dir():
+                    shutil.rmtree(name, ignore_errors=True)
+                else:
+                    Path(name).unlink(missing_ok=True)
         left += [str(path) for path in self._temporary.iterdir()]
         shutil.rmtree(self._temporary)
         return left
@@ -328,13 +358,36 @@ def main() -> None:
     parser.add_argument("pipeline")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--moments", type=int, default=3, help="for each kind of process")
-    parser.add_argument("--processes", nargs="+", choices=PROCESSES, help="default: all that a run has")
+    kinds = [*PROCESSES, *SERVERS]
+    parser.add_argument("--processes", nargs="+", choices=kinds, help="default: all that a run has")
+    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=[], help="that the runs use")
+    parser.add_argument("--down-s", type=float, default=5.0, help="for which a killed server is gone")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="as in `wingspan run`"
     )
     arguments = parser.parse_args()
-    bench = Bench(arguments.pipeline, arguments.folder, settings=arguments.set)
+    env = next(iter(load_pipeline(arguments.pipeline).data.parts.values())).env
+    folder = arguments.folder.resolve() / "servers"
+    servers = [SERVERS[name](folder, env=env) for name in arguments.servers]
+    bench = Bench(
+        arguments.pipeline,
+        arguments.folder,
+        settings=arguments.set,
+        servers=servers,
+        down_s=arguments.down_s,
+    )
+    try:
+        for server in servers:
+            server.start()
+        run(bench, arguments)
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def run(bench: Bench, arguments: argparse.Namespace) -> None:
+    """Kill what the command line asks for, and print the table."""
     lives = bench.prepare()
     kinds = arguments.processes or lives
     if missing := [kind for kind in kinds if kind not in lives]:

@@ -132,9 +132,19 @@ class TemporaryServer:
                 time.sleep(0.1)
             else:
                 return
-        lines = self._log.read_text(errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
-        raise WingspanError(f"Prefect's temporary server did not start: {to_line(last, limit=300)}")
+        raise WingspanError(f"Prefect's temporary server did not start: {self._explain()}")
+
+    def _explain(self) -> str:
+        """Why it did not start, by what it printed."""
+        from prefect.settings import Settings
+
+        text = self._log.read_text(errors="replace")
+        if "Can't locate revision" in text:
+            return (
+                f"its database in {Settings().home} is of another version of Prefect; set "
+                "PREFECT_HOME to another folder, or install that version"
+            )
+        return to_line(text.strip().rpartition("\n")[2] or "it printed nothing", limit=300)
 
 
 def check_server() -> None:

@@ -6,6 +6,7 @@ The pages' contents are read as the pages read them.
 import hashlib
 import json
 import socket
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,12 +34,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, WingspanError
 from flows.display.display import Display
 from flows.lineage.stages import Receipt, Stage
 from flows.orchestrator.events import COLLAPSE, emit
 from flows.orchestrator.limits import hold_slots, missing_limits
 from flows.orchestrator.page import PrefectPage
+from flows.orchestrator.runs import TemporaryServer
 from flows.plan import Plan
 from flows.run import Run
 from tasks.config.pipelines import load_pipeline
@@ -510,3 +512,14 @@ def test_a_run_on_a_temporary_server_waits_for_nothing(
             assert active_slots(client, name) == 0
 
     hold_in_flow(work)
+
+
+def test_a_database_of_another_version_of_prefect_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    with sqlite3.connect(tmp_path / "prefect.db") as database:
+        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        database.execute("INSERT INTO alembic_version VALUES ('0123456789ab')")
+    with pytest.raises(WingspanError, match=f"its database in {tmp_path} is of another version of Prefect"):
+        TemporaryServer().use()

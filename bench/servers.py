@@ -1,0 +1,146 @@
+"""Servers beside a run, which a bench kills and starts again: MLflow's, Redis, an environment's."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from envs.retrieval.redis_server import find_program
+
+START_TIMEOUT_S = 120.0
+POLL_S = 0.1
+
+
+class Server(ABC):
+    """A server on a port of this machine, the same one each time; what it starts is in its process group."""
+
+    name: str
+
+    def __init__(self, folder: Path, *, env: str) -> None:
+        """`folder`: what it stores, and its log; `env`: the environment of the pipeline's first part."""
+        self.folder = folder
+        self.env = env
+        self.port = self._choose_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """Starts it."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables by which a run finds it."""
+        return {}
+
+    @property
+    def settings(self) -> Sequence[str]:
+        """Settings by which a run finds it, as `--set` takes them."""
+        return ()
+
+    @property
+    def pid(self) -> int:
+        """Of its first process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, and wait until it can be connected to. Raises `SystemExit` if it ends instead."""
+        log = self.folder / f"{self.name}.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # MLflow's own jobs would keep their queue in shared memory, where it stays after a kill.
+                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._is_listening():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the {self.name} did not start; see {log}")
+            time.sleep(POLL_S)
+
+    def kill(self) -> None:
+        """`kill -9` of all its processes."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _choose_port(self) -> int:
+        """As before in this folder, because runs that are compared have it in their settings."""
+        file = self.folder / f"{self.name}.port"
+        if not file.exists():
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = int(probe.getsockname()[1])
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(str(port))
+        return int(file.read_text())
+
+    def _is_listening(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+class MlflowServer(Server):
+    """MLflow's tracking server, which keeps the artifacts, too."""
+
+    name = "mlflow-server"
+
+    @property
+    def command(self) -> Sequence[str]:
+        stores = ("--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db")
+        artifacts = ("--artifacts-destination", str(self.folder / "artifacts"))
+        address = ("--host", "127.0.0.1", "--port", str(self.port), "--workers", "1")
+        return (sys.executable, "-m", "mlflow", "server", *address, *stores, *artifacts)
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.port}"}
+
+
+class RedisServer(Server):
+    """The cache of searches."""
+
+    name = "redis"
+
+    @property
+    def command(self) -> Sequence[str]:
+        program = find_program()
+        if program is None:
+            raise SystemExit("redis-server is not installed; see docs/search.md")
+        return (str(program), "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder))
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return {"WINGSPAN_REDIS": f"redis://127.0.0.1:{self.port}"}
+
+
+class EnvironmentServer(Server):
+    """`wingspan serve-env` of one environment of the pipeline."""
+
+    name = "environment-server"
+
+    @property
+    def command(self) -> Sequence[str]:
+        wingspan = Path(sys.executable).with_name("wingspan")
+        return (str(wingspan), "serve-env", self.env, "--port", str(self.port))
+
+    @property
+    def settings(self) -> Sequence[str]:
+        return (f"servers.{self.env}.urls=[http://127.0.0.1:{self.port}]",)
+
+
+SERVERS: Mapping[str, type[Server]] = {
+    server.name: server for server in (MlflowServer, RedisServer, EnvironmentServer)
+}
