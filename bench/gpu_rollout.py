@@ -16,6 +16,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -37,7 +38,7 @@ def busy_seconds() -> dict[str, float]:
     """CPU time so far of this process and of all that it has started, by name and number."""
     seconds = {}
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with process.oneshot():
+        with suppress(psutil.NoSuchProcess), process.oneshot():
             times = process.cpu_times()
             seconds[f"{process.name()} {process.pid}"] = times.user + times.system
     return seconds

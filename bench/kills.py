@@ -137,8 +137,8 @@ class Bench:
         self._lives = self.folder / "lives.json"
         # Short, because Ray's sockets have paths below it.
         self._temporary = Path(tempfile.gettempdir(), f"kills-{os.getpid()}")
-        of_servers = [setting for server in servers for setting in server.settings]
-        self._line = command(pipeline, self.workspace, settings=[*SETTINGS, *of_servers, *settings])
+        server_settings = [setting for server in servers for setting in server.settings]
+        self._line = command(pipeline, self.workspace, settings=[*SETTINGS, *server_settings, *settings])
 
     @property
     def environment(self) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """verl's client of vLLM's servers, with two differences.
 
 It chooses the server itself: one process runs all episodes here, so it knows where they are. verl asks an
-actor which server to take, and tells it when the answer is there. A turn then costs the process that runs the
-episodes 2 ms of CPU time in calls of Ray, instead of 1.
+actor which server to take, and tells it when the answer is there, so that a turn costs the process that runs
+the episodes 2 ms of CPU time in calls of Ray; here it costs 1 ms.
 
 A request that nobody waits for is aborted. verl leaves it running to its last token, and the servers' next
 sleep waits for it. Cancelling the call in Ray cancels the server's coroutine, upon which vLLM aborts the

@@ -188,7 +188,8 @@ def _cpu(pipeline: Pipeline) -> dict[str, Any]:
 
 def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
     model_options = gpu_model_options(model)
-    if pipeline.train.online_algorithm.needs_sum_pi_squared:
+    algorithm = pipeline.train.algorithm
+    if isinstance(algorithm, OnlineAlgorithm) and algorithm.needs_sum_pi_squared:
         model_options["use_fused_kernels"] = False  # they never hold the logits of a token at once
     return {
         **{f"actor_rollout_ref.model.{name}": value for name, value in model_options.items()},

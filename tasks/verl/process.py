@@ -114,11 +114,12 @@ class RayTrainingProcess:
             self._owns_ray = False
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await_trainer(getattr(self._actor, method).remote(*args, **kwargs), step=self.step)
+        answer = getattr(self._actor, method).remote(*args, **kwargs)
+        return await_actor(answer, failure=f"training failed after step {self.step}")
 
 
-def await_trainer(answer: Any, *, step: int) -> Any:
-    """Wait for a call of the training process, whose last step is `step`.
+def await_actor(answer: Any, *, failure: str) -> Any:
+    """Wait for a call of an actor; `failure` is what is said if it fails for a reason that has no type here.
 
     Raises the `WingspanError` or `RayActorError` that it ended with, `ConfigError` if that is what ended the
     start of an actor, `SamplerDied` if it is due to a dead engine of vLLM, and `WingspanError` for anything
@@ -141,9 +142,9 @@ def await_trainer(answer: Any, *, step: int) -> Any:
             raise
         if isinstance(cause, WingspanError | RayActorError):
             raise cause from error
-        if names_dead_engine(error):  # raised in the trainer, e.g. as it puts the sampler to sleep
-            raise SamplerDied(f"the sampler's engine died after step {step}") from error
-        raise WingspanError(f"training failed after step {step}: {describe_remote(cause)}") from error
+        if names_dead_engine(error):  # raised in the actor, e.g. as it puts the sampler to sleep
+            raise SamplerDied(f"{failure}: the sampler's engine died") from error
+        raise WingspanError(f"{failure}: {describe_remote(cause)}") from error
 
 
 def describe_remote(error: BaseException) -> str:

@@ -4,19 +4,23 @@ vLLM takes most of a minute to start, and a policy's weights are loaded in secon
 and load the weights of the next policy.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.rollout.group import Callbacks
 from agents.types import Trajectory
+from envs.errors import WingspanError
 from envs.types import Item
 from tasks.cluster.placement import Placement, place_workers
-from tasks.cluster.session import connect_ray, disconnect_ray, result_of
+from tasks.cluster.session import check_ray, connect_ray, disconnect_ray
 from tasks.config.pipelines import Pipeline
+from tasks.errors import RayDied
 from tasks.rollout.current_episode import EpisodeWriter
 from tasks.rollout.runner import RolloutSpec, make_runner
+from tasks.verl.process import await_actor
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -39,16 +43,28 @@ class PolicyServers:
         """`RolloutRunner.run` with `model`, a folder or a name on a hub; every later one must have the shape
         of the first. `episode_file`: where an `EpisodeWriter` writes, for a terminal.
 
-        Raises `ConfigError` if the session has no place for `backend.workers`.
+        Raises `ConfigError` if the session has no place for `backend.workers`, and `WingspanError` if servers
+        or episodes fail.
         """
         if self._actor is None:
             self._actor = self._launch(model)
-            result_of(self._actor.start.remote())
+            self._await(self._actor.start.remote(), model=model)
         elif model != self._model:
-            result_of(self._actor.load.remote(model))
+            self._await(self._actor.load.remote(model), model=model)
         self._model = model
-        episodes: Episodes = result_of(self._actor.run.remote(items, spec, episode_file))
+        episodes: Episodes = self._await(self._actor.run.remote(items, spec, episode_file), model=model)
         return episodes
+
+    def _await(self, answer: Any, *, model: str) -> Any:
+        from ray.exceptions import RayActorError
+
+        try:
+            return await_actor(answer, failure=f"episodes with {model} failed")
+        except RayActorError as error:
+            raise WingspanError(
+                f"episodes with {model} failed: a process of the servers died ({type(error).__name__}); run "
+                "the same command again"
+            ) from error
 
     def _launch(self, model: str) -> Any:
         import ray
@@ -66,12 +82,17 @@ class PolicyServers:
         if self._actor is not None:
             import ray
 
-            ray.kill(self._actor)
+            with suppress(RayDied):  # without its control service Ray does not answer
+                check_ray()
+                ray.kill(self._actor)
 
 
 @contextmanager
 def open_servers(pipeline: Pipeline) -> Iterator[PolicyServers]:
-    """`PolicyServers` on the Ray cluster that this process is connected to, else as `connect_ray` does."""
+    """`PolicyServers` on the Ray cluster that this process is connected to, else as `connect_ray` does.
+
+    Ray keeps the servers' GPUs until the session ends, so open them once in a session.
+    """
     owns_ray = connect_ray(pipeline)
     servers = PolicyServers(pipeline)
     try:
@@ -107,10 +128,8 @@ class ServersProcess:
         self._processor = verl_processor(self._model)
 
     async def load(self, model: str) -> None:
-        """Load the weights of another policy, and forget the keys and values of the one before."""
-        for server in self._servers.server_handles:
-            await server.collective_rpc.remote("reload_weights", kwargs={"weights_path": model})
-            await server.clear_kv_cache.remote()
+        """Load the weights of another policy."""
+        await load_weights(self._servers.server_handles, model)
 
     async def run(self, items: Sequence[Item], spec: RolloutSpec, episode_file: Path | None) -> Episodes:
         """`RolloutRunner.run`, with environments of its own."""
@@ -121,9 +140,20 @@ class ServersProcess:
             self._pipeline, sampler=self._sampler, tokenizer=self._tokenizer, processor=self._processor
         )
         try:
+            runner.check(items)
             return await runner.run(items, spec, callbacks)
         finally:
             await runner.close()
+
+
+async def load_weights(servers: Sequence[Any], model: str) -> None:
+    """Have verl's servers of vLLM load the weights of `model`, which has the shape of theirs."""
+
+    async def load(server: Any) -> None:
+        await server.collective_rpc.remote("reload_weights", kwargs={"weights_path": model})
+        await server.clear_kv_cache.remote()  # keys and values are those of the old weights
+
+    await asyncio.gather(*map(load, servers))
 
 
 def servers_config(pipeline: Pipeline, *, model: str, placement: Placement) -> "DictConfig":

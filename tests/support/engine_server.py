@@ -22,6 +22,7 @@ class EngineServer:
         self._failure = ""
         self._running = 0
         self._num_aborted = 0
+        self._calls: list[Any] = []
 
     async def start(self, failure: str) -> None:
         """Fail so from now on, and count from zero; `failure` is empty for an engine that works."""
@@ -50,6 +51,19 @@ class EngineServer:
             raise
         finally:
             self._running -= 1
+
+    async def collective_rpc(self, method: str, *, kwargs: dict[str, Any]) -> None:
+        """verl's call, which reaches vLLM's workers."""
+        await asyncio.sleep(0.01)
+        self._calls.append((method, kwargs))
+
+    async def clear_kv_cache(self) -> None:
+        """verl's call."""
+        self._calls.append("clear_kv_cache")
+
+    async def calls(self) -> list[Any]:
+        """The calls of the last two methods, in order."""
+        return self._calls
 
     async def state(self) -> tuple[int, int]:
         """(requests that run, requests that were aborted)."""

@@ -12,16 +12,17 @@ import pytest
 
 from agents.types import SamplingParams, Trajectory
 from envs.errors import ConfigError
+from tasks.cluster.placement import Placement
 from tasks.cluster.session import start_local_ray
-from tasks.config.pipelines import load_pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import evaluation_turns, split
 from tasks.errors import SamplerDied, names_dead_engine
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
-from tasks.verl.process import await_trainer
+from tasks.verl.process import await_actor
 from tasks.verl.queue import POLL_S, ActorWatch
 from tasks.verl.rollout import VerlSampler
-from tasks.verl.servers import open_servers
+from tasks.verl.servers import load_weights, open_servers, servers_config
 from tests.support.engine_server import EngineServer
 
 pytestmark = pytest.mark.slow
@@ -84,8 +85,8 @@ def test_the_trainers_own_calls_to_a_dead_engine_start_training_anew(
 ) -> None:
     """A session goes on from the last checkpoint where a call ends in `SamplerDied`."""
     server = start("dead elsewhere").server
-    with pytest.raises(SamplerDied, match="engine died after step 0"):
-        await_trainer(server.generate.remote(request_id="sleep"), step=0)
+    with pytest.raises(SamplerDied, match="after step 0: the sampler's engine died"):
+        await_actor(server.generate.remote(request_id="sleep"), failure="training failed after step 0")
 
 
 class Sampler:
@@ -115,7 +116,7 @@ def test_a_mistake_in_the_configuration_that_an_actor_finds_is_not_tried_again(e
         ray.remote(Sampler).options(num_cpus=0).remote(4096).sample.remote(),
     ):
         with pytest.raises(ConfigError, match=r"^context_length 4096 is too long; lower it$"):
-            await_trainer(answer, step=0)
+            await_actor(answer, failure="training failed")
 
 
 def test_what_the_engine_survives_does_not_end_the_run(start: Callable[[str], Engine]) -> None:
@@ -215,6 +216,26 @@ def test_the_death_of_a_watched_actor_is_noticed() -> None:
     ray.kill(actor)
     assert has_died.wait(60)
     watch.stop()
+
+
+@pytest.mark.usefixtures("engine")
+def test_other_weights_reach_every_server_before_it_forgets_the_keys_of_the_old_ones() -> None:
+    import ray
+
+    servers = [ray.remote(EngineServer).options(num_cpus=0).remote() for _ in range(2)]
+    asyncio.run(load_weights(servers, "runs/a/policy"))
+    expected = [("reload_weights", {"weights_path": "runs/a/policy"}), "clear_kv_cache"]
+    assert ray.get([server.calls.remote() for server in servers]) == [expected, expected]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dpo", "agentevol"])
+def test_servers_load_weights_by_themselves_for_every_algorithm(verl: ModuleType, algorithm: str) -> None:
+    values = load_pipeline({"grpo": "textcraft-gpu"}.get(algorithm, f"textcraft-{algorithm}-cpu"))
+    backend = {"device": "cuda", "rollout": "vllm", "workers": 2}
+    pipeline = Pipeline.model_validate(values.model_dump() | {"backend": backend})
+    config = servers_config(pipeline, model=pipeline.model, placement=Placement(nodes=1, workers_per_node=2))
+    rollout = config.actor_rollout_ref.rollout
+    assert (rollout.load_format, rollout.nnodes, rollout.n_gpus_per_node) == ("auto", 1, 2)
 
 
 @pytest.mark.usefixtures("engine")
