@@ -1,4 +1,4 @@
-"""Servers beside a run, which a bench kills and starts again: MLflow's, Redis, an environment's."""
+"""The servers that a run uses, for a bench that kills and restarts them: MLflow, Redis, an environment."""
 
 import os
 import signal
@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from envs.retrieval.redis_server import find_program
+from tests.support.sockets import free_port
 
 START_TIMEOUT_S = 120.0
 POLL_S = 0.1
@@ -82,11 +83,8 @@ class Server(ABC):
         """As before in this folder, because runs that are compared have it in their settings."""
         file = self.folder / f"{self.name}.port"
         if not file.exists():
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = int(probe.getsockname()[1])
             self.folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(str(port))
+            file.write_text(str(free_port()))
         return int(file.read_text())
 
     def _is_listening(self) -> bool:

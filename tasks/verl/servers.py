@@ -132,7 +132,7 @@ class ServersProcess:
         await load_weights(self._servers.server_handles, model)
 
     async def run(self, items: Sequence[Item], spec: RolloutSpec, episode_file: Path | None) -> Episodes:
-        """`RolloutRunner.run`, with environments of its own."""
+        """`RolloutRunner.run`, with its own environments."""
         callbacks = Callbacks()
         if episode_file is not None:
             callbacks = EpisodeWriter(episode_file, self._pipeline).callbacks(spec)

@@ -26,8 +26,9 @@ from starlette.routing import Route
 from envs.retrieval.redis_server import find_program
 from tests.support.chat_server import chat_server, says
 from tests.support.http_server import serving_in_thread
-from tests.support.prefect_server import START_TIMEOUT_S, free_port, prefect_client, prefect_server, program
+from tests.support.prefect_server import START_TIMEOUT_S, prefect_client, prefect_server, program
 from tests.support.project import NAME, RUN_TIMEOUT_S, Project
+from tests.support.sockets import free_port
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]

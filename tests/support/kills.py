@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -36,6 +35,7 @@ from envs.runtime.manager import EnvManager
 from envs.types import Image, Item
 from tasks.base_model.model import make_tokenizer
 from tests.support.experts import actions_of
+from tests.support.sockets import free_port
 
 IDLE_ACTION = "look around"
 
@@ -122,7 +122,7 @@ class Fleet:
     def __init__(self, env: str, count: int) -> None:
         """Start them; returns when all answer."""
         self._env = env
-        self._ports = [_free_port() for _ in range(count)]
+        self._ports = [free_port() for _ in range(count)]
         self._running = {port: self._start(port) for port in self._ports}
         for port in self._ports:
             self._wait_until_ready(port)
@@ -167,12 +167,6 @@ class Fleet:
                 return
             time.sleep(0.05)
         raise RuntimeError(f"the server on port {port} does not answer")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def measure(

@@ -1,6 +1,5 @@
 """Prefect's own server and a process worker, for a project (`tests/support/project.py`), on loopback."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,16 +10,10 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
+from tests.support.sockets import free_port
 from tests.support.waiting import wait_until
 
 START_TIMEOUT_S = 300.0
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 @contextmanager

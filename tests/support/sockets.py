@@ -1,4 +1,4 @@
-"""Which sockets the processes of a test listen on."""
+"""Free ports, and the sockets that the processes of a test listen on."""
 
 import ipaddress
 import socket
@@ -79,3 +79,10 @@ def is_loopback(address: str) -> bool:
     if isinstance(bound_ip, ipaddress.IPv6Address) and bound_ip.ipv4_mapped:
         return bound_ip.ipv4_mapped.is_loopback
     return bound_ip.is_loopback
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port

@@ -161,7 +161,7 @@ def test_memory_by_hand() -> None:
 
 def test_the_peak_of_an_update_is_what_an_h200_held() -> None:
     """`bench.gpu_update` on one GPU, 16,384 tokens, with `--adamw foreach`. Of 0.5B the peak was a pass; of
-    3B it was the optimizer's step, with 4 bytes per parameter beside weights, gradients and moments."""
+    3B it was the optimizer's step, with 4 bytes per parameter on top of weights, gradients and moments."""
     pipeline = load_pipeline("textcraft-qwen2.5-3b", overrides={"backend.workers": 1})
     parts = training_parts(pipeline, QWEN_05B)
     forecast = sum(parts.values()) - parts["CUDA and vLLM asleep"]

@@ -26,10 +26,9 @@ from tasks.stages.prepare import prepare
 from tasks.stages.train import TrainSession
 from tasks.verl.actor import environment_of
 from tasks.verl.process import RayTrainingProcess
-from tests.support.sockets import SocketWatch
+from tests.support.sockets import SocketWatch, free_port
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
-from tests.tasks.test_served_policy import free_port
 
 pytestmark = pytest.mark.slow
 STEPS = 2

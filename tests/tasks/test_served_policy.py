@@ -11,13 +11,8 @@ from agents.types import SamplingParams
 from envs.errors import ConfigError
 from tasks.rollout.served_policy import PausableSampler, ServedAt, ServedPolicy
 from tests.support.gateway_toy import QUESTION, GatedSampler, ask, client_of, tokenizer_with
+from tests.support.sockets import free_port
 from tests.support.verl_toy import toy_pipeline
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize(("text", "host", "port"), [("8001", "127.0.0.1", 8001), ("0.0.0.0:9", "0.0.0.0", 9)])
