@@ -76,7 +76,7 @@ async def run(pipeline: Pipeline, live: Sequence[int]) -> None:
     """Start the servers and print a line for each measurement."""
     from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 
-    from agents.huggingface import AutoTokenizer
+    from agents.huggingface.files import load_tokenizer
     from tasks.verl.client import DirectClient
     from tasks.verl.servers import servers_config
 
@@ -86,7 +86,7 @@ async def run(pipeline: Pipeline, live: Sequence[int]) -> None:
         "verl": manager.get_client(LLMServerClient),
         "direct": manager.get_client(DirectClient, servers=manager.server_handles),
     }
-    tokenizer = AutoTokenizer.from_pretrained(pipeline.model)
+    tokenizer = load_tokenizer(pipeline.model)
     items = spread(split(pipeline.data).train, max(live))
     for number, count in enumerate([live[0], *live]):  # the first warms up
         for name, client in clients.items():

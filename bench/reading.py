@@ -22,7 +22,8 @@ from statistics import fmean
 
 import torch
 
-from agents.huggingface import AutoModelForCausalLM, AutoTokenizer
+from agents.huggingface.files import load_tokenizer
+from agents.huggingface.models import AutoModelForCausalLM
 from envs.builtin.textcraft.expert import Line, Planner, command, expansion, naming
 from envs.builtin.textcraft.invented import invent_families, invent_groups
 from envs.builtin.textcraft.world import Problem
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=300, help="for families and for groups")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    encoder = make_encoder(AutoTokenizer.from_pretrained(arguments.model))
+    encoder = make_encoder(load_tokenizer(arguments.model))
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
     print(f"{'look-up':<12}{'number':>8}{'prompts':>9}{'probability':>13}")
     for name, table in measure(model, encoder, prompts=arguments.prompts).items():

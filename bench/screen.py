@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from agents.huggingface import AutoTokenizer
+from agents.huggingface.files import load_tokenizer
 from envs.errors import ConfigError
 from envs.files import read_json_lines
 from envs.types import Message
@@ -47,7 +47,7 @@ class Replay:
         self._seconds = read_stage_seconds(folder)
         self._steps = read_json_lines(folder / "train" / "metrics.jsonl")
         self._episode_file = episode_file
-        self._tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+        self._tokenizer = load_tokenizer(folder / "policy")
         self._now_s = 0.0
         self.display = Display(
             f"{name} in {folder}",

@@ -29,7 +29,7 @@ class TransformerEncoder:
         """`model`: a folder in Hugging Face format, or a name on a model hub. Raises `ConfigError`."""
         import torch
 
-        from agents.huggingface import AutoModel, AutoTokenizer
+        from agents.huggingface.models import AutoModel, AutoTokenizer
 
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.huggingface.files import load_config
 from envs.errors import ConfigError, EnvCrashed, MissingDependency, describe, to_line
 from envs.requirements.detection import pip_install
 from envs.types import Image
@@ -154,12 +155,10 @@ def load_processor(model: str | Path) -> "ProcessorMixin | None":
     Raises `ConfigError` for a vision-language model without a processor, `MissingDependency` for a package
     that the processor needs.
     """
+    if not hasattr(load_config(model), "vision_config"):
+        return None
     from transformers import AutoProcessor
 
-    from agents.huggingface import AutoConfig
-
-    if not hasattr(AutoConfig.from_pretrained(str(model)), "vision_config"):
-        return None
     try:
         return AutoProcessor.from_pretrained(str(model))
     except ImportError as error:

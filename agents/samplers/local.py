@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.huggingface.files import load_tokenizer
 from agents.prompting.images import load_processor
 from envs.errors import ConfigError, describe
 
@@ -74,14 +75,7 @@ class LocalModel:
         needs.
         """
         self.check()
-        from agents.huggingface import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(self.folder))
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{self.folder} has no tokenizer ({describe(error)[:200]}); save it beside the model"
-            ) from error
+        tokenizer = load_tokenizer(self.folder)
         processor = load_processor(self.folder)
         sampler = self._sampler(processor, context_length=context_length)
         try:

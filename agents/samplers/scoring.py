@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from agents.huggingface.files import load_config
 from envs.errors import ConfigError, describe
 
 
@@ -33,7 +34,7 @@ class LocalScorer:
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError` for a model that cannot be loaded."""
-        from agents.huggingface import AutoModelForCausalLM
+        from agents.huggingface.models import AutoModelForCausalLM
 
         try:
             self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
@@ -63,8 +64,6 @@ class LocalScorer:
 def read_max_length(folder: Path) -> int | None:
     """Tokens of the longest sequence that the model in `folder` reads, which is not loaded; None if it does
     not say."""
-    from agents.huggingface import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder).get_text_config()
+    config = load_config(folder).get_text_config()
     length = getattr(config, "max_position_embeddings", None)
     return length if isinstance(length, int) else None

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.huggingface.files import load_tokenizer
 from agents.prompting.images import VisionProcessor
 from agents.samplers.sampling import check_params, random_key, sample_tokens, uniforms
 from agents.samplers.stop_texts import StopDetector
@@ -43,7 +44,7 @@ class TransformersSampler:
 
         Raises `ConfigError` for a model that cannot be loaded.
         """
-        from agents.huggingface import AutoModelForCausalLM, AutoModelForImageTextToText
+        from agents.huggingface.models import AutoModelForCausalLM, AutoModelForImageTextToText
 
         kind = AutoModelForCausalLM if processor is None else AutoModelForImageTextToText
         try:
@@ -137,10 +138,8 @@ class TransformersSampler:
         )
 
     def _decode(self, token_ids: list[int]) -> str:
-        from agents.huggingface import AutoTokenizer
-
         if self._tokenizer is None:
-            self._tokenizer = AutoTokenizer.from_pretrained(self._folder)
+            self._tokenizer = load_tokenizer(self._folder)
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def _model_inputs(self, prompt: list[int], images: list[Image]) -> "dict[str, torch.Tensor]":

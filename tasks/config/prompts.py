@@ -8,23 +8,18 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+from agents.huggingface.files import load_tokenizer
 from agents.prompting.renderer import Renderer
-from envs.errors import ConfigError, WingspanError, describe
+from envs.errors import ConfigError, WingspanError
 from envs.registry import EnvSpec
 from envs.types import Item, Observation
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
 from tasks.config.pipelines import Pipeline
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 ITEMS = 3
 """Items of each part that are reset."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def check_prompts(pipeline: Pipeline, items: Sequence[Item]) -> None:
@@ -54,32 +49,6 @@ def check_prompts(pipeline: Pipeline, items: Sequence[Item]) -> None:
                 sizes.append(len(renderer.prompt_ids(opening.messages, tools=opening.tools)))
         if sizes:
             _check_room(pipeline, min(sizes), part=name)
-
-
-def load_tokenizer(model: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model's folder or name, by whatever class reads its files quickest: to count with.
-
-    Raises `ConfigError`.
-    """
-    folder = Path(model)
-    if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZER_FILES):
-        raise ConfigError(
-            f"model {model!r} has no tokenizer: the folder has no {TOKENIZER_FILES[0]}; save it beside the "
-            "model by tokenizer.save_pretrained"
-        )
-    try:
-        if (folder / "tokenizer.json").exists():
-            # Without the table of all models, whose import takes longer than all else here.
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast.from_pretrained(model)
-        from agents.huggingface import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(model)
-    except Exception as error:  # of transformers, tokenizers, the hub's client, or a damaged file
-        raise ConfigError(
-            f"the tokenizer of model {model!r} cannot be loaded ({describe(error)[:200]}); save it again"
-        ) from None
 
 
 def _check_room(pipeline: Pipeline, shortest: int, *, part: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envs.errors import ConfigError, to_line
+from agents.huggingface.files import load_tokenizer
 from envs.registry import Split
 from tasks.config.pipelines import Pipeline
 from tasks.data.demonstrations import Demonstration, demonstrate
@@ -59,13 +59,3 @@ def _play_for_words(
     boundless = pipeline.model_copy(update={"warmup": settings, "rollout": rollout})
     for one in asyncio.run(demonstrate(played, pipeline=boundless, tokenizer=tokenizer)):
         yield one.prompt_ids + one.response_ids
-
-
-def load_tokenizer(model: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of `model`; raises `ConfigError`."""
-    from agents.huggingface import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model {model!r} cannot be loaded: {to_line(error, limit=200)}") from None

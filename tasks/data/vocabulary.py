@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.huggingface.files import load_tokenizer
 from envs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ def add_whole_words(
     expression.
     """
     from tokenizers import Tokenizer
-
-    from agents.huggingface import AutoTokenizer
 
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer.json"
@@ -59,7 +58,7 @@ def add_whole_words(
     except Exception as error:  # it raises nothing narrower
         raise ConfigError(f"warmup.whole_words {list(patterns)}: {error}") from None
     path.write_text(text)
-    return AutoTokenizer.from_pretrained(folder)
+    return load_tokenizer(folder)
 
 
 def find_spelled_words(
@@ -106,7 +105,7 @@ def add_words(
     """
     import torch
 
-    from agents.huggingface import AutoModelForCausalLM
+    from agents.huggingface.models import AutoModelForCausalLM
 
     policy = AutoModelForCausalLM.from_pretrained(model)
     first = len(tokenizer)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agents.clients.endpoint import Endpoint, EndpointFailed
 from agents.clients.prompt_log_probs import CHUNK, EndpointScorer
+from agents.huggingface.files import load_tokenizer
 from agents.prompting.renderer import Renderer
 from agents.rollout.packing import pack
 from agents.samplers.scoring import LocalScorer, ScoredTokens, Scorer, read_max_length
@@ -129,9 +130,7 @@ def check_teacher(pipeline: Pipeline) -> None:
         check_experts(split(pipeline.data).train, where=f"train.algorithm {algorithm.name}")
     tokenizer = None
     if Path(pipeline.model).is_dir() and not (pipeline.warmup is not None and pipeline.warmup.new_words):
-        from agents.huggingface import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(pipeline.model)
+        tokenizer = load_tokenizer(pipeline.model)
         if isinstance(algorithm, SelfDistill):
             _make_renderer(tokenizer)
     _check_source(pipeline, algorithm, tokenizer=tokenizer, policy=pipeline.model)
@@ -193,10 +192,8 @@ def _check_length(max_length: int | None, pipeline: Pipeline) -> None:
 
 def _check_vocabulary(folder: Path, tokenizer: "PreTrainedTokenizerBase", *, policy: str) -> None:
     """Raise `ConfigError` unless the tokenizer in `folder` has the tokens of `policy`'s, by the same ids."""
-    from agents.huggingface import AutoTokenizer
-
     ours = tokenizer.get_vocab()
-    theirs = AutoTokenizer.from_pretrained(folder).get_vocab()
+    theirs = load_tokenizer(folder).get_vocab()
     differences = sorted({*ours.items()} ^ {*theirs.items()}, key=lambda entry: entry[1])
     if differences:
         token, _ = differences[0]

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agents.huggingface.files import load_tokenizer
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
@@ -22,7 +23,7 @@ from tasks.algorithms.builtin.dpo import Dpo
 from tasks.algorithms.offline import Imitation, OfflineAlgorithm
 from tasks.config.offline import check_offline
 from tasks.config.pipelines import Pipeline
-from tasks.data.cloning import load_tokenizer, prepare_cloning
+from tasks.data.cloning import prepare_cloning
 from tasks.data.demonstrations import Demonstration
 from tasks.data.items import read_items, read_split
 from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select

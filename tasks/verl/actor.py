@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from agents import process_memory
+from agents.huggingface.files import load_tokenizer
 from agents.samplers.vllm import PYTHON_VARIABLE, find_python
 from agents.types import Trajectory
 from envs.runtime.metrics import PoolMetrics
@@ -157,7 +158,7 @@ class Trainer:
     def prepare(self) -> None:
         """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
         with process_memory.no_garbage_collection(), ThreadPoolExecutor(1) as side:
-            import agents.huggingface  # noqa: F401  # before others import transformers
+            import agents.huggingface.models  # noqa: F401  # before others import transformers
             from tasks.verl import queue_actors
             from tasks.verl.config import verl_config
 
@@ -187,7 +188,6 @@ class Trainer:
             self.prepare()
         from verl.utils.config import validate_config
 
-        from agents.huggingface import AutoTokenizer
         from tasks.rollout.teacher import make_teacher
         from tasks.verl.client import DirectClient
         from tasks.verl.rollout import RolloutManager
@@ -204,7 +204,7 @@ class Trainer:
             use_reference_policy=train.kl is not None,
             use_critic=isinstance(train.algorithm, ActorCritic),
         )
-        tokenizer = AutoTokenizer.from_pretrained(self._model)
+        tokenizer = load_tokenizer(self._model)
         teacher = make_teacher(self._pipeline, model=self._model, tokenizer=tokenizer)
         self._trainer = StepTrainer(self._config, self._pipeline)
         self._trainer.init()

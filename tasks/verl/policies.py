@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 ADAPTER = "adapter"
 """In the folder of a policy that was trained with `train.lora`: the adapter alone, in peft's format."""
@@ -18,13 +19,10 @@ def copy_policy(source: Path, target: Path) -> None:
     verl writes into `config.json` its own attention implementation, and `bfloat16` whatever the
     weights are: the first goes, the second is set right.
     """
-    from safetensors import safe_open
-
     fresh = target.with_name(target.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(source, fresh)
-    with safe_open(next(iter(sorted(fresh.glob("*.safetensors")))), framework="pt") as weights:
-        dtype = weights.get_slice(next(iter(weights.keys()))).get_dtype()
+    dtype = next(iter(_read_header(min(fresh.glob("*.safetensors"))).values()))["dtype"]
     path = fresh / "config.json"
     config = json.loads(path.read_text())
     config.pop("attn_implementation", None)
@@ -38,10 +36,16 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
     Raises `struct.error` or `ValueError` for a truncated file.
     """
+    return {name: tuple(tensor["shape"]) for name, tensor in _read_header(file).items()}
+
+
+def _read_header(file: Path) -> dict[str, dict[str, Any]]:
+    """What the file says of each tensor; torch would be imported for it by `safetensors.safe_open`."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(length))
-    return {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
+        header: dict[str, dict[str, Any]] = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
+    return header
 
 
 def decoder(*folders: Path | str, special_tokens: bool = True) -> Callable[[Sequence[int]], str | None]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.huggingface.files import load_tokenizer
 from agents.rollout.group import Callbacks
 from agents.types import Trajectory
 from envs.errors import WingspanError
@@ -115,7 +116,6 @@ class ServersProcess:
         """Start the servers with the policy."""
         from verl.workers.rollout.llm_server import LLMServerManager
 
-        from agents.huggingface import AutoTokenizer
         from tasks.verl.client import DirectClient
         from tasks.verl.rollout import VerlSampler
         from tasks.verl.vision import verl_processor
@@ -124,7 +124,7 @@ class ServersProcess:
         self._servers = await LLMServerManager.create(config)
         client = self._servers.get_client(DirectClient, servers=self._servers.server_handles)
         self._sampler = VerlSampler(client)
-        self._tokenizer = AutoTokenizer.from_pretrained(self._model)
+        self._tokenizer = load_tokenizer(self._model)
         self._processor = verl_processor(self._model)
 
     async def load(self, model: str) -> None:

@@ -13,7 +13,7 @@ def load_valuehead_model(
     The head is zero, so every value is 0 at first: an algorithm with a critic then starts from the rewards
     alone, and from the same critic in every run.
     """
-    from agents.huggingface import AutoModelForTokenClassification
+    from agents.huggingface.models import AutoModelForTokenClassification
 
     model: torch.nn.Module = AutoModelForTokenClassification.from_pretrained(
         local_path,

@@ -11,6 +11,7 @@ import pytest
 
 from agents.agent import FormatAgent
 from agents.formats.calls import ToolCall
+from agents.huggingface.files import load_tokenizer
 from agents.prompting.renderer import Renderer
 from agents.tools.episode import act
 from agents.tools.toolbox import Toolbox
@@ -18,7 +19,7 @@ from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item, Message
 from tasks.config.pipelines import Pipeline
-from tasks.data.cloning import load_tokenizer, prepare_cloning
+from tasks.data.cloning import prepare_cloning
 from tasks.data.demonstrations import Demonstration, demonstrate
 from tasks.data.items import write_items
 from tasks.progress import Progress

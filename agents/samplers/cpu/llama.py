@@ -3,15 +3,14 @@
 Owns which checkpoints are supported; all others are refused.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agents.huggingface.files import PlainConfig, load_config
 from agents.samplers.cpu.forward import DOWN, GATE_UP, OUT, QKV, Model, Sizes, forward, generate
 from agents.samplers.cpu.tiles import LANES, pack, round_up
 from agents.samplers.sampling import diverged_policy_error
@@ -25,21 +24,6 @@ if TYPE_CHECKING:
 
 MODEL_TYPES = ("llama", "qwen2")
 """The supported architectures, by their names in config.json."""
-_NEEDED_KEYS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_parameters",
-    "tie_word_embeddings",
-)
-"""Of config.json: what `model_shape` has no default for."""
-_OLDER_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
-"""Of config.json: what transformers translates into `rope_parameters`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +88,7 @@ class ModelShape:
         return shapes
 
 
-def model_shape(config: "PretrainedConfig | SimpleNamespace", *, source: str) -> ModelShape:
+def model_shape(config: "PretrainedConfig | PlainConfig", *, source: str) -> ModelShape:
     """The shape that a Hugging Face config describes; `source` names the config in errors.
 
     Raises `ConfigError` for anything that this forward would compute wrongly.
@@ -156,31 +140,11 @@ def read_checkpoint(folder: Path) -> tuple[ModelShape, "dict[str, torch.Tensor]"
     files = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not files:
         raise ConfigError(f"no model in {folder}: it needs a config.json and *.safetensors; check `model`")
-    shape = model_shape(_read_config(folder), source=str(folder / "config.json"))
+    shape = model_shape(load_config(folder), source=str(folder / "config.json"))
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         weights |= load_file(file)
     return shape, weights
-
-
-def _read_config(folder: Path) -> "PretrainedConfig | SimpleNamespace":
-    """The keys of config.json if they are all that `model_shape` needs, as where transformers 5 wrote it.
-
-    Otherwise transformers fills in defaults and translates older keys; its import takes two seconds.
-    """
-    values = json.loads((folder / "config.json").read_text())
-    needed_keys = {*_NEEDED_KEYS, *(("layer_types",) if values.get("model_type") == "qwen2" else ())}
-    if (
-        values.get("model_type") in MODEL_TYPES
-        and all(values.get(key) is not None for key in needed_keys)
-        and {"rope_theta", "rope_type"} <= values["rope_parameters"].keys()
-        and not values.keys() & set(_OLDER_KEYS)
-    ):
-        return SimpleNamespace(**values)
-    from agents.huggingface import AutoConfig
-
-    config: PretrainedConfig = AutoConfig.from_pretrained(folder)
-    return config
 
 
 class Llama:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from agents.huggingface.files import load_config
 from agents.process_memory import keep_freed_memory, no_garbage_collection
 from agents.samplers.stop_texts import Decode, StopDetector
 from agents.types import Completion, SamplingParams
@@ -237,7 +238,6 @@ def _resolver(future: "asyncio.Future[_Result]") -> Callable[[_Result | Exceptio
 
 def is_supported(folder: str | os.PathLike[str]) -> bool:
     """Whether the engine knows the architecture of the model in `folder`."""
-    from agents.huggingface import AutoConfig
     from agents.samplers.cpu.llama import MODEL_TYPES
 
-    return AutoConfig.from_pretrained(str(folder)).model_type in MODEL_TYPES
+    return load_config(Path(folder)).model_type in MODEL_TYPES

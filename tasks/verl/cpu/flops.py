@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from agents.huggingface.files import load_config
 from tasks.verl.policies import read_shapes
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ class ModelFlops:
     @classmethod
     def of_folder(cls, folder: Path) -> "ModelFlops":
         """Of a model in Hugging Face format."""
-        from agents.huggingface import AutoConfig
-
-        config = AutoConfig.from_pretrained(folder)
+        config = load_config(folder)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         numbers = sum(
             math.prod(shape)

@@ -28,7 +28,7 @@ def activate() -> None:
     with no_garbage_collection():
         from verl.plugin.platform.platform_manager import PlatformRegistry
 
-        import agents.huggingface  # noqa: F401  # before verl's modules import transformers' models
+        import agents.huggingface.models  # noqa: F401  # before verl's modules import transformers' models
         from tasks.verl.cpu.platform import PlatformCpu
 
         PlatformRegistry.register(platform="cpu")(PlatformCpu)

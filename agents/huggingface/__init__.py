@@ -1,0 +1,1 @@
+"""Models in Hugging Face format, by transformers, imported no further than each process needs."""

@@ -1,0 +1,123 @@
+"""Loads what a model's folder says without its weights: tokenizer and configuration."""
+
+import json
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
+
+from agents.process_memory import no_garbage_collection
+from envs.errors import ConfigError, describe
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_NEEDED_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_parameters",
+    "tie_word_embeddings",
+)
+"""Of config.json: what its readers here have no default for."""
+_OLDER_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
+"""Of config.json: what transformers translates into `rope_parameters`."""
+_GGUF = "transformers.modeling_gguf_pytorch_utils"
+
+
+def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder or of a name on the hub: the one that `AutoTokenizer` chooses.
+
+    The class of plain `tokenizer.json` files, which the CPU pipelines' models have, is imported alone:
+    transformers' table of all models brings torch and its compiler along, seconds and 200 MB that a process
+    without a model has no use for. Raises `ConfigError`.
+    """
+    folder = Path(model)
+    if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZER_FILES):
+        raise ConfigError(
+            f"model {str(model)!r} has no tokenizer: the folder has no {TOKENIZER_FILES[0]}; save it beside "
+            "the model by tokenizer.save_pretrained"
+        )
+    try:
+        if _is_plain(folder):
+            return _import_plain_tokenizer().from_pretrained(str(model))
+        from agents.huggingface.models import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(model))
+    except Exception as error:  # of transformers, tokenizers, the hub's client, or a damaged file
+        raise ConfigError(
+            f"the tokenizer of model {str(model)!r} cannot be loaded ({describe(error)[:200]}); correct the "
+            "name, or save it again"
+        ) from None
+
+
+class PlainConfig(SimpleNamespace):
+    """The keys of a `config.json` that says all that is asked of it here, as transformers 5 writes it."""
+
+    def get_text_config(self) -> Self:
+        return self
+
+
+def load_config(model: str | Path) -> "PlainConfig | PretrainedConfig":
+    """The configuration of a folder or of a name on the hub.
+
+    The file of a Llama or a Qwen2 is read as it is where it leaves nothing out. For others, transformers
+    fills in defaults and translates older keys; its import takes two seconds. Raises `OSError` and
+    `ValueError`.
+    """
+    file = Path(model) / "config.json"
+    if file.is_file():
+        values = json.loads(file.read_text())
+        if _is_complete(values):
+            return PlainConfig(**values)
+    from agents.huggingface.models import AutoConfig
+
+    config: PretrainedConfig = AutoConfig.from_pretrained(str(model))
+    return config
+
+
+def _is_complete(values: Mapping[str, Any]) -> bool:
+    model_type = values.get("model_type")
+    needed_keys = {*_NEEDED_KEYS, *(("layer_types",) if model_type == "qwen2" else ())}
+    return (
+        model_type in ("llama", "qwen2")
+        and all(values.get(key) is not None for key in needed_keys)
+        and {"rope_theta", "rope_type"} <= values["rope_parameters"].keys()
+        and not values.keys() & set(_OLDER_KEYS)
+    )
+
+
+def _is_plain(folder: Path) -> bool:
+    """Whether the tokenizer says that its `tokenizer.json` is all there is to it."""
+    config = folder / "tokenizer_config.json"
+    if not (folder / "tokenizer.json").is_file() or not config.is_file():
+        return False
+    values = json.loads(config.read_text())
+    classes = ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return values.get("tokenizer_class") in classes and "auto_map" not in values
+
+
+def _import_plain_tokenizer() -> Any:
+    """The class of plain tokenizers. Its module needs torch only to read GGUF files, which are none of ours:
+    during the import, a module that loads that reader when it is called stands in for it."""
+
+    def load_gguf_checkpoint(*args: Any, **options: Any) -> Any:
+        return import_module(_GGUF).load_gguf_checkpoint(*args, **options)
+
+    with no_garbage_collection():
+        if _GGUF in sys.modules:
+            return import_module("transformers.tokenization_utils_tokenizers").TokenizersBackend
+        sys.modules[_GGUF] = stand_in = ModuleType(_GGUF)
+        stand_in.load_gguf_checkpoint = load_gguf_checkpoint  # type: ignore[attr-defined]
+        try:
+            return import_module("transformers.tokenization_utils_tokenizers").TokenizersBackend
+        finally:
+            del sys.modules[_GGUF]
