@@ -34,35 +34,13 @@ PACKAGES = ("textarena",)
 SLOW = ("RushHour", "Sokoban", "Sudoku")
 """Games that take tenths of a second or more to make: they would delay a process's other episodes."""
 
-SINGLE_PLAYER_GAMES = (
-    "Bandit",
-    "Blackjack",
-    "Countdown",
-    "Crosswords",
-    "Cryptarithm",
-    "FifteenPuzzle",
-    "FrozenLake",
-    "Game2048",
-    "GuessTheNumber",
-    "Hangman",
-    "LightsOut",
-    "LogicPuzzle",
-    "Mastermind",
-    "Minesweeper",
-    "PegJump",
-    "RushHour",
-    "Secretary",
-    "Set",
-    "Slitherlink",
-    "Sokoban",
-    "Sudoku",
-    "ThreeCardMonte",
-    "TowerOfHanoi",
-    "UltimateTexasHoldem",
-    "WordLadder",
-    "WordSearch",
-    "Wordle",
-)
+_GAMES = """
+    Bandit Blackjack Countdown Crosswords Cryptarithm FifteenPuzzle FrozenLake Game2048
+    GuessTheNumber Hangman LightsOut LogicPuzzle Mastermind Minesweeper PegJump RushHour Secretary
+    Set Slitherlink Sokoban Sudoku ThreeCardMonte TowerOfHanoi UltimateTexasHoldem WordLadder
+    WordSearch Wordle
+    """
+SINGLE_PLAYER_GAMES = tuple(_GAMES.split())
 """Modules of the games for one player. GuessWho and TwentyQuestions are left out because their game master is
 a language model behind a paid service, and Klondike because its module has a syntax error."""
 

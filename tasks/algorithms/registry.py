@@ -13,35 +13,11 @@ from envs.plugins import Registry
 from tasks.algorithms.algorithm import Algorithm, OnlineAlgorithm
 from tasks.algorithms.offline import OfflineAlgorithm
 
-_BUILTIN = (
-    "agentevol",
-    "cispo",
-    "dapo",
-    "distill",
-    "dpo",
-    "dr_grpo",
-    "gdpo",
-    "gigpo",
-    "gpg",
-    "graphgpo",
-    "grpo",
-    "grpo_passk",
-    "gspo",
-    "maxrl",
-    "opo",
-    "optimal_token_baseline",
-    "ppo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "rft",
-    "rloo",
-    "sapo",
-    "self_distill",
-    "sft",
-    "turn_ppo",
-    "turn_rloo",
-)
+_BUILTIN = """
+    agentevol cispo dapo distill dpo dr_grpo gdpo gigpo gpg graphgpo grpo grpo_passk gspo maxrl opo
+    optimal_token_baseline ppo reinforce_plus_plus reinforce_plus_plus_baseline remax rft rloo sapo
+    self_distill sft turn_ppo turn_rloo
+    """
 
 
 def _load(name: str) -> type[Algorithm]:
@@ -63,7 +39,7 @@ def _validate(name: str, value: Any) -> type[Algorithm]:
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry(
     "algorithm",
-    {name: name for name in _BUILTIN},
+    {name: name for name in _BUILTIN.split()},
     group="wingspan.algorithms",
     origin="tasks/algorithms/registry.py",
     validate=_validate,

@@ -19,35 +19,13 @@ Counts of episodes, items and groups have a subsection, as in `rollout/counts/st
 import re
 from urllib.parse import urlsplit, urlunsplit
 
-_TRAIN = {
-    "loss",
-    "grad_norm",
-    "kl",
-    "kl_reference",
-    "observation_loss",
-    "clip_fraction",
-    "lr",
-    "value_loss",
-    "value_clip_fraction",
-    "value_mean",
-    "explained_variance",
-    "critic_grad_norm",
-    "critic_lr",
-    "entropy",
-    "entropy_exact",
-    "alerts",
-    "rewinds",
-    "trained",
-    "temperature",
-    "policy_version",
-    "horizon",
-    "trained_tokens",
-    "pairs",
-    "rows",
-    "rows_original",
-    "chosen",
-    "duplicates",
-}
+_TRAIN_KEYS = """
+    loss grad_norm kl kl_reference observation_loss clip_fraction lr value_loss value_clip_fraction
+    value_mean explained_variance critic_grad_norm critic_lr entropy entropy_exact alerts rewinds
+    trained temperature policy_version horizon trained_tokens pairs rows rows_original chosen
+    duplicates
+    """
+_TRAIN = set(_TRAIN_KEYS.split())
 _TRAIN_PREFIXES = (
     "imitation_",
     "preference_",
