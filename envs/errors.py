@@ -76,6 +76,12 @@ def unknown_item(env: str, index: int, *, count: int) -> ConfigError:
     return ConfigError(f"{env} has {count} items, {env}_0 to {env}_{count - 1}; there is no '{env}_{index}'")
 
 
+def check_index(env: str, index: int, *, count: int) -> None:
+    """Raise `ConfigError` unless an environment with `count` items has number `index`."""
+    if not 0 <= index < count:
+        raise unknown_item(env, index, count=count)
+
+
 def describe(error: BaseException) -> str:
     """Return e.g. `KeyError: 'x'`, on one line and without secrets."""
     return to_line(f"{type(error).__name__}: {error}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.builtin.alfworld.games import Game, parse_task_folder, read_game
-from envs.errors import unknown_item
+from envs.errors import check_index
 from envs.types import Item
 
 
@@ -26,8 +26,7 @@ class GameItems:
     def make_item(self, index: int) -> Item:
         """The item `<env>_<index>`."""
         games = self.list_games()
-        if not 0 <= index < len(games):
-            raise unknown_item(self.env, index, count=len(games))
+        check_index(self.env, index, count=len(games))
         folder, task, _ = games[index].split("/")
         return Item(
             item_id=f"{self.env}_{index}",

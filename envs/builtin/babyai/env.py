@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from envs.base import hash_state
 from envs.builtin.babyai.expert import solve
 from envs.builtin.babyai.view import Move, describe, list_commands, look
-from envs.errors import unknown_item
+from envs.errors import check_index
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
 
@@ -160,8 +160,7 @@ def make_level(index: int) -> "MiniGridEnv":
 
 def make_item(index: int) -> Item:
     """The item `babyai_<index>`. Raises `ConfigError` for a number that has no seed."""
-    if not 0 <= index < len(LEVELS) * SEEDS:
-        raise unknown_item("babyai", index, count=len(LEVELS) * SEEDS)
+    check_index("babyai", index, count=len(LEVELS) * SEEDS)
     return Item(
         item_id=f"babyai_{index}",
         env="babyai",

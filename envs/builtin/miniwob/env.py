@@ -11,7 +11,7 @@ from envs.browser.actions import ElementAction, InvalidAction, PageAction, descr
 from envs.browser.env import BrowserEnv
 from envs.browser.session import BrowserSession, StaticFolder
 from envs.builtin.miniwob.tasks import SEEDS, TASKS
-from envs.errors import EnvCrashed, MissingDependency, unknown_item
+from envs.errors import EnvCrashed, MissingDependency, check_index
 from envs.requirements.detection import pip_install
 from envs.types import Item, StepResult
 
@@ -99,8 +99,7 @@ class MiniWobEnv(BrowserEnv):
 
 def find_task(index: int) -> tuple[str, int]:
     """Item `index` → (task, seed). Raises `ConfigError` for a number without a seed."""
-    if not 0 <= index < len(TASKS) * SEEDS:
-        raise unknown_item("miniwob", index, count=len(TASKS) * SEEDS)
+    check_index("miniwob", index, count=len(TASKS) * SEEDS)
     seed, number = divmod(index, len(TASKS))
     return TASKS[number], seed
 

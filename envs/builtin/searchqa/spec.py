@@ -12,7 +12,7 @@ from functools import cache, partial
 from envs.builtin.searchqa.data import SEARCHQA, WIKI_18
 from envs.builtin.searchqa.env import INSTRUCTIONS, SearchQAEnv
 from envs.builtin.searchqa.questions import TEST, TRAIN, Question, QuestionFile, ranges
-from envs.errors import unknown_item
+from envs.errors import check_index
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.requirements.detection import CheckedRequirement
 from envs.retrieval.selection import configured_location, retriever_for
@@ -56,8 +56,7 @@ def ask(item: Item) -> Question:
 
 
 def _question(index: int) -> Question:
-    if not 0 <= index < END:
-        raise unknown_item(NAME, index, count=END)
+    check_index(NAME, index, count=END)
     return read_test()[index] if index < FIRST_TRAIN else read_train()[index - FIRST_TRAIN]
 
 

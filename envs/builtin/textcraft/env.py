@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from envs.adapters.arguments import parse_name, unknown_target
 from envs.base import hash_state
-from envs.errors import ConfigError, unknown_item
+from envs.errors import ConfigError, check_index
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
 
@@ -118,8 +118,7 @@ def make_item(index: int, *, listing: str = "") -> Item:
     with SPEC.explain_missing():
         from envs.builtin.textcraft.world import goals
     env = _name(listing)
-    if not 0 <= index < len(goals(listing)):
-        raise unknown_item(env, index, count=len(goals(listing)))
+    check_index(env, index, count=len(goals(listing)))
     _, depth = goals(listing)[index]
     return Item(item_id=f"{env}_{index}", env=env, metadata={"depth": depth})
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from envs.builtin.textcraft.env import SPEC as TEXTCRAFT
 from envs.builtin.textcraft.env import TextCraftEnv
-from envs.errors import unknown_item
+from envs.errors import check_index
 from envs.registry import ExpertStep, Split
 from envs.types import Item
 
@@ -60,8 +60,7 @@ def make_item(index: int) -> Item:
 
 @cache
 def _depth(index: int) -> int:
-    if not 0 <= index < NUM_ITEMS:
-        raise unknown_item(NAME, index, count=NUM_ITEMS)
+    check_index(NAME, index, count=NUM_ITEMS)
     return random.Random(f"{NAME}/{index}").choices(_DEPTHS, _DEPTH_WEIGHTS)[0]
 
 

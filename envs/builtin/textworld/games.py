@@ -23,7 +23,7 @@ from typing import Any
 
 from envs.builtin.textworld.play import Play, quest_commands
 from envs.builtin.textworld.upstream import generate, import_textworld
-from envs.errors import unknown_item
+from envs.errors import check_index
 from envs.registry import Split
 from envs.types import Item
 
@@ -116,8 +116,7 @@ class World:
     def make_item(self, index: int) -> Item:
         """The item `<name>_<index>`; raises `ConfigError` for a number that has no seed."""
         count = len(self.kinds) * MAX_SEED * min(len(KINDS[kind].levels) for kind in self.kinds)
-        if not 0 <= index < count:
-            raise unknown_item(self.name, index, count=count)
+        check_index(self.name, index, count=count)
         kind, level, seed = self._place(index)
         metadata = KINDS[kind].levels[level].metadata
         return Item(item_id=f"{self.name}_{index}", env=self.name, seed=seed, metadata=metadata)

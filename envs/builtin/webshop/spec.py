@@ -17,7 +17,7 @@ from envs.builtin.webshop.data import WEBSHOP, WEBSHOP_FULL
 from envs.builtin.webshop.env import INSTRUCTIONS, PACKAGES, Variant, WebShopEnv, load_shop
 from envs.builtin.webshop.goals import GoalKind
 from envs.builtin.webshop.views import View
-from envs.errors import ConfigError, unknown_item
+from envs.errors import ConfigError, check_index
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.requirements.data_sets import DataSet
 from envs.types import Item
@@ -111,8 +111,7 @@ def make_spec(variant: Variant, *, split_goals: SplitGoals, source: str) -> EnvS
 
 def _make_item(variant: Variant, number: int) -> Item:
     goals = load_shop(variant).goals
-    if not 0 <= number < len(goals):
-        raise unknown_item(variant.name, number, count=len(goals))
+    check_index(variant.name, number, count=len(goals))
     goal = goals[number]
     metadata = {
         "category": goal.product.category,

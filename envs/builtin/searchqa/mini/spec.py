@@ -15,7 +15,7 @@ from envs.builtin.searchqa.data import SEARCHQA_MINI
 from envs.builtin.searchqa.env import INSTRUCTIONS, SearchQAEnv
 from envs.builtin.searchqa.mini.questions import CORPUS, GROUPS, QUESTIONS, TOP_K, Hop, MiniQuestion
 from envs.builtin.searchqa.questions import Question
-from envs.errors import ConfigError, unknown_item
+from envs.errors import ConfigError, check_index
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.retrieval.selection import retriever_for
 from envs.retrieval.types import Retriever
@@ -51,8 +51,7 @@ def _retriever() -> Retriever:
 
 
 def _find_question(index: int) -> MiniQuestion:
-    if not 0 <= index < len(_questions()):
-        raise unknown_item(NAME, index, count=len(_questions()))
+    check_index(NAME, index, count=len(_questions()))
     return _questions()[index]
 
 
