@@ -38,6 +38,20 @@ def copy_over(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
+@contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder that replaces `folder` as a whole at the end; if the block raises, `folder` stays."""
+    new, old = (folder.with_name(f".{folder.name}.{word}") for word in ("making", "replaced"))
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    new.mkdir()
+    yield new
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def append_line(path: Path, line: str) -> None:
     """Append it as a line of its own, whatever the file ends with. Raises `ConfigError`."""
     try:

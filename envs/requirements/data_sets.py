@@ -8,7 +8,6 @@ import hashlib
 import inspect
 import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependency
-from envs.files import lock_file, write_atomically
+from envs.files import lock_file, replaced_folder, write_atomically
 from envs.plugins import Registry
 from envs.requirements.detection import pip_install
 
@@ -112,19 +111,11 @@ class DataSet:
         with lock_file(data_root() / f".{self.name}.lock"):
             if _read_key(self.folder) == key:  # another process has made it
                 return self.folder
-            making = self.folder.with_name(f".{self.name}.making")
-            shutil.rmtree(making, ignore_errors=True)
-            making.mkdir()
-            make(making)
-            if (missing := self._find_missing(making)) is not None:
-                raise RuntimeError(f"{make.__module__} made no {missing} for data set {self.name!r}")
-            write_atomically(making / RECEIPT, json.dumps({"made_by": key}))
-            previous = self.folder.with_name(f".{self.name}.replaced")
-            shutil.rmtree(previous, ignore_errors=True)
-            if self.folder.exists():
-                self.folder.rename(previous)
-            making.rename(self.folder)
-            shutil.rmtree(previous, ignore_errors=True)
+            with replaced_folder(self.folder) as making:
+                make(making)
+                if (missing := self._find_missing(making)) is not None:
+                    raise RuntimeError(f"{make.__module__} made no {missing} for data set {self.name!r}")
+                write_atomically(making / RECEIPT, json.dumps({"made_by": key}))
         return self.folder
 
     def _key(self, make: Callable[[Path], None]) -> str:

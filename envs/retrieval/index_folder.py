@@ -7,7 +7,6 @@ another name and renamed when complete.
 
 import json
 import logging
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependency
-from envs.files import lock_file, write_atomically
+from envs.files import lock_file, replaced_folder, write_atomically
 
 RECORD = "made.json"
 LOG_FROM_S = 10.0
@@ -59,18 +58,11 @@ def _build(
     corpus: Path, folder: Path, *, facts: Mapping[str, Any], build: Callable[[Path], str]
 ) -> IndexFolder:
     sources, start = _describe_sources(corpus, facts), time.perf_counter()
-    new, old = (folder.with_name(f".{folder.name}.{word}") for word in ("making", "replaced"))
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    new.mkdir()
-    sha256 = build(new)
-    if _describe_sources(corpus, facts) != sources:
-        raise ConfigError(f"{corpus} changed while its index was built; leave it unchanged and try again")
-    write_atomically(new / RECORD, json.dumps({"of": sources, "sha256": sha256}))
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    with replaced_folder(folder) as new:
+        sha256 = build(new)
+        if _describe_sources(corpus, facts) != sources:
+            raise ConfigError(f"{corpus} changed while its index was built; leave it unchanged and try again")
+        write_atomically(new / RECORD, json.dumps({"of": sources, "sha256": sha256}))
     seconds = time.perf_counter() - start
     if seconds > LOG_FROM_S:
         _log.warning("built the index %s in %.0f s; later runs reuse it", folder, seconds)
