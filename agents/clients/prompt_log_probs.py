@@ -4,10 +4,8 @@ They are read from `/v1/completions` with `prompt_logprobs`, which is vLLM's own
 `/detokenize` and the context length in the list of models.
 """
 
-import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
@@ -16,7 +14,7 @@ from agents.clients.endpoint import Endpoint, EndpointClient, EndpointFailed
 from agents.samplers.scoring import ScoredTokens
 from envs.errors import ConfigError, describe, to_line
 from envs.network.client import MAX_DETAIL, TryAgain
-from envs.runtime.concurrency import gather_or_cancel
+from envs.runtime.concurrency import gather_or_cancel, run_in_thread
 
 T = TypeVar("T")
 
@@ -31,7 +29,7 @@ class EndpointScorer(EndpointClient):
         """Raises `ConfigError` if the endpoint does not answer, rejects the key or lacks the model."""
         super().__init__(endpoint)
         self._base = endpoint.url.rstrip("/")
-        self.max_length = _run(self._read_max_length())
+        self.max_length = run_in_thread(self._read_max_length())
 
     def score(self, continuations: Sequence[ScoredTokens], *, temperature: float) -> list[list[float]]:
         """As of `Scorer`; `temperature` is 1: an endpoint computes no other.
@@ -40,13 +38,13 @@ class EndpointScorer(EndpointClient):
         or the address is rejected.
         """
         assert temperature == 1.0, temperature
-        return _run(gather_or_cancel(self._score(continuation) for continuation in continuations))
+        return run_in_thread(gather_or_cancel(self._score(continuation) for continuation in continuations))
 
     def decode(self, token_ids: Sequence[int]) -> list[str]:
         """The texts of successive runs of `token_ids`, of `CHUNK` each, by the model's tokenizer; raises as
         `score` does."""
-        starts = range(0, len(token_ids), CHUNK)
-        return _run(gather_or_cancel(self._decode(token_ids[start : start + CHUNK]) for start in starts))
+        chunks = (token_ids[start : start + CHUNK] for start in range(0, len(token_ids), CHUNK))
+        return run_in_thread(gather_or_cancel(map(self._decode, chunks)))
 
     async def _score(self, continuation: ScoredTokens) -> list[float]:
         ids = [*continuation.prompt_ids, *continuation.response_ids]
@@ -96,9 +94,3 @@ def _read(response: httpx.Response, read: Callable[[Any], T]) -> T:
             f"{response.request.url}: not the answer of vLLM ({describe(error)}): "
             f"{to_line(response.text, limit=MAX_DETAIL)}"
         ) from error
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    # In a thread, because the caller may run an event loop.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -29,6 +30,12 @@ async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the others are the cancellations
     return [task.result() for task in tasks]
+
+
+def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in another thread, because the caller's may run an event loop; blocks."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 async def take_turn() -> None:

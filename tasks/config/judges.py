@@ -1,13 +1,12 @@
 """The judges that a pipeline names under `agent.judges`, as rewards."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 from agents.clients.endpoint import Endpoint
 from agents.rewards import REWARDS, LLMJudge
 from agents.rewards.judge.reward import PROMPT
 from envs.errors import ConfigError, describe
+from envs.runtime.concurrency import run_in_thread
 from tasks.config.agent import AgentSettings, JudgeBlock
 
 
@@ -50,9 +49,7 @@ def check_judges(settings: AgentSettings, *, names: list[str]) -> None:
 
 @lru_cache(maxsize=64)  # once in a process: the command and its flow make the same plan
 def _check_endpoint(judge: LLMJudge) -> None:
-    # In a thread, because the caller may run an event loop.
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, judge.check_endpoint()).result()
+    run_in_thread(judge.check_endpoint())
 
 
 @lru_cache(maxsize=64)

@@ -6,13 +6,13 @@ asks no server; elsewhere the prompt without the observation is a lower bound.
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from agents.huggingface.files import load_tokenizer
 from agents.prompting.renderer import Renderer
 from envs.errors import ConfigError, WingspanError
 from envs.registry import EnvSpec
+from envs.runtime.concurrency import run_in_thread
 from envs.types import Item, Observation
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
@@ -77,8 +77,7 @@ def _reset_episodes(items: Sequence[Item], spec: EnvSpec, *, pipeline: Pipeline)
             await env.close()
 
     try:
-        with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
-            return thread.submit(asyncio.run, begin()).result()
+        return run_in_thread(begin())
     except ConfigError:
         raise
     except (WingspanError, TimeoutError):
