@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.formats.calls import ToolCall
+from envs.texts import replace_surrogates_within
 
 MAX_DEPTH = 64
 MAX_DIGITS = 1000
@@ -36,7 +37,6 @@ _DECODER = json.JSONDecoder(
 )
 _SPACE = re.compile(r"\s*")
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[][{}]', re.DOTALL)
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -80,7 +80,7 @@ def decode_at(text: str, position: int) -> Value | InvalidJson:
     if fault := _fault(value, 1):
         return InvalidJson(fault, end)
     if _ESCAPED_SURROGATE.search(text, position, end):
-        value = _without_surrogates(value)
+        value = replace_surrogates_within(value)
     return Value(value, end)
 
 
@@ -93,14 +93,6 @@ def _fault(value: Any, depth: int) -> str | None:
                 return fault
         return None
     return "has a number that is not finite or too long" if value is _INVALID_NUMBER else None
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_SURROGATE.sub("\ufffd", k): _without_surrogates(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_without_surrogates(inner) for inner in value]
-    return _SURROGATE.sub("\ufffd", value) if isinstance(value, str) else value
 
 
 def broken_end(text: str, position: int, *, limit: int) -> int:

@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Generic, TypeVar
 
 from agents.formats.calls import ParsedTurn, ToolCall, TurnParser
+from envs.texts import replace_surrogates
 
 MAX_CHARS = 1 << 19
 """Longer completions (about 130,000 tokens) are refused without being read."""
@@ -27,7 +28,6 @@ class _TooManyMarks(Exception):
 UNCLOSED_THOUGHT = "Your thinking has no end: close it with </think> before you act."
 
 _OPEN, _CLOSE = "<think>", "</think>"
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +174,6 @@ def plain_answer(result: Scan[Fragment], *, hint: str) -> ParsedTurn:
         return ParsedTurn(thought=result.thinking, answer=result.prose)
     why = "Your turn says nothing." if result.is_closed else UNCLOSED_THOUGHT
     return ParsedTurn(thought=result.thinking, problem=f"{why} {hint}")
-
-
-def replace_surrogates(text: str) -> str:
-    """`text` with U+FFFD for each lone surrogate, which an endpoint's JSON may spell and UTF-8 cannot."""
-    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def limit_text(parse: TurnParser) -> TurnParser:

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
-from agents.tools.types import replace_surrogates
 from envs.errors import ConfigError
+from envs.texts import replace_surrogates_within
 
 _MAX_VALUE_CHARS = 60
 """Characters of a rejected value that are shown."""
@@ -49,7 +49,7 @@ class Signature:
                 f"the arguments must be an object, not {_short(arguments)}. {self._describe_parameters()}"
             )
         try:
-            values = self._model.model_validate(_encodable(dict(arguments)))
+            values = self._model.model_validate(replace_surrogates_within(dict(arguments), by="?"))
         except ValidationError as error:
             faults = "; ".join(_fault(dict(fault)) for fault in error.errors(include_url=False))
             raise InvalidArguments(f"{faults}. {self._describe_parameters()}") from None
@@ -156,14 +156,6 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
         return text, {}
     texts = [part for part in (docstring.short_description, docstring.long_description) if part]
     return "\n\n".join(texts), {p.arg_name: " ".join((p.description or "").split()) for p in docstring.params}
-
-
-def _encodable(value: Any) -> Any:
-    if isinstance(value, str):
-        return replace_surrogates(value)
-    if isinstance(value, dict):
-        return {_encodable(str(key)): _encodable(inner) for key, inner in value.items()}
-    return [_encodable(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _fault(error: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from envs.images import recognize_image
+from envs.texts import replace_surrogates
 from envs.types import Image, StepResult
 
 MIN_LENGTH = 100
@@ -84,13 +85,14 @@ def read_outcome(value: Any) -> ToolResult:
     entries must be numbers. Raises `TypeError` or `ValueError` for anything else in it.
     """
     if isinstance(value, str):
-        return ToolResult(observation=replace_surrogates(value))
+        return ToolResult(observation=replace_surrogates(value, by="?"))
     if value is None:
         return ToolResult(observation="(no output)")
     if isinstance(value, StepResult):
-        return ToolResult(observation=replace_surrogates(value.observation), images=value.images, step=value)
+        observation = replace_surrogates(value.observation, by="?")
+        return ToolResult(observation=observation, images=value.images, step=value)
     if isinstance(value, Summary):
-        return ToolResult(observation=value.too_long, summary=replace_surrogates(value.text))
+        return ToolResult(observation=value.too_long, summary=replace_surrogates(value.text, by="?"))
     if isinstance(value, Mapping) and "observation" in value:
         rest = {str(name): item for name, item in value.items()}
         observation = read_outcome(rest.pop("observation")).observation
@@ -133,8 +135,3 @@ def _metrics(values: Mapping[str, Any]) -> dict[str, float]:
                 "belongs into 'observation'"
             )
     return {name: float(value) for name, value in values.items()}
-
-
-def replace_surrogates(text: str) -> str:
-    """`text` without lone surrogates, which JSON can spell and UTF-8 cannot."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from envs.errors import describe
+from envs.texts import replace_surrogates_within
 
 TOOL_CALLS = "tool_calls/"
 """Prefix of the metrics that count the calls of a tool."""
@@ -112,7 +113,7 @@ def digest_of(line: bytes) -> str:
 
 def parse_json(line: bytes) -> Any:
     """The value of a line, whatever Python's writer may have left in it: NaN, halves of surrogate pairs."""
-    return _without_surrogates(json.loads(line))
+    return replace_surrogates_within(json.loads(line), by="?")
 
 
 def exact_integer(digits: str) -> int | str:
@@ -131,16 +132,6 @@ def _decode(line: bytes) -> Line:
         raise
     except msgspec.DecodeError:  # not JSON by the letter; reading it as Python does is slower
         return msgspec.convert(parse_json(line), Line)
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode() if not value.isascii() else value
-    if isinstance(value, list):
-        return [_without_surrogates(element) for element in value]
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(element) for key, element in value.items()}
-    return value
 
 
 def finite(value: float) -> float | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from envs.errors import ConfigError
+from envs.texts import replace_surrogates
 from tasks.runs.folders import ANNOTATIONS, RunFolder, TrajectoryFile
 from tasks.runs.lines import TOOL_CALLS, Line, UnreadableLine, digest_of, finite, read_line
 from tasks.viewer.annotations import read_annotations
@@ -425,4 +426,4 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _text(path: Path) -> str:
-    return str(path).encode("utf-8", "replace").decode()
+    return replace_surrogates(str(path), by="?")

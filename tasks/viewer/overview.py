@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
+from envs.texts import replace_surrogates
 from tasks.evaluation.record import is_record, read_record
 from tasks.runs.folders import RunFolder
 from tasks.runs.parameters import read_json, read_lines, recorded_parameters
@@ -80,7 +81,7 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
         success, success_of = lines[-1].get("success"), f"step {lines[-1].get('step')}"
     return RunSummary(
         name=run.name,
-        folder=str(run.identity).encode("utf-8", "replace").decode(),
+        folder=replace_surrogates(str(run.identity), by="?"),
         kind=kind,
         pipeline=parameters.get("pipeline"),
         step=max((int(line.get("step", 0)) for line in lines), default=0),
