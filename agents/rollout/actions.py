@@ -17,7 +17,7 @@ from agents.tools.types import ToolResult, ToolStatus
 from envs.base import Environment, read_state_key
 from envs.errors import EnvCrashed, EpisodeTimeout, boundary, describe
 from envs.runtime.concurrency import gather_or_cancel
-from envs.runtime.instance import Instance, unwrap
+from envs.runtime.pool import Instance, unwrap
 from envs.types import Image, Item, Observation, StepResult
 
 T = TypeVar("T")

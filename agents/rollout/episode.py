@@ -19,7 +19,7 @@ from agents.types import EpisodeLimits, StopReason, Trajectory, Turn
 from envs.base import Environment
 from envs.errors import EpisodeTimeout
 from envs.runtime.concurrency import take_turn
-from envs.runtime.instance import unwrap
+from envs.runtime.pool import unwrap
 from envs.types import Item, Message, StepResult
 
 _NO_REPLY = Continuation(has_room=True)

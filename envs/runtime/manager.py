@@ -12,9 +12,8 @@ from functools import partial
 from envs.errors import ConfigError
 from envs.registry import EnvSpec
 from envs.runtime.hosted import Host, HostedEnv
-from envs.runtime.instance import Instance
 from envs.runtime.metrics import PoolMetrics
-from envs.runtime.pool import EnvPool, Shares
+from envs.runtime.pool import EnvPool, Instance, Shares
 from envs.runtime.processes import ProcessHost
 
 

@@ -10,8 +10,7 @@ from typing import Generic, TypeVar
 import pytest
 
 from envs.errors import EnvCrashed, EpisodeTimeout, MissingDependency
-from envs.runtime.instance import unwrap
-from envs.runtime.pool import EnvPool
+from envs.runtime.pool import EnvPool, unwrap
 from envs.types import StepResult
 from tests.support.toy import ToyEnv, toy_item
 from tests.support.waiting import wait_until_async
