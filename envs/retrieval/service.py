@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from envs.errors import WingspanError
-from envs.network.server import RequestRejected, listening, read_body
+from envs.network.server import RequestRejected, json_response, listening, read_body
 from envs.retrieval.types import Retriever
 
 MAX_BODY_BYTES = 4 << 20
@@ -38,13 +38,13 @@ def retriever_app(retriever: Retriever, *, top_k: int) -> Starlette:
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
-            return JSONResponse({"error": f"{field}: {first['msg']}"}, status_code=422)
+            return json_response({"error": f"{field}: {first['msg']}"}, status=422)
         except RequestRejected as rejection:
-            return JSONResponse({"error": str(rejection)}, status_code=rejection.status)
+            return json_response({"error": str(rejection)}, status=rejection.status)
         try:
             results = await retriever.search(body.queries, top_k=body.topk or top_k)
         except WingspanError as error:
-            return JSONResponse({"error": str(error)}, status_code=503)
+            return json_response({"error": str(error)}, status=503)
         entries = [
             [
                 {"document": {"id": passage.passage_id, "contents": passage.contents}, "score": passage.score}
@@ -53,11 +53,11 @@ def retriever_app(retriever: Retriever, *, top_k: int) -> Starlette:
             for passages in results
         ]
         if body.return_scores:
-            return JSONResponse({"result": entries})
-        return JSONResponse({"result": [[entry["document"] for entry in row] for row in entries]})
+            return json_response({"result": entries})
+        return json_response({"result": [[entry["document"] for entry in row] for row in entries]})
 
     async def version(_: Request) -> Response:
-        return JSONResponse({"version": await retriever.version()})
+        return json_response({"version": await retriever.version()})
 
     return Starlette(
         routes=[Route("/retrieve", retrieve, methods=["POST"]), Route("/version", version, methods=["GET"])]
