@@ -189,7 +189,7 @@ class Trainer:
         from verl.utils.config import validate_config
 
         from tasks.rollout.teacher import make_teacher
-        from tasks.verl.client import DirectClient
+        from tasks.verl.client import make_sampler
         from tasks.verl.rollout import RolloutManager
         from tasks.verl.trainer import StepTrainer
         from tasks.verl.vision import verl_processor
@@ -208,11 +208,10 @@ class Trainer:
         teacher = make_teacher(self._pipeline, model=self._model, tokenizer=tokenizer)
         self._trainer = StepTrainer(self._config, self._pipeline)
         self._trainer.init()
-        servers = self._trainer.llm_server_manager
         self._manager = RolloutManager(
             self._pipeline,
             items=items,
-            client=servers.get_client(DirectClient, servers=servers.server_handles),
+            sampler=make_sampler(self._trainer.llm_server_manager),
             tokenizer=tokenizer,
             processor=verl_processor(self._model),
             history=self._read_history(),

@@ -116,14 +116,12 @@ class ServersProcess:
         """Start the servers with the policy."""
         from verl.workers.rollout.llm_server import LLMServerManager
 
-        from tasks.verl.client import DirectClient
-        from tasks.verl.rollout import VerlSampler
+        from tasks.verl.client import make_sampler
         from tasks.verl.vision import verl_processor
 
         config = servers_config(self._pipeline, model=self._model, placement=self._placement)
         self._servers = await LLMServerManager.create(config)
-        client = self._servers.get_client(DirectClient, servers=self._servers.server_handles)
-        self._sampler = VerlSampler(client)
+        self._sampler = make_sampler(self._servers)
         self._tokenizer = load_tokenizer(self._model)
         self._processor = verl_processor(self._model)
 
