@@ -15,9 +15,9 @@ import pytest
 
 from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
-from tasks.verl.actor import environment_of
 from tasks.verl.config import check_pipeline, verl_config
 from tasks.verl.gpu_model import VARLEN_ATTENTION
+from tasks.verl.process import environment_of
 from tests.support.verl_toy import toy_pipeline
 
 
