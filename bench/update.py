@@ -72,8 +72,7 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
     """Update `repeats` times (and as often beside `busy` processes) on `items` groups."""
     import torch
 
-    from tasks.verl.cpu.attention import computed_pairs
-    from tasks.verl.cpu.packing import PackedRow, pack_row
+    from tasks.verl.cpu.packed_row import PackedRow, computed_pairs, pack_row
 
     pipeline = load_pipeline(PIPELINE)
     rows = random_rows(pipeline, items=items)

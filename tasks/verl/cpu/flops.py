@@ -1,8 +1,8 @@
 """How many floating-point operations an update needs, and how many the machine could do in the same time.
 
 An update takes three times the operations of its forward pass: forward, and backward by weights and by
-inputs. What packed rows need is counted (`packing.py`): each prompt of a group once, the pairs of query and
-key that a causal mask leaves, and logits only where there is a loss.
+inputs. What packed rows need is counted (`packed_row.py`): each prompt of a group once, the pairs of query
+and key that a causal mask leaves, and logits only where there is a loss.
 """
 
 import math
