@@ -110,11 +110,11 @@ def matmul_flops() -> float:
     return best
 
 
-def best_seconds(work: Callable[[], object], *, repeats: int = 5) -> float:
-    """CPU seconds of the quickest of several runs of `work`, after one to warm up."""
+def best_seconds(work: Callable[[], object]) -> float:
+    """CPU seconds of the quickest of five runs of `work`, after one to warm up."""
     work()
     times = []
-    for _ in range(repeats):
+    for _ in range(5):
         start = time.process_time()
         work()
         times.append(time.process_time() - start)
