@@ -22,8 +22,7 @@ from agents.prompting.renderer import Renderer
 from agents.rewards import Reward, get_reward
 from agents.rewards.types import check_items
 from agents.rollout.chat_conversation import ChatConversation
-from agents.rollout.context import ContextPolicy
-from agents.rollout.conversation import StartConversation, TokenConversation
+from agents.rollout.conversation import ContextPolicy, StartConversation, TokenConversation
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import Callbacks, GroupSpec, run_groups
 from agents.samplers.local import LocalModel
