@@ -331,8 +331,7 @@ def check_log_probs(groups: Iterable[Group], *, step: int, lr: float) -> None:
                 if not math.isfinite(value):
                     raise Diverged(
                         f"step {step}: the log-prob of a sampled token is {value} "
-                        f"({trajectory.item.item_id}, sample {trajectory.sample_index}); "
-                        f"lower train.lr ({lr:g})"
+                        f"({trajectory.where}); lower train.lr ({lr:g})"
                     )
 
 
