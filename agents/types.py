@@ -146,3 +146,18 @@ class Trajectory:
     """Identify the episode: `policy` and `mode` of an evaluation, metadata of a gateway session."""
     prompt_images: tuple[Image, ...] = ()
     """Those of `prompt_ids`, in order."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an `EpisodeFault` ended it: it is counted, and never trained on."""
+        return self.stop_reason is StopReason.ERROR
+
+    @property
+    def error_class(self) -> str:
+        """The class of `error`."""
+        return (self.error or "unknown").partition(":")[0]
+
+    @property
+    def where(self) -> str:
+        """Names the episode in errors: `textcraft_12, sample 3`."""
+        return f"{self.item.item_id}, sample {self.sample_index}"

@@ -29,7 +29,7 @@ from tasks.cluster.session import connect_ray, disconnect_ray
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import split, spread
 from tasks.rollout.runner import RolloutSpec, make_runner
-from tasks.verl.actor import environment_of
+from tasks.verl.process import environment_of
 
 PIPELINE, TURNS = "textcraft-gpu", 26
 

@@ -38,9 +38,9 @@ from typing import Any
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
 from tasks.config.pipelines import Pipeline, load_pipeline
-from tasks.verl.actor import environment_of
 from tasks.verl.cpu.flops import UPDATE_PASSES, ModelFlops, count_work, matmul_flops
 from tasks.verl.local_worker import join_process_group, start_actor
+from tasks.verl.process import environment_of
 from tasks.verl.rows import TrainingRow, fields_of, rows_of
 
 PIPELINE = "textcraft-cpu"
@@ -72,8 +72,7 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
     """Update `repeats` times (and as often beside `busy` processes) on `items` groups."""
     import torch
 
-    from tasks.verl.cpu.attention import computed_pairs
-    from tasks.verl.cpu.packing import PackedRow, pack_row
+    from tasks.verl.cpu.packed_row import PackedRow, computed_pairs, pack_row
 
     pipeline = load_pipeline(PIPELINE)
     rows = random_rows(pipeline, items=items)

@@ -1,4 +1,5 @@
-"""JSON as policies write it: a value at a position in a text, and a tool call from such a value.
+"""JSON as policies write it: a value at a position in a text, and a tool call from such a value. And a turn's
+calls as records have them.
 
 Never raises, and returns only values that can be written, sent and walked recursively. Each format decides
 where it looks for JSON. Nothing is repaired, because a call that is guessed would be rewarded.
@@ -10,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from agents.formats.calls import ToolCall
+from agents.formats.calls import ParsedTurn, ToolCall
 from envs.texts import replace_surrogates_within
 
 MAX_DEPTH = 64
@@ -37,6 +38,7 @@ _DECODER = json.JSONDecoder(
 )
 _SPACE = re.compile(r"\s*")
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[][{}]', re.DOTALL)
+_CALL = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)\((?P<arguments>\{.*\})\)", re.DOTALL)
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -140,3 +142,26 @@ def call_of(value: Any) -> ToolCall | str | None:
     if not isinstance(arguments, dict):
         return f'"{key}" must be a JSON object'
     return ToolCall(name.strip(), arguments)
+
+
+def format_action(turn: ParsedTurn) -> str:
+    """The turn's action or answer, or one line for each call: `calculator({"expression": "6*7"})`."""
+    text = turn.answer if turn.action is None else turn.action
+    if text is not None:
+        return text
+    return "\n".join(f"{call.name}({dumps(call.arguments)})" for call in turn.calls)
+
+
+def parse_calls(action: str) -> list[ToolCall]:
+    """The calls of an action that `format_action` wrote; empty if it is anything else."""
+    calls = []
+    for line in action.splitlines():
+        match = _CALL.fullmatch(line)
+        try:
+            arguments = json.loads(match["arguments"]) if match else None
+        except ValueError:
+            arguments = None
+        if match is None or not isinstance(arguments, dict):
+            return []
+        calls.append(ToolCall(match["name"], arguments))
+    return calls

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from agents.formats import NATIVE, turn_parser
 from agents.formats.calls import ParsedTurn
+from agents.formats.json_values import format_action
 from agents.gateway.calls import CallPrefix, CallWriter
 from agents.gateway.conversation import ChatTurn, Tool, WrittenCall, canonical
 from agents.prompting.native_tools import SENTINEL, check_native
 from agents.prompting.renderer import RenderedReply, Renderer
-from agents.rollout.actions import format_action
 from agents.samplers.stop_texts import cut_at_stop, text_before, truncate
 from agents.types import Completion
 from envs.errors import ConfigError, EnvCrashed

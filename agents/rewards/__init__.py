@@ -29,7 +29,6 @@ __all__ = [
     "RewardInput",
     "RewardResult",
     "assign_rewards",
-    "get_reward",
     "register_reward",
     "reward",
 ]
@@ -60,8 +59,3 @@ def register_reward(reward: Reward) -> None:
     """Make `reward` known by its name in this process; entry points of the group `wingspan.rewards` are
     known in every process. Raises `ConfigError` if another reward has this name."""
     REWARDS.register(reward.name, reward)
-
-
-def get_reward(name: str) -> Reward:
-    """The reward called `name`. Raises `ConfigError` for an unknown name."""
-    return REWARDS.find(name)

@@ -42,7 +42,7 @@ def well_formed_answer(text: str) -> str | None:
 def tool_calls(trajectory: Trajectory) -> int:
     """The number of successful tool calls, without those of `answer` and `summarize`.
 
-    The counts are the episode's (`agents/rollout/actions.py`). Nothing counts the tools of a program
+    The counts are the episode's (`agents/rollout/episode.py`). Nothing counts the tools of a program
     (`tasks/rollout/programs.py`): there, each turn before the last counts as a call.
     """
     metrics = trajectory.metrics

@@ -18,7 +18,6 @@ from typing import Any, TypedDict, Unpack, overload
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
 from agents.tools.threads import run_in_thread
-from agents.types import StopReason
 from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe, suggest
 from envs.requirements.detection import Requirement, require
 
@@ -60,8 +59,8 @@ class FunctionReward:
     async def score(self, reward_input: RewardInput) -> RewardResult:
         """Also raises `ConfigError` for a parameter that this item does not fill, as `check` does."""
         trajectory = reward_input.trajectory
-        where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
-        if trajectory.stop_reason is StopReason.ERROR:
+        where = trajectory.where
+        if trajectory.has_failed:
             raise ValueError(f"{where}: a failed episode has no reward ({trajectory.error}); drop it")
         arguments = reward_input.arguments(self.parameters)
         self._require(arguments)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Protocol
 
-from agents.types import StopReason, Trajectory
+from agents.types import Trajectory
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.types import Item
@@ -120,8 +120,8 @@ def assign_rewards(trajectory: Trajectory, result: RewardResult) -> Trajectory:
     trajectory's reward is their sum. Raises `ValueError` for a failed episode, for one without turns, and for
     a number of `turn_rewards` other than the number of turns.
     """
-    where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
-    if trajectory.stop_reason is StopReason.ERROR:
+    where = trajectory.where
+    if trajectory.has_failed:
         raise ValueError(
             f"{where}: a failed episode has no reward ({trajectory.error}); drop it and count it"
         )

@@ -14,8 +14,7 @@ from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import call_of
 from agents.formats.scan import split_thinking
 from agents.prompting.renderer import images_of
-from agents.rollout.context import add_summary
-from agents.rollout.conversation import Continuation, ModelTurn
+from agents.rollout.conversation import Continuation, ModelTurn, add_summary
 from agents.types import MIN_COMPLETION, Completion, EpisodeLimits, FinishReason, SamplingParams
 from envs.errors import ConfigError, SamplerFailed
 from envs.images import data_uri

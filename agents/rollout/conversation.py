@@ -2,21 +2,35 @@
 
 `TokenConversation` keeps the conversation as tokens, to be trained on as they were sampled;
 `agents/rollout/chat_conversation.py` keeps it as messages, for servers that report no tokens.
+
+Usually the context of a turn is that of the previous turn, its completion and the reply: one *segment*. When
+the context is full, a new segment may begin: another prompt, from which the episode continues. Completions
+that a prompt keeps are kept token by token, as they were sampled.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
+
+from pydantic import Field
 
 from agents.agent import Opening
 from agents.formats.calls import ParsedTurn
 from agents.formats.scan import split_thinking
-from agents.prompting.renderer import Renderer, Span, images_of
-from agents.rollout.context import Context, ContextPolicy
+from agents.prompting.renderer import RenderedReply, Renderer, Span, images_of
 from agents.samplers.sampler import Sampler, checked_sample
+from agents.settings import Positive, Settings
 from agents.types import MIN_COMPLETION, Completion, EpisodeLimits, SamplingParams
 from envs.errors import SamplerFailed
 from envs.types import Image, Message
+
+SUMMARY_REQUEST = (
+    "The conversation is about to be cut. Write down all that is needed to go on: the task, what has been "
+    "done, what was found out, what comes next. Only what you write now will be left."
+)
+SUMMARY_HEADING = "What you wrote down before the conversation was cut:"
+_THOUGHT_END = "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +97,23 @@ class StartConversation(Protocol):
         """`where` names the episode in errors."""
 
 
+class ContextPolicy(Settings):
+    """What the policy sees of its past."""
+
+    when_full: Literal["stop", "fold", "drop"] = "stop"
+    """If there is no room for another turn, `stop` ends the episode, and `drop` removes the oldest turns
+    until half of the context is free. `fold` acts earlier: at `fold_at`."""
+    fold_at: Annotated[float, Field(gt=0, lt=1)] = 0.75
+    """With `fold`: the share of the context at which the policy is asked for a summary, in a turn that trains
+    like any other. The summary then replaces the turns."""
+    keep_thoughts: bool = True
+    """Whether later turns see the text up to `</think>` of earlier ones. If not, each turn is a segment."""
+    max_observation: Positive | None = None
+    """Characters of a reply; a longer one loses its middle."""
+    show_budget: bool = False
+    """Whether each reply ends with the number of tokens and turns that are left."""
+
+
 class TokenConversation:
     """A `Conversation` that is kept as tokens; they are what is trained on.
 
@@ -113,13 +144,13 @@ class TokenConversation:
             max_tokens=limits.max_tokens_per_turn,
             stop_token_ids=sampling.stop_token_ids or renderer.stop_token_ids,
         )
-        self._context: Context | None = None
+        self._context: _Context | None = None
         self._completion: Completion | None = None
         self.prompt_ids: tuple[int, ...] = ()
         self.prompt_images: tuple[Image, ...] = ()
 
     def open(self, opening: Opening) -> bool:
-        self._context = Context(
+        self._context = _Context(
             opening,
             renderer=self._renderer,
             policy=self._policy,
@@ -195,3 +226,192 @@ class TokenConversation:
             images=images,
             summary=summary,
         )
+
+
+class _Exchange(NamedTuple):
+    """A turn in the context."""
+
+    completion_ids: list[int]
+    reply_ids: Sequence[int]
+    images: Sequence[Image]
+
+
+class _Context:
+    """The context of one episode's next turn, `ids`."""
+
+    def __init__(
+        self,
+        opening: Opening,
+        *,
+        renderer: Renderer,
+        policy: ContextPolicy,
+        context_length: int,
+        min_room: int,
+    ) -> None:
+        """`min_room`: the tokens that a completion needs at least."""
+        self._opening = opening
+        self._renderer = renderer
+        self._policy = policy
+        self._length = context_length
+        self._min_room = min_room
+        # The opening, or what replaced it at the last restart, and the turns since then.
+        self._base_ids = renderer.prompt_ids(opening.messages, tools=opening.tools)
+        self._base_images = images_of(opening.messages)
+        self._exchanges: list[_Exchange] = []
+        self.ids = self._base_ids.copy()  # extended in place
+        self.images = self._base_images.copy()
+        """The images that `ids` show, in their order."""
+        self.segment_prompt: tuple[int, ...] | None = None
+        """The prompt of the next turn, if that begins a segment."""
+        self.segment_images: tuple[Image, ...] = ()
+        """The images that `segment_prompt` shows."""
+
+    @property
+    def room(self) -> int:
+        """Tokens that the next completion may have."""
+        return self._length - len(self.ids)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no turn is possible."""
+        return self.room < self._min_room
+
+    def render_reply(
+        self, completion: Completion, messages: Sequence[Message], *, turns_left: int
+    ) -> RenderedReply:
+        """`messages` as tokens, as the policy will see them after `completion`."""
+        messages = self._shorten(messages)
+        return self._render(completion, messages, observations=messages, turns_left=turns_left)
+
+    def extend(self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image]) -> bool:
+        """Append a turn; returns False, with nothing appended, if that left no room."""
+        return self._append(completion, reply_ids, images, room=self._min_room)
+
+    def drop(self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image]) -> bool:
+        """Append a turn and begin a segment of the opening, the last summary and as many of the latest turns
+        as leave half of the context free; returns False if not even the last turn does."""
+        self._exchanges.append(_Exchange(completion.token_ids, reply_ids, images))
+        tail_ids: list[int] = []
+        tail_images: list[Image] = []
+        count = 0
+        for exchange in reversed(self._exchanges):
+            ids = [*self._visible(exchange.completion_ids), *exchange.reply_ids]
+            if len(self._base_ids) + len(ids) + len(tail_ids) > self._length // 2:
+                break
+            tail_ids = ids + tail_ids
+            tail_images = [*exchange.images, *tail_images]
+            count += 1
+        if not tail_ids or not self._begin(self._base_ids + tail_ids, self._base_images + tail_images):
+            return False
+        self._exchanges = self._exchanges[-count:]
+        return True
+
+    def needs_summary(self, completion: Completion, reply_ids: Sequence[int]) -> bool:
+        """Whether the policy must be asked for a summary after this turn."""
+        if self._policy.when_full != "fold":
+            return False
+        size = len(self.ids) + len(completion.token_ids) + len(reply_ids)
+        return size > self._policy.fold_at * self._length
+
+    def request_summary(
+        self, completion: Completion, messages: Sequence[Message], *, turns_left: int, summary_tokens: int
+    ) -> RenderedReply | None:
+        """Append the turn and the request for a summary; returns the reply, or None, with nothing appended,
+        if there is no room."""
+        observations = messages = self._shorten(messages)
+        if messages and messages[-1].role == "user":
+            messages = append_text(messages, SUMMARY_REQUEST)
+        else:
+            messages = [*messages, Message("user", SUMMARY_REQUEST)]
+        reply = self._render(completion, messages, observations=observations, turns_left=turns_left)
+        fits = self._append(completion, reply.ids, images_of(messages), room=summary_tokens)
+        return reply if fits else None
+
+    def restart(self, summary: str, images: Sequence[Image] = ()) -> bool:
+        """Begin a segment of the opening, the policy's `summary` and `images`; returns False, with nothing
+        changed, if that is too long."""
+        messages = add_summary(self._opening.messages, summary, images)
+        prompt = self._renderer.prompt_ids(messages, tools=self._opening.tools)
+        if not self._begin(prompt, images_of(messages)):
+            return False
+        self._base_ids, self._base_images, self._exchanges = prompt.copy(), images_of(messages), []
+        return True
+
+    def _shorten(self, messages: Sequence[Message]) -> Sequence[Message]:
+        max_length = self._policy.max_observation
+        if max_length is None:
+            return messages
+        return [replace(m, content=shorten_middle(m.content, max_length)) for m in messages]
+
+    def _render(
+        self,
+        completion: Completion,
+        messages: Sequence[Message],
+        *,
+        observations: Sequence[Message],
+        turns_left: int,
+    ) -> RenderedReply:
+        """`messages` begin with the texts of `observations`; what follows them is not the environment's."""
+        if self._policy.show_budget:
+            tokens_left = max(0, self.room - len(completion.token_ids))
+            budget = f"[left: about {tokens_left} tokens, {turns_left} turns]"
+            messages = append_text(messages, budget)
+        is_closed = completion.token_ids[-1] in self._renderer.stop_token_ids
+        lengths = [len(message.content) for message in observations]
+        lengths += [0] * (len(messages) - len(observations))
+        return self._renderer.reply(messages, is_closed=is_closed, observed=lengths)
+
+    def _begin(self, prompt: list[int], images: list[Image]) -> bool:
+        if len(prompt) > self._length // 2:  # the next segment would end at once
+            return False
+        self.ids, self.segment_prompt = prompt, tuple(prompt)
+        self.images, self.segment_images = images, tuple(images)
+        return True
+
+    def _append(
+        self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image], *, room: int
+    ) -> bool:
+        visible_ids = self._visible(completion.token_ids)
+        if len(self.ids) + len(visible_ids) + len(reply_ids) + room > self._length:
+            return False
+        self.ids += visible_ids
+        self.ids += reply_ids
+        self.images += images
+        self._exchanges.append(_Exchange(completion.token_ids, reply_ids, images))
+        is_whole = len(visible_ids) == len(completion.token_ids)
+        self.segment_prompt = None if is_whole else tuple(self.ids)
+        self.segment_images = () if is_whole else tuple(self.images)
+        return True
+
+    def _visible(self, completion_ids: list[int]) -> list[int]:
+        """The part of a completion that later turns see."""
+        if self._policy.keep_thoughts or _THOUGHT_END not in self._renderer.decode(completion_ids):
+            return completion_ids
+
+        def has_mark(count: int) -> bool:
+            return _THOUGHT_END in self._renderer.decode(completion_ids[:count])
+
+        # The shortest prefix with the mark ends at its last token.
+        return completion_ids[bisect_left(range(len(completion_ids)), True, key=has_mark) :]
+
+
+def add_summary(opening: Sequence[Message], summary: str, images: Sequence[Image] = ()) -> list[Message]:
+    """The opening, with the `summary` of the turns after it and `images` at its end."""
+    return append_text(opening, f"{SUMMARY_HEADING}\n{summary.strip()}", images)
+
+
+def append_text(messages: Sequence[Message], text: str, images: Sequence[Image] = ()) -> list[Message]:
+    """`messages`, the last one of which ends with a paragraph of `text`, and with `images`."""
+    *earlier, last = messages
+    content = f"{last.content}\n\n{text}"
+    return [*earlier, replace(last, content=content, images=(*last.images, *images))]
+
+
+def shorten_middle(text: str, max_length: int) -> str:
+    """The first and the last characters of `text`, `max_length` in all, and between them a note of how many
+    are left out; a shorter text as it is."""
+    excess = len(text) - max_length
+    if excess <= 0:
+        return text
+    head, tail = max_length - max_length // 2, max_length // 2
+    return f"{text[:head]}\n[... {excess} characters left out ...]\n{text[len(text) - tail :]}"

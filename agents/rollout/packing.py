@@ -9,7 +9,7 @@ Token in, token out: the ids are those that were sampled. Padding and tensors ar
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.types import StopReason, Trajectory, Turn
+from agents.types import Trajectory, Turn
 from envs.types import Image
 
 
@@ -33,8 +33,8 @@ def pack(trajectory: Trajectory) -> list[PackedSegment]:
     A segment ends with its last sampled token: the observation after it is dropped. Raises `ValueError` for a
     failed episode and for a turn without a sampled token, neither of which may be trained on.
     """
-    where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
-    if trajectory.stop_reason is StopReason.ERROR:
+    where = trajectory.where
+    if trajectory.has_failed:
         raise ValueError(f"{where}: a failed episode never trains ({trajectory.error}); drop it and count it")
     if not trajectory.turns or not trajectory.turns[-1].completion.token_ids:
         raise ValueError(f"{where}: no sampled token can carry the reward; drop it and count it")

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from agents.clients.endpoint import ChatReply
+from agents.formats.json_values import parse_calls
 from agents.prompting.renderer import Renderer
-from agents.rollout.actions import ActionResult, parse_calls
 from agents.rollout.chat_conversation import ChatModel
+from agents.rollout.episode import ActionResult
 from agents.samplers.sampler import Sampler
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError

@@ -19,11 +19,10 @@ from agents.clients.endpoint import ChatClient, Endpoint
 from agents.formats import NATIVE
 from agents.prompting.native_tools import check_native
 from agents.prompting.renderer import Renderer
-from agents.rewards import Reward, get_reward
+from agents.rewards import REWARDS, Reward
 from agents.rewards.types import check_items
 from agents.rollout.chat_conversation import ChatConversation
-from agents.rollout.context import ContextPolicy
-from agents.rollout.conversation import StartConversation, TokenConversation
+from agents.rollout.conversation import ContextPolicy, StartConversation, TokenConversation
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import Callbacks, GroupSpec, run_groups
 from agents.samplers.local import LocalModel
@@ -89,7 +88,7 @@ def rollout(
         agent=agent,
         limits=limits,
         tools=toolbox if toolbox.tools else None,
-        reward=get_reward(reward) if isinstance(reward, str) else reward,
+        reward=REWARDS.find(reward) if isinstance(reward, str) else reward,
     )
     if config.reward is not None:
         check_items(config.reward, items)

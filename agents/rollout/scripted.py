@@ -10,8 +10,13 @@ from functools import partial
 from agents.agent import Agent, FormatAgent, Opening
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.prompting.renderer import Renderer, images_of
-from agents.rollout.context import ContextPolicy
-from agents.rollout.conversation import Continuation, Conversation, ModelTurn, TokenConversation
+from agents.rollout.conversation import (
+    ContextPolicy,
+    Continuation,
+    Conversation,
+    ModelTurn,
+    TokenConversation,
+)
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.group import Callbacks
 from agents.samplers.sampler import ScriptedSampler

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from agents.rollout.group import Callbacks
-from agents.types import StopReason, Trajectory, Turn
+from agents.types import Trajectory, Turn
 from envs.files import check_writable
 from envs.types import Item, Message
 from flows.cli.tables import print_table
@@ -53,7 +53,7 @@ def fork(name: str, request: ForkRequest, *, console: Console) -> bool:
     printer.note(f"recorded in {parent.run.forks}; wingspan view shows them with {parent.name}")
     if plan.samples > 1:
         _print_value(trajectories, console=console)
-    return any(trajectory.stop_reason is not StopReason.ERROR for trajectory in trajectories)
+    return any(not trajectory.has_failed for trajectory in trajectories)
 
 
 class _Printer:

@@ -13,7 +13,7 @@ from rich.console import Console
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.rollout.group import Callbacks
 from agents.samplers.local import LocalModel
-from agents.types import StopReason, Trajectory
+from agents.types import Trajectory
 from envs.errors import ConfigError, describe, suggest
 from envs.types import Item
 from flows.cli.tables import print_table
@@ -120,7 +120,7 @@ def run_rollout(
         printer.note(f"trajectories: {request.out}")
     if is_stopped:
         raise KeyboardInterrupt
-    return any(trajectory.stop_reason is not StopReason.ERROR for trajectory in trajectories)
+    return any(not trajectory.has_failed for trajectory in trajectories)
 
 
 def summary_rows(summary: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from agents.types import StopReason, Trajectory, Turn
+from agents.types import Trajectory, Turn
 from envs.types import Image, Item, Message
 
 _STYLES = {
@@ -52,7 +52,7 @@ class TurnPrinter:
     def trajectory(self, trajectory: Trajectory) -> None:
         """Print how an episode ended."""
         episode = f"{trajectory.item.item_id} #{trajectory.sample_index}"
-        if trajectory.stop_reason is StopReason.ERROR:
+        if trajectory.has_failed:
             self._line(
                 episode, f"dropped after {trajectory.attempts} attempts: {trajectory.error}", style="red"
             )

@@ -2,7 +2,8 @@
 conversation.
 
 Only what the policy sampled is kept. An estimator therefore never sees an observation token, a prompt or the
-place where a segment ends, and its result is put back into the rows that are trained on.
+place where a segment ends, and its result is put back into the rows that are trained on
+(`tasks/verl/advantages.py`).
 
 Shapes: `C` conversations of the step, `T` sampled tokens of the longest, left-aligned.
 """
@@ -158,43 +159,6 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     turns; all arguments are 0 where `mask` is False, and the value after the last step is 0."""
     following = torch.nn.functional.pad(values[:, 1:], (0, 1))
     return discounted_returns((rewards + gamma * following - values) * mask, gamma=gamma * lam)
-
-
-class RowLayout:
-    """Where each token of a step's rows lies in its conversation, and back.
-
-    A row is one segment; rows may come in any order. Rows without a sampled token (padding) belong to none.
-    """
-
-    def __init__(
-        self, masks: Sequence[Tensor], *, conversation: Sequence[int], segment: Sequence[int]
-    ) -> None:
-        """`masks`: [R] each, 1 on the policy's tokens; `conversation` and `segment`: numbers of each row,
-        conversations from 0."""
-        self._lengths = [len(mask) for mask in masks]
-        starts = torch.tensor([0, *self._lengths]).cumsum(0)[:-1].tolist()
-        order = sorted(range(len(masks)), key=lambda row: (conversation[row], segment[row]))
-        places = [masks[row].nonzero().squeeze(1) + starts[row] for row in order]
-        counts = torch.zeros(max(conversation, default=-1) + 1, dtype=torch.int64)
-        for row, tokens in zip(order, places, strict=True):
-            if len(tokens):
-                counts[conversation[row]] += len(tokens)
-        self.places = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
-        """[N]: of each sampled token among the tokens of all rows."""
-        self.mask = torch.arange(int(counts.max()) if len(counts) else 0) < counts.unsqueeze(1)  # [C, T]
-
-    def join(self, rows: Sequence[Tensor]) -> Tensor:
-        """Values of the rows' tokens, [R] each → [C, T], 0 where there is no token."""
-        flat = torch.cat(list(rows))
-        joined = flat.new_zeros(self.mask.shape)
-        joined[self.mask] = flat[self.places]
-        return joined
-
-    def split(self, joined: Tensor) -> list[Tensor]:
-        """[C, T] → [R] each, 0 on tokens that were not sampled; the inverse of `join`."""
-        flat = joined.new_zeros(sum(self._lengths))
-        flat[self.places] = joined[self.mask]
-        return list(flat.split(self._lengths))
 
 
 def rewards_of(trajectories: Sequence[Trajectory], mask: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
         keys = [turn.state for turn in trajectory.turns]
         if not any(keys):
             raise WingspanError(
-                f"{algorithm}: {trajectory.item.item_id}, sample {trajectory.sample_index}, has no states; "
+                f"{algorithm}: {trajectory.where}, has no states; "
                 f"give {trajectory.item.env} a state_key (docs/new-environment.md); update its servers"
             )
         row = [number(key, group) for key in keys]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agents.rollout.context import ContextPolicy
+from agents.rollout.conversation import ContextPolicy
 from agents.settings import JudgeSettings, Settings
 
 

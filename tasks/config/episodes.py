@@ -9,7 +9,7 @@ from agents.agent import Agent, FormatAgent, Schema
 from agents.formats import FORMATS, NATIVE
 from agents.formats.registry import AGENTS
 from agents.prompting.native_tools import check_native
-from agents.rewards import CombinedReward, Reward, get_reward
+from agents.rewards import REWARDS, CombinedReward, Reward
 from agents.rewards.types import check_items
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.scripted import write_action
@@ -215,7 +215,7 @@ def _find_reward(name: str, settings: AgentSettings) -> Reward:
     if name in settings.judges:
         return judge_of(name, settings.judges[name])
     if ":" not in name:
-        return get_reward(name)
+        return REWARDS.find(name)
     reward: Reward = load_object(name, key="agent.reward")
     if not all(callable(getattr(reward, method, None)) for method in ("score", "check")):
         raise ConfigError(f"agent.reward: {name!r} is not a reward; decorate it with @reward")

@@ -2,8 +2,8 @@
 
 Every parameter is declared once, in the type of its block, and given once, under `pipelines.<name>`. A block
 that code below `tasks` is given as it stands is declared there (`agents.horizon.Horizon`,
-`agents.rollout.context.ContextPolicy`, `agents.settings.JudgeSettings`). An invalid value is refused in one
-line with its place (`pipelines.textcraft-cpu.rollout.group_size`) and a remedy.
+`agents.rollout.conversation.ContextPolicy`, `agents.settings.JudgeSettings`). An invalid value is refused in
+one line with its place (`pipelines.textcraft-cpu.rollout.group_size`) and a remedy.
 """
 
 from collections.abc import Mapping

@@ -60,9 +60,8 @@ def check_tokens(
             ids = turn.completion.token_ids
             if max(ids, default=0) >= size or not decode(ids).startswith(turn.text):
                 raise ConfigError(
-                    f"train.algorithm.data: tokens of {trajectory.item.item_id}, sample "
-                    f"{trajectory.sample_index} are not those of {model}'s tokenizer; train on episodes that "
-                    "were sampled with it"
+                    f"train.algorithm.data: tokens of {trajectory.where} are not those of {model}'s "
+                    "tokenizer; train on episodes that were sampled with it"
                 )
 
 

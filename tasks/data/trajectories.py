@@ -92,7 +92,7 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     that have it, e.g. `parse_failures`, `tool_calls/search`), `stop_<reason>`, `dropped` and
     `dropped_<ErrorClass>` (counts). There are no means if no episode is valid.
     """
-    valid = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
+    valid = [t for t in trajectories if not t.has_failed]
     summary: dict[str, float] = {
         "episodes": len(valid),
         "dropped": len(trajectories) - len(valid),
@@ -100,8 +100,8 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
     stops = Counter(t.stop_reason for t in valid)
     summary |= {f"stop_{reason}": count for reason, count in stops.items()}
-    failures = (t for t in trajectories if t.stop_reason is StopReason.ERROR)
-    causes = Counter((t.error or "unknown").partition(":")[0] for t in failures)
+    failures = (t for t in trajectories if t.has_failed)
+    causes = Counter(t.error_class for t in failures)
     summary |= {f"dropped_{cause}": count for cause, count in causes.items()}
     if not valid:
         return summary
@@ -192,7 +192,7 @@ def is_informative(group: Sequence[Trajectory]) -> bool:
 def is_usable(trajectory: Trajectory) -> bool:
     """Whether it was played to an end and holds anything of the policy's."""
     # An episode may end for want of room before the first turn: it holds nothing of the policy's.
-    return trajectory.stop_reason is not StopReason.ERROR and bool(trajectory.turns)
+    return not trajectory.has_failed and bool(trajectory.turns)
 
 
 def is_fresh(trajectory: Trajectory, *, oldest_version: int) -> bool:

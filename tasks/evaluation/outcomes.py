@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from agents.types import StopReason, Trajectory
+from agents.types import Trajectory
 from tasks.reporting.paired import PairedTest, paired_test
 
 OUTCOMES = "evaluation_outcomes.json"
@@ -16,10 +16,7 @@ Samples = Mapping[str, Sequence[float]]
 
 def successes_of(groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[bool]]:
     """The outcomes of `groups`, one of each item; failed episodes are left out, as in success rates."""
-    return {
-        group[0].item.item_id: [t.success for t in group if t.stop_reason is not StopReason.ERROR]
-        for group in groups
-    }
+    return {group[0].item.item_id: [t.success for t in group if not t.has_failed] for group in groups}
 
 
 def read_outcomes(file: Path) -> dict[str, dict[str, dict[str, list[bool]]]]:

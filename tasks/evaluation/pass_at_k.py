@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import comb
 from statistics import fmean
 
-from agents.types import StopReason, Trajectory
+from agents.types import Trajectory
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -50,7 +50,7 @@ def passes(successes: Sequence[Sequence[bool]], *, ks: Sequence[int]) -> dict[st
 
 def pass_rates(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """pass@k and pass^k as means over items (groups), for the default values of k above 1."""
-    successes = [[t.success for t in group if t.stop_reason is not StopReason.ERROR] for group in groups]
+    successes = [[t.success for t in group if not t.has_failed] for group in groups]
     ks = [k for k in default_ks(max(map(len, groups), default=1)) if k > 1]
     return {name: fmean(values) for name, values in passes(successes, ks=ks).items() if values}
 

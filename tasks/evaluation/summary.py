@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from agents.types import StopReason, Trajectory
+from agents.types import Trajectory
 from tasks.data.trajectories import MAX_KINDS
 from tasks.evaluation.pass_at_k import passes
 from tasks.evaluation.record import GroupResult, ItemOutcome, Rate
@@ -14,8 +14,8 @@ from tasks.reporting.intervals import bootstrap
 def outcome_of(group: Sequence[Trajectory], *, max_turns: int) -> ItemOutcome:
     """The samples of one item, whose episodes had at most `max_turns`."""
     item = group[0].item
-    valid = [t for t in group if t.stop_reason is not StopReason.ERROR]
-    failed = [t for t in group if t.stop_reason is StopReason.ERROR]
+    valid = [t for t in group if not t.has_failed]
+    failed = [t for t in group if t.has_failed]
     return ItemOutcome(
         item=item.item_id,
         env=item.env,
@@ -24,7 +24,7 @@ def outcome_of(group: Sequence[Trajectory], *, max_turns: int) -> ItemOutcome:
         successes=[t.success for t in valid],
         rewards=[t.reward for t in valid],
         turns=[len(t.turns) for t in valid],
-        failures=Counter((t.error or "unknown").partition(":")[0] for t in failed),
+        failures=Counter(t.error_class for t in failed),
     )
 
 

@@ -14,7 +14,7 @@ from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.group import Attempt, Callbacks, GroupSpec, gather_groups
 from agents.rollout.replay import Replay, ReplayedChat, ReplayedSampler
 from agents.rollout.scripted import ReadLine, TextConversation, write_action
-from agents.types import UNLIMITED, EpisodeLimits, StopReason, Trajectory, Turn
+from agents.types import UNLIMITED, EpisodeLimits, Trajectory, Turn
 from envs.errors import ConfigError, EpisodeFault
 from envs.runtime.manager import EnvManager
 from envs.types import Message
@@ -82,7 +82,7 @@ async def run_person(
         return TextConversation(answer)
 
     (trajectory,) = await _gather(replace(plan, samples=1), _Actor(converse), callbacks, name="person")
-    if trajectory.stop_reason is StopReason.ERROR:
+    if trajectory.has_failed:
         raise EpisodeFault(f"{plan.parent.name}: {trajectory.error}")
     return None if has_left else trajectory
 
@@ -172,7 +172,7 @@ async def _gather(plan: ForkPlan, actor: _Actor, callbacks: Callbacks, *, name: 
     finally:
         await envs.close()
     return [
-        replace(trajectory, labels=plan.labels) if trajectory.stop_reason is StopReason.ERROR else trajectory
+        replace(trajectory, labels=plan.labels) if trajectory.has_failed else trajectory
         for trajectory in trajectories
     ]
 

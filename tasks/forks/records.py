@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from agents.settings import Settings
-from agents.types import StopReason, Trajectory
+from agents.types import Trajectory
 from envs.files import append_line
 from tasks.data.trajectories import trajectory_to_dict
 from tasks.evaluation.record import Rate
@@ -31,7 +31,7 @@ class TurnValue(Settings):
 def value_of(trajectories: Sequence[Trajectory]) -> TurnValue:
     """The value of the turn from which `trajectories` went on, with 95% intervals over them: given the turn,
     they are independent."""
-    valid = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
+    valid = [t for t in trajectories if not t.has_failed]
     return make_value(
         [t.success for t in valid], [t.reward for t in valid], failed=len(trajectories) - len(valid)
     )

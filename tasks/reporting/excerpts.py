@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
-from agents.types import StopReason, Trajectory
+from agents.types import Trajectory
 from envs.types import Item
 from tasks.reporting.results import POLICIES, Results
 
@@ -66,7 +66,7 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
     by_verdict: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
     for item_id, (_, then) in after.items():
         _, first = before.get(item_id, (None, None))
-        if StopReason.ERROR in (then.stop_reason, first and first.stop_reason):
+        if then.has_failed or (first and first.has_failed):
             continue  # says nothing about the policy
         by_verdict[_verdict(first, then)].append(item_id)
     queues = {

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from agents.types import StopReason, Trajectory
+from agents.types import Trajectory
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, get_env
 from envs.types import Item
@@ -43,7 +43,7 @@ def sibling_hints(trajectories: Mapping[str, Trajectory]) -> Mapping[str, str]:
     several the one with the lowest sample index."""
     successes = defaultdict[str, list[tuple[int, int, str]]](list)
     for key, trajectory in trajectories.items():
-        if trajectory.success and trajectory.stop_reason is not StopReason.ERROR:
+        if trajectory.success and not trajectory.has_failed:
             rank = (len(trajectory.turns), trajectory.sample_index, key)
             successes[_group_of(key)].append(rank)
     hints = {}

@@ -13,8 +13,7 @@ from agents.clients.endpoint import ChatClient
 from agents.horizon import HorizonEvidence, anneal
 from agents.prompting.renderer import Renderer
 from agents.rollout.chat_conversation import ChatConversation
-from agents.rollout.context import ContextPolicy
-from agents.rollout.conversation import StartConversation, TokenConversation
+from agents.rollout.conversation import ContextPolicy, StartConversation, TokenConversation
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import Callbacks, GroupSpec, run_groups
 from agents.samplers.sampler import Sampler

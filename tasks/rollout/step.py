@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import get_args
 
-from agents.types import StopReason, Trajectory
+from agents.types import Trajectory
 from envs.types import Item
 from tasks.config.curriculum import Pool
 from tasks.config.data import DataSettings
@@ -189,7 +189,7 @@ class StepSampler:
             return [None] * len(items)
         greedy = replace(spec, name=f"{spec.name} greedy", num_samples=1, temperature=0.0)
         groups = await self._run(items, greedy)
-        return [None if t.stop_reason is StopReason.ERROR else t.reward for [t] in groups]
+        return [None if t.has_failed else t.reward for [t] in groups]
 
 
 class ItemDraws:

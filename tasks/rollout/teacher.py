@@ -226,6 +226,6 @@ def _check_finite(log_probs: Sequence[float], trajectory: Trajectory) -> None:
     for place, value in enumerate(log_probs):
         if not LOWEST < value < math.inf:
             raise TeacherFailed(
-                f"the teacher's log-prob of sampled token {place} of {trajectory.item.item_id}, sample "
-                f"{trajectory.sample_index}, is {value}, so that its KL has no bound; choose another teacher"
+                f"the teacher's log-prob of sampled token {place} of {trajectory.where}, is {value}, so that "
+                "its KL has no bound; choose another teacher"
             )

@@ -42,10 +42,10 @@ from tasks.stages.train import (
     training_items,
     write_prompts,
 )
-from tasks.verl.actor import environment_of
 from tasks.verl.config import check_pipeline
 from tasks.verl.dpo import DpoRequest
 from tasks.verl.policies import copy_policy
+from tasks.verl.process import environment_of
 from tasks.verl.sft import SftRequest, columns_of, train_apart
 
 _NAMES = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.rewards.types import PREFIX
-from agents.types import StopReason, Trajectory, Turn
+from agents.types import Trajectory, Turn
 from tasks.config.agent import AgentSettings
 from tasks.data.trajectories import read_trajectories, sampled_tokens
 from tasks.tracking.names import metric_key
@@ -158,7 +158,7 @@ def _log(trace: EpisodeTrace, *, run_id: str, experiment_id: str, decode: Decode
             "turns": len(trajectory.turns),
             "tokens": sampled_tokens(trajectory),
         },
-        status="ERROR" if trajectory.stop_reason is StopReason.ERROR else "OK",
+        status="ERROR" if trajectory.has_failed else "OK",
         end_time_ns=trace.ended_at_ns,
     )
     trace_id: str = episode.trace_id

@@ -5,7 +5,6 @@ when this process dies, is `tasks/stages/train.py`'s.
 """
 
 import json
-import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,19 +16,16 @@ import psutil
 
 from agents import process_memory
 from agents.huggingface.files import load_tokenizer
-from agents.samplers.vllm import PYTHON_VARIABLE, find_python
 from agents.types import Trajectory
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
 from tasks.algorithms.algorithm import ActorCritic
-from tasks.cluster.address import cluster_address
-from tasks.cluster.placement import Placement, check_nodes, place_workers
+from tasks.cluster.placement import Placement
 from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import read_trajectories, sampled_tokens, summarise, write_trajectories
 from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
-from tasks.verl import checkpoints, gpu_model
-from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV
+from tasks.verl import checkpoints
 from tasks.verl.queue import start_queue
 
 if TYPE_CHECKING:
@@ -138,7 +134,7 @@ class Trainer:
         pipeline: Pipeline,
         *,
         model: str,
-        checkpoints: str,
+        checkpoints: Path,
         placement: Placement,
         serve: "ServedAt | None" = None,
         episode_file: Path | None = None,
@@ -148,7 +144,7 @@ class Trainer:
         self._pipeline = pipeline
         self._placement = placement
         self._model = model
-        self._checkpoints = Path(checkpoints)
+        self._checkpoints = checkpoints
         self._serve = serve
         self._episode_file = episode_file
         self._config: Any = None
@@ -189,7 +185,7 @@ class Trainer:
         from verl.utils.config import validate_config
 
         from tasks.rollout.teacher import make_teacher
-        from tasks.verl.client import DirectClient
+        from tasks.verl.client import make_sampler
         from tasks.verl.rollout import RolloutManager
         from tasks.verl.trainer import StepTrainer
         from tasks.verl.vision import verl_processor
@@ -208,11 +204,10 @@ class Trainer:
         teacher = make_teacher(self._pipeline, model=self._model, tokenizer=tokenizer)
         self._trainer = StepTrainer(self._config, self._pipeline)
         self._trainer.init()
-        servers = self._trainer.llm_server_manager
         self._manager = RolloutManager(
             self._pipeline,
             items=items,
-            client=servers.get_client(DirectClient, servers=servers.server_handles),
+            sampler=make_sampler(self._trainer.llm_server_manager),
             tokenizer=tokenizer,
             processor=verl_processor(self._model),
             history=self._read_history(),
@@ -344,56 +339,3 @@ def _environments(pools: Mapping[str, PoolMetrics]) -> dict[str, float]:
             ("env_step_seconds", pool.step.mean),
         )
     }
-
-
-def launch(
-    pipeline: Pipeline,
-    *,
-    model: str,
-    checkpoints: Path,
-    serve: "ServedAt | None" = None,
-    episode_file: Path | None = None,
-) -> Any:
-    """A `Trainer` as an actor of the Ray session that this process is connected to; arguments as its own.
-
-    Raises `ConfigError` if the session has no place for `backend.workers`, or too little memory there.
-    """
-    import ray
-
-    placement, environment = place_workers(pipeline.backend), environment_of(pipeline)
-    if cluster_address():  # a local session is on this machine, which the plan has checked
-        check_nodes(pipeline, placement, environment=environment)
-    return (
-        ray.remote(Trainer)
-        .options(num_cpus=0, runtime_env={"env_vars": environment})
-        .remote(
-            pipeline,
-            model=model,
-            checkpoints=str(checkpoints),
-            placement=placement,
-            serve=serve,
-            episode_file=episode_file,
-        )
-    )
-
-
-def environment_of(pipeline: Pipeline) -> dict[str, str]:
-    """Environment variables of the training process and of all that it starts."""
-    root = str(Path(__file__).parents[2])
-    variables = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
-        "TRANSFER_QUEUE_ENABLE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "VERL_LOGGING_LEVEL": "WARN",
-    }
-    if pipeline.backend.device == "cpu":
-        # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
-        threads = os.environ.get("OMP_NUM_THREADS")
-        variables |= PLUGIN_ENV | THREADS_ENV | process_memory.ENVIRONMENT
-        if pipeline.backend.rollout == "vllm-cpu":
-            variables[PYTHON_VARIABLE] = str(find_python())
-        return variables | ({"WINGSPAN_THREADS": threads} if threads else {})
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-
-    for_gpus: dict[str, Any] = get_ppo_ray_runtime_env()["env_vars"]
-    return variables | {name: str(value) for name, value in for_gpus.items()} | gpu_model.PLUGIN_ENV

@@ -11,7 +11,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 
 from agents.types import Trajectory
 from tasks.algorithms.algorithm import ActorCritic
-from tasks.algorithms.conversations import Conversations, Estimate, RowLayout, rewards_of, turns_of
+from tasks.algorithms.conversations import Conversations, Estimate, rewards_of, turns_of
 from tasks.config.training import RolloutCorrectionSettings, TrainSettings
 from tasks.verl.rows import overlong_penalty, parent_key, segment_number
 
@@ -20,37 +20,44 @@ _NO_BOUNDS = (1e-12, 1e12)
 
 
 class JoinedRows:
-    """A step's rows as conversations, in the order of `trajectories`."""
+    """A step's rows as conversations, in the order of `trajectories`, and back."""
+
+    mask: torch.Tensor  # [C, T], bool
 
     def __init__(self, keys: Sequence[str], data: TensorDict, trajectories: Mapping[str, Trajectory]) -> None:
-        """`keys`: of the rows; those of `trajectories` are trained on, any other row is padding. `data`:
-        nested [rows, tokens], with `response_mask`."""
+        """`keys`: of the rows, each a segment, in any order; those of `trajectories` are trained on, any
+        other is padding. `data`: nested [rows, tokens], with `response_mask`."""
         numbers = {key: number for number, key in enumerate(trajectories)}
-        self._data = data
-        self._chosen = [row for row, key in enumerate(keys) if parent_key(key) in numbers]
-        self._masks = data["response_mask"].unbind()
-        self._joined = RowLayout(
-            [self._masks[row] for row in self._chosen],
-            conversation=[numbers[parent_key(keys[row])] for row in self._chosen],
-            segment=[segment_number(keys[row]) for row in self._chosen],
+        # where each row belongs: conversation, segment, row
+        order = sorted(
+            (numbers[parent_key(key)], segment_number(key), row)
+            for row, key in enumerate(keys)
+            if parent_key(key) in numbers
         )
-
-    @property
-    def mask(self) -> torch.Tensor:
-        """[C, T], bool."""
-        return self._joined.mask
+        masks = data["response_mask"].unbind()
+        self._data = data
+        self._lengths = [len(mask) for mask in masks]
+        starts = torch.tensor([0, *self._lengths]).cumsum(0)[:-1].tolist()
+        places = [masks[row].nonzero().squeeze(1) + starts[row] for _, _, row in order]
+        counts = [0] * len(numbers)
+        for (number, _, _), tokens in zip(order, places, strict=True):
+            counts[number] += len(tokens)
+        self._places = torch.cat(places)
+        """[N]: of each sampled token among the tokens of all rows."""
+        self.mask = torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)
 
     def join(self, name: str) -> torch.Tensor:
-        """[C, T]: a field of the rows."""
-        values = self._data[name].unbind()
-        return self._joined.join([values[row] for row in self._chosen])
+        """[C, T]: a field of the rows, 0 where there is no token."""
+        flat = torch.cat(self._data[name].unbind())
+        joined = flat.new_zeros(self.mask.shape)
+        joined[self.mask] = flat[self._places]
+        return joined
 
     def split(self, values: torch.Tensor) -> torch.Tensor:
         """[C, T] → nested [rows, tokens], 0 on tokens that were not sampled."""
-        rows = [torch.zeros(mask.shape, dtype=values.dtype) for mask in self._masks]
-        for row, part in zip(self._chosen, self._joined.split(values), strict=True):
-            rows[row] = part
-        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        flat = values.new_zeros(sum(self._lengths))
+        flat[self._places] = values[self.mask]
+        return torch.nested.as_nested_tensor(list(flat.split(self._lengths)), layout=torch.jagged)
 
 
 def rollout_weights(

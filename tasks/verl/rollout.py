@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from torch.utils.data import Dataset
 
 from agents.prompting.images import decode_image
+from agents.samplers.sampler import Sampler
 from agents.types import Completion, FinishReason, SamplingParams, Trajectory
 from envs.errors import ConfigError, SamplerFailed, describe
 from envs.runtime.metrics import PoolMetrics
@@ -61,7 +62,7 @@ class ItemNumbers(Dataset[dict[str, int]]):
 
 
 class VerlSampler:
-    """A `Sampler` over verl's client of its generation servers."""
+    """A `Sampler` over verl's client of vLLM's servers."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -140,16 +141,15 @@ class RolloutManager:
         pipeline: Pipeline,
         *,
         items: Sequence[Item],
-        client: Any,
+        sampler: Sampler,
         tokenizer: Any,
         processor: Any = None,
         history: History,
         episode_file: Path | None = None,
     ) -> None:
-        """`items`, `history`: as `StepSampler` takes them; `client`: of verl's generation servers;
-        `processor`: of a vision-language model, as `verl_processor` loads it; `episode_file`: where an
-        `EpisodeWriter` writes, for a terminal. Raises `ConfigError` for a
-        tokenizer by which an observation loss cannot be computed."""
+        """`items`, `history`: as `StepSampler` takes them; `processor`: of a vision-language model, as
+        `verl_processor` loads it; `episode_file`: where an `EpisodeWriter` writes, for a terminal. Raises
+        `ConfigError` for a tokenizer by which an observation loss cannot be computed."""
         if pipeline.train.observation_loss > 0 and getattr(tokenizer, "backend_tokenizer", None) is None:
             raise ConfigError(
                 f"train.observation_loss {pipeline.train.observation_loss}: {type(tokenizer).__name__} does "
@@ -157,10 +157,10 @@ class RolloutManager:
                 "template; use a model with a fast tokenizer (tokenizer.json)"
             )
         self._pipeline = pipeline
-        self._sampler = VerlSampler(client)
+        self._sampler = sampler
         self._tokenizer = tokenizer
         self._processor = processor
-        self._runner = make_runner(pipeline, sampler=self._sampler, tokenizer=tokenizer, processor=processor)
+        self._runner = make_runner(pipeline, sampler=sampler, tokenizer=tokenizer, processor=processor)
         self._writer = None if episode_file is None else EpisodeWriter(episode_file, pipeline)
         self._step_sampler = StepSampler(pipeline, items, self._play, history=history)
         self._server: ServedPolicy | None = None
@@ -331,8 +331,7 @@ def check_log_probs(groups: Iterable[Group], *, step: int, lr: float) -> None:
                 if not math.isfinite(value):
                     raise Diverged(
                         f"step {step}: the log-prob of a sampled token is {value} "
-                        f"({trajectory.item.item_id}, sample {trajectory.sample_index}); "
-                        f"lower train.lr ({lr:g})"
+                        f"({trajectory.where}); lower train.lr ({lr:g})"
                     )
 
 

@@ -15,7 +15,6 @@ from agents.rollout.packing import PackedSegment, pack
 from agents.types import Trajectory
 from tasks.config.training import TrainSettings
 from tasks.data.trajectories import is_usable, sampled_tokens
-from tasks.verl.vision import side_by_side, vision_of
 
 
 def trainable(group: Sequence[Trajectory], train: TrainSettings, *, context_length: int) -> list[Trajectory]:
@@ -98,18 +97,20 @@ def fields_of(rows: Sequence[TrainingRow], processor: Any = None, *, with_observ
         in_loss = [[*map(max, p.response_mask, p.observation_mask)] for p in packed]
         loss_masks = nest(in_loss, torch.int64)
     sequences = [p.prompt_ids + p.response_ids for p in packed]
-    vision = [vision_of(s, p.images, processor) for s, p in zip(sequences, packed, strict=True)]
-    vision_fields = (
-        {}
-        if processor is None
-        else {"multi_modal_inputs": NonTensorStack(*[row_vision.inputs for row_vision in vision])}
-    )
+    positions = nest([range(len(s)) for s in sequences], torch.int64)
+    vision_fields = {}
+    if processor is not None or any(p.images for p in packed):
+        from tasks.verl.vision import side_by_side, vision_of
+
+        vision = [vision_of(s, p.images, processor) for s, p in zip(sequences, packed, strict=True)]
+        positions = side_by_side([row_vision.position_ids for row_vision in vision])
+        vision_fields["multi_modal_inputs"] = NonTensorStack(*[row_vision.inputs for row_vision in vision])
     return TensorDict(
         {
             "prompts": nest([p.prompt_ids for p in packed], torch.int64),
             "responses": nest([p.response_ids for p in packed], torch.int64),
             "input_ids": nest(sequences, torch.int64),
-            "position_ids": side_by_side([row_vision.position_ids for row_vision in vision]),
+            "position_ids": positions,
             **vision_fields,
             "response_mask": masks,
             "loss_mask": loss_masks,

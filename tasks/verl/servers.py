@@ -6,7 +6,7 @@ and load the weights of the next policy.
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,11 @@ from agents.types import Trajectory
 from envs.errors import WingspanError
 from envs.types import Item
 from tasks.cluster.placement import Placement, place_workers
-from tasks.cluster.session import check_ray, connect_ray, disconnect_ray
+from tasks.cluster.session import connect_ray, disconnect_ray
 from tasks.config.pipelines import Pipeline
-from tasks.errors import RayDied
 from tasks.rollout.current_episode import EpisodeWriter
 from tasks.rollout.runner import RolloutSpec, make_runner
-from tasks.verl.process import await_actor
+from tasks.verl.process import await_actor, end_actor, environment_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -70,8 +69,6 @@ class PolicyServers:
     def _launch(self, model: str) -> Any:
         import ray
 
-        from tasks.verl.actor import environment_of
-
         return (
             ray.remote(ServersProcess)
             .options(num_cpus=0, runtime_env={"env_vars": environment_of(self._pipeline)})
@@ -81,11 +78,7 @@ class PolicyServers:
     def end(self) -> None:
         """End the servers."""
         if self._actor is not None:
-            import ray
-
-            with suppress(RayDied):  # without its control service Ray does not answer
-                check_ray()
-                ray.kill(self._actor)
+            end_actor(self._actor)
 
 
 @contextmanager
@@ -116,14 +109,12 @@ class ServersProcess:
         """Start the servers with the policy."""
         from verl.workers.rollout.llm_server import LLMServerManager
 
-        from tasks.verl.client import DirectClient
-        from tasks.verl.rollout import VerlSampler
+        from tasks.verl.client import make_sampler
         from tasks.verl.vision import verl_processor
 
         config = servers_config(self._pipeline, model=self._model, placement=self._placement)
         self._servers = await LLMServerManager.create(config)
-        client = self._servers.get_client(DirectClient, servers=self._servers.server_handles)
-        self._sampler = VerlSampler(client)
+        self._sampler = make_sampler(self._servers)
         self._tokenizer = load_tokenizer(self._model)
         self._processor = verl_processor(self._model)
 

@@ -77,7 +77,7 @@ def train_apart(
 ) -> list[str]:
     """Train as `request` says; returns the JSON lines of its steps, each of which `on_step` gets at once.
 
-    `environment`: `tasks.verl.actor.environment_of` the pipeline. Raises `WingspanError` with the last line
+    `environment`: `tasks.verl.process.environment_of` the pipeline. Raises `WingspanError` with the last line
     of the process if that fails.
     """
     lines = []

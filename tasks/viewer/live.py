@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agents.rollout.group import Callbacks
-from agents.types import StopReason, Trajectory, Turn
+from agents.types import Trajectory, Turn
 from envs.errors import ConfigError, WingspanError, describe, to_line
 from envs.types import Image, Item, Message
 from tasks.viewer.answers import NotFound
@@ -234,5 +234,5 @@ def _outcome(trajectory: Trajectory) -> dict[str, Any]:
         "reward": trajectory.reward,
         "turns": len(trajectory.turns),
         "stop": trajectory.stop_reason,
-        "error": trajectory.error if trajectory.stop_reason is StopReason.ERROR else None,
+        "error": trajectory.error if trajectory.has_failed else None,
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agents.rollout.actions import parse_calls
+from agents.formats.json_values import parse_calls
 from tasks.runs.lines import digest_of, exact_integer, parse_json
 from tasks.viewer.browse import Location
 from tasks.viewer.index import Decode

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from agents.agent import FormatAgent, with_images
 from agents.prompting.renderer import Renderer
-from agents.rollout.context import ContextPolicy
-from agents.rollout.conversation import TokenConversation
+from agents.rollout.conversation import ContextPolicy, TokenConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from agents.prompting.images import decode_image, has_vision, load_processor
-from agents.rollout.context import ContextPolicy
+from agents.rollout.conversation import ContextPolicy
 from agents.rollout.packing import pack
 from agents.samplers.cpu import CpuSampler
 from agents.samplers.local import LocalModel

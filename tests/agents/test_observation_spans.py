@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.prompting.renderer import Renderer
-from agents.rollout.context import SUMMARY_REQUEST, ContextPolicy
+from agents.rollout.conversation import SUMMARY_REQUEST, ContextPolicy
 from agents.rollout.packing import PackedSegment, pack
 from agents.samplers.sampler import ScriptedSampler
 from envs.types import Message

@@ -12,8 +12,7 @@ from agents.agent import FormatAgent
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.prompting.renderer import Renderer
 from agents.rollout.chat_conversation import ChatConversation
-from agents.rollout.context import ContextPolicy
-from agents.rollout.conversation import Conversation, TokenConversation
+from agents.rollout.conversation import ContextPolicy, Conversation, TokenConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.replay import Past, Replay, ReplayDiffers, ReplayedChat, ReplayedSampler
 from agents.samplers.sampler import Sampler, ScriptedSampler

@@ -22,7 +22,6 @@ from agents.rewards import (
     RewardInput,
     RewardResult,
     assign_rewards,
-    get_reward,
     reward,
 )
 from agents.rewards.environment import environment, environment_success
@@ -368,9 +367,9 @@ def test_rewards_of_another_number_of_turns_are_refused(turns: int, more: int) -
 
 
 def test_prebuilt_rewards_are_called_as_they_are_listed() -> None:
-    assert all(name == reward.name == get_reward(name).name for name, reward in REWARDS.items())
+    assert all(name == reward.name == REWARDS.find(name).name for name, reward in REWARDS.items())
     with pytest.raises(ConfigError, match="did you mean 'qa_f1'"):
-        get_reward("qa-f1")
+        REWARDS.find("qa-f1")
 
 
 def test_the_table_of_the_documentation_lists_all_of_them() -> None:
@@ -379,7 +378,7 @@ def test_the_table_of_the_documentation_lists_all_of_them() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", prebuilt, re.MULTILINE)
     assert [name for name, _ in rows] == list(REWARDS)
     for name, fields in rows:
-        reward = get_reward(name)
+        reward = REWARDS.find(name)
         assert isinstance(reward, FunctionReward)
         required_names = {parameter for parameter, is_required in reward.parameters.items() if is_required}
         assert required_names - set(ALWAYS) == set(re.findall(r"`(\w+)`", fields.partition("optional")[0]))

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from agents.agent import FormatAgent
 from agents.clients.endpoint import Endpoint
 from agents.rewards import reward
-from agents.rollout.context import ContextPolicy
+from agents.rollout.conversation import ContextPolicy
 from agents.rollout.group import Callbacks
 from agents.rollout.rollout import rollout
 from agents.samplers.local import LocalModel

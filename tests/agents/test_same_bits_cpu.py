@@ -11,8 +11,8 @@ import transformers
 from agents.samplers.cpu import engine as engine_module
 from agents.samplers.cpu import scheduler
 from agents.samplers.cpu.engine import CpuEngine, Request
-from agents.samplers.cpu.kv_cache import bytes_per_token
 from agents.samplers.cpu.llama import model_shape
+from agents.samplers.cpu.scheduler import bytes_per_token
 from agents.types import Completion, SamplingParams
 from tests.support.sampler_toy import KINDS, SIZES, make_engine, make_model, random_tokens, rope
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from agents.agent import FormatAgent
 from agents.clients.rate_limit import RateLimiter
 from agents.clients.web_search import Format, WebEndpoint, WebSearch, web_endpoint
-from agents.rewards import get_reward
+from agents.rewards import REWARDS
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.registry import get_tool
 from agents.tools.search import check_search, search_tool, web_search_tool
@@ -200,7 +200,7 @@ async def play_episode(
         agent=FormatAgent(format, schemas=tools.schemas if tools else ()),
         limits=LIMITS,
         tools=tools,
-        reward=get_reward("qa_exact_match") if tools else None,
+        reward=REWARDS.find("qa_exact_match") if tools else None,
         env=env,
         item=item,
     )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.agent import FormatAgent
-from agents.rollout.context import SUMMARY_HEADING, SUMMARY_REQUEST, ContextPolicy, shorten_middle
+from agents.rollout.conversation import SUMMARY_HEADING, SUMMARY_REQUEST, ContextPolicy, shorten_middle
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, EpisodeLimits, FinishReason, SamplingParams, StopReason, Trajectory

@@ -7,7 +7,7 @@ from typing import Any
 
 from agents.agent import FormatAgent
 from agents.clients.endpoint import Endpoint
-from agents.rollout.context import SUMMARY_HEADING, ContextPolicy
+from agents.rollout.conversation import SUMMARY_HEADING, ContextPolicy
 from agents.rollout.packing import pack
 from agents.rollout.rollout import rollout
 from agents.samplers.sampler import ScriptedSampler

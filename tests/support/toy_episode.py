@@ -6,8 +6,7 @@ from typing import Any
 from agents.agent import Agent
 from agents.prompting.renderer import Renderer
 from agents.rewards import Reward
-from agents.rollout.context import ContextPolicy
-from agents.rollout.conversation import TokenConversation
+from agents.rollout.conversation import ContextPolicy, TokenConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.samplers.sampler import Sampler
 from agents.tools.toolbox import Toolbox

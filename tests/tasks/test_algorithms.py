@@ -21,7 +21,6 @@ torch = pytest.importorskip("torch")
 
 from tasks.algorithms.conversations import (  # noqa: E402
     Conversations,
-    RowLayout,
     discounted_returns,
     gae,
     rewards_of,
@@ -184,21 +183,6 @@ def test_estimators_agree_with_verls(
     reference = torch.zeros(batch.mask.shape)
     reference[batch.mask] = result.batch["advantages"][positions].float()
     torch.testing.assert_close(advantages(name, batch), reference, atol=1e-5, rtol=1e-4)
-
-
-def test_segments_are_joined_in_their_order_and_split_again() -> None:
-    masks = [torch.tensor(m) for m in ([1, 0, 1], [1, 1], [0], [1, 1, 0, 1])]
-    # rows come in any order; the third is padding
-    conversation_rows = RowLayout(masks, conversation=[1, 0, 2, 0], segment=[0, 1, 0, 0])
-    rows = [torch.tensor(r) for r in ([10.0, -1.0, 11.0], [24.0, 25.0], [-1.0], [21.0, 22.0, -1.0, 23.0])]
-    together = conversation_rows.join(rows)
-    assert together.tolist() == [[21, 22, 23, 24, 25], [10, 11, 0, 0, 0], [0] * 5]
-    assert [r.tolist() for r in conversation_rows.split(together)] == [
-        [10, 0, 11],
-        [24, 25],
-        [0],
-        [21, 22, 0, 23],
-    ]
 
 
 LOSSES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [

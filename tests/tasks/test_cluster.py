@@ -24,8 +24,7 @@ from tasks.rollout.served_policy import ServedAt
 from tasks.stages.evaluate import evaluate
 from tasks.stages.prepare import prepare
 from tasks.stages.train import TrainSession
-from tasks.verl.actor import environment_of
-from tasks.verl.process import RayTrainingProcess
+from tasks.verl.process import RayTrainingProcess, environment_of
 from tests.support.sockets import SocketWatch, free_port
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline

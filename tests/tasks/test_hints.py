@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agents.prompting.renderer import Renderer
-from agents.rollout.context import append_text
+from agents.rollout.conversation import append_text
 from agents.rollout.packing import pack
 from agents.types import Trajectory
 from envs.errors import ConfigError

@@ -14,7 +14,7 @@ from rich.console import Console
 from agents.clients.endpoint import Endpoint
 from agents.prompting.images import decode_image
 from agents.rollout.chat_conversation import TOOL_IMAGES
-from agents.rollout.context import ContextPolicy
+from agents.rollout.conversation import ContextPolicy
 from agents.rollout.rollout import rollout
 from agents.tools.tool import tool
 from agents.types import Trajectory

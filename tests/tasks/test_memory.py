@@ -83,8 +83,7 @@ def test_activations_on_a_cpu_are_what_autograd_saves(width: int, mlp_width: int
     import torch
     from transformers import AttentionInterface, LlamaConfig, LlamaModel
 
-    from tasks.verl.cpu.attention import ATTENTION, packed_attention
-    from tasks.verl.cpu.packing import PromptBlock
+    from tasks.verl.cpu.packed_row import ATTENTION, PromptBlock, packed_attention
 
     AttentionInterface.register(ATTENTION, packed_attention)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.formats.registry import AGENTS, register_format
-from agents.rewards import REWARDS, get_reward, register_reward, reward
+from agents.rewards import REWARDS, register_reward, reward
 from agents.tools.registry import TOOLS, get_tool, register_tool
 from agents.tools.tool import tool
 from envs.errors import ConfigError
@@ -183,7 +183,7 @@ def test_what_is_registered_is_known_until_its_scope_ends() -> None:
         register_format("own_format", lambda schemas: AGENTS.find("react")(schemas))
         assert get_env("own_toy") is spec
         assert get_tool("own_tool") is own_tool
-        assert get_reward("own_reward") is own_reward
+        assert REWARDS.find("own_reward") is own_reward
         assert "own_format" in AGENTS
         with pytest.raises(
             ConfigError, match=r"two definitions of env 'own_toy': registered by tests\.tasks"

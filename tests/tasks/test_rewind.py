@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agents.huggingface.files import load_tokenizer
+from agents.samplers.sampler import ScriptedSampler
 from envs.errors import ConfigError
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import write_items
@@ -254,7 +255,7 @@ def test_episodes_that_were_sampled_ahead_are_not_taken_after_a_rewind(
     manager = RolloutManager(
         pipeline.model_copy(update={"seed": seed_after(rewinds, seed=pipeline.seed)}),
         items=toy_items(12),
-        client=None,
+        sampler=ScriptedSampler([], encode=str.encode),
         tokenizer=load_tokenizer(model),
         history=History(),
     )

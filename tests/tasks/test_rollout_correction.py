@@ -26,12 +26,13 @@ RATIOS = ([0.5, 9.0, 1.2], [4.0], [9.0, 9.0], [0.5, 9.0, 1.5, 3.0])
 """Of the trainer's probability to the sampler's; a conversation's product is 0.6 (b) and 9.0 (a)."""
 
 
+def nest(rows: Any) -> Any:
+    return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+
 def weigh(**block: Any) -> tuple[list[list[float]], dict[str, float]]:
     """By row of `KEYS`, and the metrics."""
     from tasks.verl.advantages import JoinedRows, rollout_weights
-
-    def nest(rows: Any) -> Any:
-        return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
 
     ratios = nest(RATIOS).log()
     data = {
@@ -67,6 +68,24 @@ BY_HAND: list[tuple[dict[str, Any], list[list[float]], tuple[float, float]]] = [
         (4 / 6, 2 / 6),
     ),
 ]
+
+
+def test_segments_are_joined_in_their_order_and_split_again(verl: ModuleType) -> None:
+    from tasks.verl.advantages import JoinedRows
+
+    values = nest([[10.0, -1.0, 11.0], [24.0], [-1.0, -1.0], [21.0, -1.0, 22.0, 23.0]])
+    data: Any = {"response_mask": nest(MASKS), "values": values}
+    trajectories: Any = {"b_0": None, "a_0": None}
+    rows = JoinedRows(KEYS, data, trajectories)
+    joined = rows.join("values")
+    assert joined.tolist() == [[10, 11, 0, 0], [21, 22, 23, 24]]
+    assert rows.mask.tolist() == (joined > 0).tolist()
+    assert [row.tolist() for row in rows.split(joined).unbind()] == [
+        [10, 0, 11],
+        [24],
+        [0, 0],
+        [21, 0, 22, 23],
+    ]
 
 
 @pytest.mark.parametrize(("block", "expected_weights", "shares"), BY_HAND)

@@ -15,9 +15,9 @@ import pytest
 
 from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
-from tasks.verl.actor import environment_of
 from tasks.verl.config import check_pipeline, verl_config
 from tasks.verl.gpu_model import VARLEN_ATTENTION
+from tasks.verl.process import environment_of
 from tests.support.verl_toy import toy_pipeline
 
 
@@ -115,9 +115,8 @@ def test_rollout_backend_has_every_method_that_verl_calls(verl: ModuleType) -> N
     assert not rollout.CpuReplica.__abstractmethods__
     assert not rollout.CpuRollout.__abstractmethods__
     assert {"weights", "wire_format"} <= set(parameters(BaseRollout.update_weights))
-    assert LLMServerManager.get_client is rollout.get_client
     assert LLMServerManager._init_global_load_balancer is rollout.init_load_balancer
-    assert parameters(rollout.verl_get_client)[:2] == ["self", "client_cls"]
+    assert parameters(LLMServerManager.get_client)[:2] == ["self", "client_cls"]
     assert parameters(LLMServerClient.generate)[:4] == ["self", "request_id", "prompt_ids", "sampling_params"]
     assert {"wake_up", "sleep", "clear_kv_cache", "max_concurrency"} <= set(dir(RolloutReplica))
 

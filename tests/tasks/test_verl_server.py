@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from agents.samplers.sampler import ScriptedSampler
 from agents.types import SamplingParams, Trajectory
-from envs.errors import ConfigError
+from envs.errors import ConfigError, SamplerFailed
 from tasks.cluster.placement import Placement
 from tasks.cluster.session import start_local_ray
 from tasks.config.pipelines import Pipeline, load_pipeline
@@ -185,6 +186,38 @@ def test_an_episode_stays_on_its_server_and_a_new_one_goes_to_the_least_loaded(
         assert not a.done()
 
     asyncio.run(asyncio.wait_for(play(), 120))
+
+
+@pytest.mark.usefixtures("engine")
+def test_samplers_on_a_cpu_answer_as_they_do_in_this_process() -> None:
+    """Episodes with one prompt share a sampler; its errors, and its death, keep their types."""
+    import ray
+
+    from tasks.verl.cpu.rollout import ActorSampler
+
+    actors = [
+        ray.remote(ScriptedSampler).options(num_cpus=0).remote([text], encode=str.encode)
+        for text in ("first", "second")
+    ]
+    sampler = ActorSampler(actors)
+
+    async def sample(prompt_ids: tuple[int, ...], episode_id: str) -> bytes:
+        params = SamplingParams(max_tokens=9)
+        return bytes((await sampler.sample(prompt_ids, params=params, episode_id=episode_id)).token_ids)
+
+    async def play() -> None:
+        assert [await sample((1, 2), "a"), await sample((3,), "b"), await sample((1, 2), "c")] == [
+            b"first",
+            b"second",
+            b"first",
+        ]
+        with pytest.raises(SamplerFailed, match=r"^a: the script has 1 texts"):
+            await sample((1, 2, 3), "a")
+        ray.kill(actors[0])
+        with pytest.raises(SamplerDied, match=r"^the sampler died: Actor"):
+            await sample((1, 2, 3), "a")
+
+    asyncio.run(play())
 
 
 @pytest.mark.usefixtures("engine")

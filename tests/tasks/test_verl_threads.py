@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.verl.actor import environment_of
+from tasks.verl.process import environment_of
 from tests.support.verl_toy import toy_pipeline
 
 SMALL_OPERATIONS = """

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.formats.calls import ToolCall
-from agents.rollout.actions import parse_calls
+from agents.formats.json_values import parse_calls
 from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
 from envs.types import Item

@@ -1,4 +1,4 @@
-"""The CPU engine: a small Llama or Qwen2 sampled with continuous batching, in plain PyTorch.
+"""The CPU engine: a small Llama or Qwen2 sampled with continuous batching, compiled by numba.
 
 `CpuSampler` is the only way in; it implements `agents.samplers.sampler.Sampler`. The other modules of this
 package are private to it (import-linter checks that). Why the engine exists, and when to delete it:

@@ -2,9 +2,9 @@
 
 In every `step` some active sequences advance: by up to `TOKENS_PER_STEP` sampled tokens, or by `CHUNK` tokens
 of an observation that is read. New requests join at any step. Owns requests and the order of work within a
-step. `scheduler.py` owns the slots of the cache, `batch.py`, `llama.py` and `forward.py` the arithmetic and
-the choice of tokens, `agents/samplers/sampling.py` the choice by parameters that few requests have,
-`sampler.py` threads and futures.
+step. `scheduler.py` owns the slots of the cache, `llama.py` and `forward.py` the arithmetic and the choice
+of tokens, `agents/samplers/sampling.py` the choice by parameters that few requests have, `sampler.py` threads
+and futures.
 """
 
 import math
@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from agents.samplers.cpu.batch import Batch, Draws, Segment, make_batch
-from agents.samplers.cpu.kv_cache import Prefix, bytes_per_token
-from agents.samplers.cpu.llama import Llama, ModelShape
-from agents.samplers.cpu.scheduler import CachedSequence, Scheduler
+from agents.samplers.cpu.llama import Batch, Draws, Llama, ModelShape, Segment, make_batch
+from agents.samplers.cpu.scheduler import CachedSequence, Prefix, Scheduler, bytes_per_token
 from agents.samplers.cpu.tiles import BYTES
 from agents.samplers.sampling import check_params, random_key, sample_tokens, uniforms
 from agents.types import Completion, FinishReason, SamplingParams

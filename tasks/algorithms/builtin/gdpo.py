@@ -43,7 +43,7 @@ def _metric(batch: "Conversations", name: str) -> "Tensor":
     for trajectory in batch.trajectories:
         if name not in trajectory.metrics:
             raise WingspanError(
-                f"train.algorithm.rewards names {name!r}, which {trajectory.item.item_id}, sample "
-                f"{trajectory.sample_index}, does not have; it has: {', '.join(trajectory.metrics) or 'none'}"
+                f"train.algorithm.rewards names {name!r}, which {trajectory.where}, does not have; "
+                f"it has: {', '.join(trajectory.metrics) or 'none'}"
             )
     return batch.scores.new_tensor([t.metrics[name] for t in batch.trajectories])

@@ -1,7 +1,7 @@
 """verl's FSDP2 engine on a CPU: the same model, loss and optimizer, over packed rows.
 
 verl's row packing needs flash-attention, and its padded batches take two to three times the work. This engine
-uses `packing.py` instead, and computes logits only for the tokens in the loss.
+uses `packed_row.py` instead, and computes logits only for the tokens in the loss.
 """
 
 import os
@@ -16,8 +16,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from tasks.verl.cpu.attention import ATTENTION, packed_attention
-from tasks.verl.cpu.packing import PackedRow, pack_row
+from tasks.verl.cpu.packed_row import ATTENTION, PackedRow, pack_row, packed_attention
 from tasks.verl.lora import patch_engine
 from tasks.verl.muon import MuonWithAdamW, hidden_matrices
 
@@ -178,7 +177,7 @@ def configure_torch(processes: int) -> None:
     """Give each of `processes` on this machine its share of threads, and make equal inputs give equal bits.
 
     The first tokens of a group's responses are all predicted from the row of the prompt's last token
-    (`packing.py`). By default, threads add their gradients to that row in the order in which they arrive.
+    (`packed_row.py`). By default, threads add their gradients to that row in the order in which they arrive.
     """
     torch.set_num_threads(threads_per_process(processes))
     torch.use_deterministic_algorithms(True)

@@ -1,8 +1,8 @@
 """How many floating-point operations an update needs, and how many the machine could do in the same time.
 
 An update takes three times the operations of its forward pass: forward, and backward by weights and by
-inputs. What packed rows need is counted (`packing.py`): each prompt of a group once, the pairs of query and
-key that a causal mask leaves, and logits only where there is a loss.
+inputs. What packed rows need is counted (`packed_row.py`): each prompt of a group once, the pairs of query
+and key that a causal mask leaves, and logits only where there is a loss.
 """
 
 import math
@@ -110,11 +110,11 @@ def matmul_flops() -> float:
     return best
 
 
-def best_seconds(work: Callable[[], object], *, repeats: int = 5) -> float:
-    """CPU seconds of the quickest of several runs of `work`, after one to warm up."""
+def best_seconds(work: Callable[[], object]) -> float:
+    """CPU seconds of the quickest of five runs of `work`, after one to warm up."""
     work()
     times = []
-    for _ in range(repeats):
+    for _ in range(5):
         start = time.process_time()
         work()
         times.append(time.process_time() - start)

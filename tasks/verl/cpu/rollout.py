@@ -1,12 +1,12 @@
 """verl's rollout backends `cpu` and `vllm-cpu`: the samplers' actors, their replica, the transfer of weights.
 
-verl asks a load balancer for a server at every turn. Here an episode stays on one server, which the process
-that runs all episodes chooses itself: this saves an actor and two calls per turn.
+The process that runs all episodes asks these actors itself. verl's client would ask a load balancer which one
+to take, at every turn: an actor and two calls more.
 """
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -14,13 +14,14 @@ from typing import Any
 import ray
 import torch
 from cachetools import LRUCache
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 from verl.workers.rollout import base as verl_rollout
 from verl.workers.rollout.base import BaseRollout
-from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+from verl.workers.rollout.llm_server import LLMServerManager
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
-from agents.types import SamplingParams
+from agents.types import Completion, SamplingParams
+from envs.types import Image
 from tasks.errors import SamplerDied
 from tasks.verl.config import MAX_EPISODES
 
@@ -35,7 +36,6 @@ def register() -> None:
         verl_rollout._ROLLOUT_REGISTRY[(backend, "async")] = f"{__name__}.CpuRollout"
         RolloutReplicaRegistry.register(backend, lambda: CpuReplica)
     LLMServerManager._init_global_load_balancer = init_load_balancer
-    LLMServerManager.get_client = get_client
 
 
 def _samplers(replica_rank: int, config: Any) -> list[str]:
@@ -131,63 +131,47 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
             await asyncio.gather(*loads)
 
 
-class CpuServerClient(LLMServerClient):  # type: ignore[misc]
-    """Calls the samplers directly. All turns of an episode go to the same sampler, which has their KV cache,
-    as do all episodes with the same prompt, which it computes once."""
+class ActorSampler:
+    """A `Sampler` over the samplers' actors. All turns of an episode go to the same one, which has their KV
+    cache, as do all episodes with the same prompt, which it computes once."""
 
-    def __init__(self, config: Any, servers: list[Any]) -> None:
-        super().__init__(config)
-        self._next_server = cycle(servers)
-        self._server_of: LRUCache[str, Any] = LRUCache(MAX_EPISODES)
-        self._server_of_opening: LRUCache[tuple[int, ...], Any] = LRUCache(_MAX_OPENINGS)
+    def __init__(self, samplers: Iterable[Any]) -> None:
+        self._next_sampler = cycle(samplers)
+        self._sampler_of: LRUCache[str, Any] = LRUCache(MAX_EPISODES)
+        self._sampler_of_opening: LRUCache[tuple[int, ...], Any] = LRUCache(_MAX_OPENINGS)
 
-    async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
-    ) -> TokenOutput:
-        """verl's method; `request_id` is the episode's. Raises what the sampler raised."""
-        if request_id not in self._server_of:
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        """Raises what the sampler raised, and `SamplerDied` if it died, which no retry can fix."""
+        if episode_id not in self._sampler_of:
             opening = tuple(prompt_ids)
-            if opening not in self._server_of_opening:
-                self._server_of_opening[opening] = next(self._next_server)
-            self._server_of[request_id] = self._server_of_opening[opening]
-        answer = self._server_of[request_id].sample.remote(
-            prompt_ids,
-            params=SamplingParams(
-                max_tokens=sampling_params["max_tokens"],
-                temperature=sampling_params["temperature"],
-                top_p=sampling_params["top_p"],
-                top_k=max(0, sampling_params["top_k"]),
-                stop_token_ids=tuple(sampling_params["stop_token_ids"]),
-                stop=tuple(sampling_params["stop"]),
-            ),
-            episode_id=request_id,
+            if opening not in self._sampler_of_opening:
+                self._sampler_of_opening[opening] = next(self._next_sampler)
+            self._sampler_of[episode_id] = self._sampler_of_opening[opening]
+        answer = self._sampler_of[episode_id].sample.remote(
+            list(prompt_ids), images=images, params=params, episode_id=episode_id
         )
         try:
-            completion = await answer
+            completion: Completion = await answer
         except asyncio.CancelledError:
             ray.cancel(answer)  # else the sampler would finish it
             raise
         except RayTaskError as error:
             raise error.cause from None  # Ray's message is a coloured traceback of the sampler's process
-        return TokenOutput(
-            token_ids=completion.token_ids,
-            log_probs=completion.logprobs,
-            stop_reason="completed",
-            extra_fields={"global_steps": completion.policy_version},
-        )
+        except RayActorError as error:
+            raise SamplerDied(f"the sampler died: {type(error).__name__}") from error
+        return completion
 
 
 verl_init_load_balancer = LLMServerManager._init_global_load_balancer
-verl_get_client = LLMServerManager.get_client
 
 
 async def init_load_balancer(self: LLMServerManager) -> None:
     if self.rollout_config.name not in BACKENDS:
         await verl_init_load_balancer(self)
-
-
-def get_client(self: LLMServerManager, client_cls: type | None = None, **kwargs: Any) -> LLMServerClient:
-    if self.rollout_config.name not in BACKENDS:
-        return verl_get_client(self, client_cls, **kwargs)
-    samplers = [sampler for replica in self.rollout_replicas for sampler in replica.servers]
-    return CpuServerClient(self.config, samplers)
