@@ -12,6 +12,7 @@ from envs.files import read_json_lines
 from flows.lineage.stages import RUNS, would_resume
 from flows.plan import Plan, find_disk_need
 from tasks.config.parameters import differing_values, flat, read_pipeline_name
+from tasks.evaluation.outcomes import EVALUATION
 from tasks.reporting.pages import duration
 from tasks.reporting.results import read_parameters, read_stage_seconds
 from tasks.runs.folders import find_runs
@@ -71,12 +72,7 @@ def _read_run(folder: Path, parameters: Mapping[str, object]) -> EarlierRun | No
     earlier_parameters = read_parameters(folder)
     seconds = read_stage_seconds(folder)
     steps = read_json_lines(folder / "train" / "metrics.jsonl")
-    if (
-        not earlier_parameters
-        or not steps
-        or not (folder / "evaluation.json").exists()
-        or "train" not in seconds
-    ):
+    if not earlier_parameters or not steps or not (folder / EVALUATION).exists() or "train" not in seconds:
         return None
     return EarlierRun(
         folder=folder,

@@ -24,6 +24,7 @@ from tasks.config.parameters import differing_values, flat
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.hashes import text_md5
 from tasks.data.items import evaluation_way, split
+from tasks.evaluation.outcomes import EVALUATION
 from tasks.reporting.results import read_parameters
 from tasks.tracking.tracker import is_recorded, read_record
 
@@ -169,7 +170,7 @@ def _make_run(name: str, *, run_name: str, overrides: Mapping[str, Any], folder:
     """Raises `ConfigError` for a workspace in which a run of other parameters has finished."""
     workspace = folder / run_name
     pipeline = load_pipeline(name, overrides=dict(overrides))
-    is_finished = is_recorded(workspace, pipeline=pipeline) and (workspace / "evaluation.json").exists()
+    is_finished = is_recorded(workspace, pipeline=pipeline) and (workspace / EVALUATION).exists()
     if not is_finished and read_record(workspace).get("finished"):
         parameters = dict(flat(pipeline.model_dump(mode="json"), sep="."))
         keys = list(differing_values(parameters, read_parameters(workspace)))

@@ -5,7 +5,6 @@ under the same limits. On a CPU both are evaluated at once, each with a sampler 
 verl's generation servers load one policy after the other.
 """
 
-import json
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
-from envs.files import write_atomically
+from envs.files import write_json
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import summarise, write_trajectories
-from tasks.evaluation.outcomes import OUTCOMES, successes_of
+from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, successes_of
 from tasks.evaluation.pass_at_k import pass_rates
 from tasks.progress import SILENT, Progress
 from tasks.rollout.policy import open_policy
@@ -80,9 +79,8 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
         workspace / "evaluation_trajectories.jsonl", [t for result in results for t in result.examples]
     )
     outcomes = {name: result.successes for name, result in named_results.items()}
-    write_atomically(workspace / OUTCOMES, json.dumps(outcomes) + "\n")
-    summaries = {name: result.summaries for name, result in named_results.items()}
-    write_atomically(workspace / "evaluation.json", json.dumps(summaries, indent=2) + "\n")
+    write_json(workspace / OUTCOMES, outcomes, indent=None)
+    write_json(workspace / EVALUATION, {name: result.summaries for name, result in named_results.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

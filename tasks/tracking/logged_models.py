@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.config.pipelines import Pipeline
+from tasks.evaluation.outcomes import EVALUATION, read_evaluation
 from tasks.stages.train import BEST, RoundResult, find_best
 from tasks.tracking.batches import ItemFile, log_metrics, metrics_of
 from tasks.tracking.names import summary_metric
@@ -59,8 +60,7 @@ def find_kept_policies(pipeline: Pipeline, workspace: Path, *, items: int) -> li
     best = find_best(train) if (train / BEST / "config.json").exists() else None
     final_step = best.last_step if best and pipeline.train.final_policy == BEST else last
     start = workspace / "warmup" if pipeline.warmup is not None else pipeline.model
-    file = workspace / "evaluation.json"
-    evaluation, at_ms = json.loads(file.read_text()), written_ms(file)
+    evaluation, at_ms = read_evaluation(workspace), written_ms(workspace / EVALUATION)
 
     def full_scores(policy: str, *, step: int) -> list[CheckpointScore]:
         return [

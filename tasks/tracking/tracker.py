@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from envs.errors import WingspanError, describe
-from envs.files import lock_file, read_json_lines, write_atomically
+from envs.files import lock_file, read_json, read_json_lines, write_json
 from envs.redaction import redact, register_url
 from tasks.config.parameters import flat
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
 from tasks.data.hashes import text_md5
-from tasks.evaluation.outcomes import OUTCOMES
+from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, read_evaluation
 from tasks.runs.usage import read_usage
 from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
@@ -313,10 +313,10 @@ class Tracker:
         self._write_system(client, run_id)
         self._write_training(client, run_id)
         workspace = self._workspace
-        evaluation = json.loads((workspace / "evaluation.json").read_text())
+        evaluation = read_evaluation(workspace)
         last = self._pipeline.train.steps
-        timing = json.loads((workspace / "timing.json").read_text())
-        at_ms = written_ms(workspace / "evaluation.json")
+        timing = read_json(workspace / "timing.json")
+        at_ms = written_ms(workspace / EVALUATION)
         usage = {
             f"{measure}/{stage}": value
             for stage, usage in read_usage(workspace).items()
@@ -329,7 +329,7 @@ class Tracker:
                 name = partial(summary_metric, group=f"eval/{mode}")
                 series += metrics_of(summary, step=step, at_ms=at_ms, name=name)
         log_metrics(client, run_id, series)
-        for file_name in ("evaluation.json", OUTCOMES):
+        for file_name in (EVALUATION, OUTCOMES):
             client.log_artifact(run_id, str(workspace / file_name))
         if (workspace / LINEAGE).exists():
             client.log_artifact(run_id, str(workspace / LINEAGE))
@@ -432,9 +432,7 @@ def _read_steps(file: Path) -> dict[int, dict[str, Any]]:
 
 def read_record(workspace: Path) -> dict[str, Any]:
     """`mlflow.json` of `workspace`: `uri`, `run_id`, `experiment_id`; empty if it is not recorded."""
-    file = workspace / RECORD
-    record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    return record
+    return read_json(workspace / RECORD)
 
 
 def _write_record(workspace: Path, *, pipeline: Pipeline, run: "Run", is_finished: bool) -> None:
@@ -445,7 +443,7 @@ def _write_record(workspace: Path, *, pipeline: Pipeline, run: "Run", is_finishe
         "identity": _identity(pipeline),
         "finished": is_finished,
     }
-    write_atomically(workspace / RECORD, json.dumps(record, indent=2) + "\n")
+    write_json(workspace / RECORD, record)
 
 
 def _identity(pipeline: Pipeline) -> str:
