@@ -19,7 +19,7 @@ from tasks.tracking import facts
 from tasks.tracking.tracker import recorded_page, ui_command
 
 if TYPE_CHECKING:
-    from tasks.stages.train import RoundResult
+    from tasks.stages.rounds import RoundResult
 
 Step = Mapping[str, float]
 """One training step: a line of `train/metrics.jsonl`."""

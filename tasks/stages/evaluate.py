@@ -30,6 +30,7 @@ from tasks.evaluation.pass_at_k import pass_rates
 from tasks.progress import SILENT, Progress
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
+from tasks.stages.rounds import start_policy
 
 if TYPE_CHECKING:
     from tasks.verl.servers import PolicyServers
@@ -51,9 +52,8 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
     after. A terminal shows episodes of the trained policy. Raises `ConfigError` for a missing policy.
     """
     items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
-    start = workspace / "warmup" if pipeline.warmup else pipeline.model
     policies = (
-        _Policy(index=0, name="before", model=start, version=0),
+        _Policy(index=0, name="before", model=start_policy(pipeline, workspace), version=0),
         _Policy(index=1, name="after", model=workspace / "policy", version=pipeline.train.steps),
     )
     for policy in policies:

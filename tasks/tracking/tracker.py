@@ -8,7 +8,6 @@ episodes, `model.py` registers the policy, `recorded_runs.py` owns the heartbeat
 MLflow.
 """
 
-import json
 import logging
 import os
 import threading
@@ -31,6 +30,7 @@ from tasks.data.collapse import ALERTS
 from tasks.data.hashes import text_md5
 from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, read_evaluation
 from tasks.runs.usage import read_usage
+from tasks.stages.rounds import read_rounds, round_file
 from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
 from tasks.tracking.lineage_record import LINEAGE
@@ -250,20 +250,19 @@ class Tracker:
 
     def _write_training(self, client: "MlflowClient", run_id: str) -> None:
         log_item_files(client, run_id, self._item_files())
-        parent = client.get_run(run_id)
-        steps = _read_steps(self._workspace / "train" / "metrics.jsonl")
+        parent, train = client.get_run(run_id), self._workspace / "train"
+        steps = _read_steps(train / "metrics.jsonl")
         self._write_alerts(client, run_id)
-        for prompt in sorted((self._workspace / "train").glob("*.md")):
+        for prompt in sorted(train.glob("*.md")):
             client.log_artifact(run_id, str(prompt))
         children = _children(client, parent)
         last_final_step = self._last_final_step()
-        for file in sorted((self._workspace / "train" / "rounds").glob("*.json")):
-            result = json.loads(file.read_text())
-            if result["last_step"] > last_final_step:
+        for result in read_rounds(train):
+            if result.last_step > last_final_step:
                 continue
-            number, first, last = result["index"] + 1, result["first_step"], result["last_step"]
-            at_ms = written_ms(file)
-            began_ms = at_ms - round(1000 * result["seconds"])
+            number, first, last = result.index + 1, result.first_step, result.last_step
+            at_ms = written_ms(round_file(train, result.index))
+            began_ms = at_ms - round(1000 * result.seconds)
             child = children.get(number) or _begin_child(client, parent, number=number, began_ms=began_ms)
             if child.info.status == "FINISHED":
                 continue
@@ -272,7 +271,7 @@ class Tracker:
                 client, child.info.run_id, facts.round_params(own_steps, first=first, last=last).items()
             )
             quick = partial(summary_metric, group="eval/quick")
-            series = metrics_of(result["evaluation"], step=last, at_ms=at_ms, name=quick)
+            series = metrics_of(result.evaluation, step=last, at_ms=at_ms, name=quick)
             for values in own_steps:
                 series += metrics_of(values, step=values["step"], at_ms=at_ms, name=step_metric)
             # Until the child is finished, the whole round is written again to both; with equal timestamps the
@@ -282,7 +281,7 @@ class Tracker:
             self._log_traces(
                 client,
                 run_id,
-                round_traces(self._workspace / "train", number=number, first_step=first, last_step=last),
+                round_traces(train, number=number, first_step=first, last_step=last),
             )
             client.set_terminated(child.info.run_id, status="FINISHED", end_time=at_ms)
 
@@ -290,7 +289,7 @@ class Tracker:
         """The last step that no rewind undoes any more: MLflow cannot forget a step that it has."""
         settings, train = self._pipeline.train, self._workspace / "train"
         last_round = settings.num_rounds - 1
-        is_trained = (train / "rounds" / f"{last_round:02d}.json").exists()
+        is_trained = round_file(train, last_round).exists()
         if is_trained or settings.watch.on_collapse != "rewind":
             return settings.steps
         steps = _read_steps(train / "metrics.jsonl")
