@@ -24,6 +24,5 @@ class Gpg(OnlineAlgorithm):
     def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
         scores = batch.scores
-        differ = ~batch.has_equal_rewards(scores)
-        alpha = batch.num_played / differ.sum().clamp(min=1)
-        return Estimate(batch.spread(alpha * (scores - batch.group_mean(scores)) * differ))
+        alpha = batch.num_played / (~batch.has_equal_rewards(scores)).sum().clamp(min=1)
+        return Estimate(batch.spread(alpha * batch.compare(scores, normalize_by_std=False)))
