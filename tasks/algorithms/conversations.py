@@ -4,7 +4,8 @@ conversation.
 Only what the policy sampled is kept. An estimator therefore never sees an observation token, a prompt or the
 place where a segment ends, and its result is put back into the rows that are trained on.
 
-Shapes: `C` conversations of the step, `T` sampled tokens of the longest, left-aligned; `N` values of any kind.
+Shapes: `C` conversations of the step, `T` sampled tokens of the longest, left-aligned; `N` values of any
+kind.
 """
 
 from collections.abc import Sequence

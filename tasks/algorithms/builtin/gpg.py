@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
-from tasks.algorithms.losses.gpg import GpgLoss
-from tasks.algorithms.losses.library import AnyLoss
+from tasks.algorithms.losses import AnyLoss, GpgLoss
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations
