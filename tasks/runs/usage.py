@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Lock
 
 import psutil
 
 from envs.files import read_json, write_json
+from tasks.progress import call_every
 
 USAGE = "usage.json"
 EVERY_S = 2.0
@@ -76,19 +77,9 @@ class ProcessUsage:
 @contextmanager
 def watch_usage() -> Iterator[ProcessUsage]:
     """The usage of this process and its descendants, looked at every `EVERY_S` while the block runs."""
-    usage, is_over = ProcessUsage(psutil.Process()), Event()
-
-    def watch() -> None:
-        while not is_over.wait(EVERY_S):
-            usage.look()
-
-    thread = Thread(target=watch, name="usage", daemon=True)
-    thread.start()
-    try:
+    usage = ProcessUsage(psutil.Process())
+    with call_every(usage.look, interval_s=EVERY_S, name="usage"):
         yield usage
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def read_usage(workspace: Path) -> dict[str, Usage]:

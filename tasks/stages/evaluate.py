@@ -15,7 +15,6 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from agents.types import Trajectory
@@ -27,7 +26,7 @@ from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, successes_of
 from tasks.evaluation.pass_at_k import pass_rates
-from tasks.progress import SILENT, Progress
+from tasks.progress import SILENT, Progress, call_every
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.rounds import start_policy
@@ -100,25 +99,16 @@ def _count_in(counts: Any) -> None:
 @contextmanager
 def _report_episodes(counts: Sequence[int], total: int, progress: Progress) -> Iterator[None]:
     """While the context is open, report the sum of `counts` whenever it has grown."""
-    is_over = Event()
+    before = 0
 
-    def watch() -> None:
-        before = 0
-        while True:
-            was_over = is_over.wait(POLL_S)
-            if (done := sum(counts)) > before:
-                progress.on_episodes(done, total)
-                before = done
-            if was_over:
-                return
+    def report() -> None:
+        nonlocal before
+        if (done := sum(counts)) > before:
+            progress.on_episodes(done, total)
+            before = done
 
-    thread = Thread(target=watch, name="episodes", daemon=True)
-    thread.start()
-    try:
+    with call_every(report, interval_s=POLL_S, name="episodes"):
         yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
