@@ -23,8 +23,7 @@ from tasks.algorithms.builtin.dpo import Dpo
 from tasks.algorithms.offline import Imitation, OfflineAlgorithm
 from tasks.config.offline import check_offline
 from tasks.config.pipelines import Pipeline
-from tasks.data.cloning import prepare_cloning
-from tasks.data.demonstrations import Demonstration
+from tasks.data.demonstrations import Demonstration, prepare_cloning
 from tasks.data.items import read_items, read_split
 from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
 from tasks.data.training_files import check_tokens, read_training_files
