@@ -11,7 +11,7 @@ from envs.errors import list_names
 from envs.files import read_json_lines
 from flows.lineage.stages import RUNS, would_resume
 from flows.plan import Plan, find_disk_need
-from tasks.config.parameters import differing_values, flat, read_pipeline_name
+from tasks.config.parameters import differing_values, parameters_of, read_pipeline_name
 from tasks.evaluation.outcomes import EVALUATION
 from tasks.reporting.pages import duration
 from tasks.reporting.results import read_parameters, read_stage_seconds
@@ -56,7 +56,7 @@ def list_costs(plan: Plan, stages: Sequence[str]) -> list[tuple[str, str, str]]:
 def find_earlier_runs(plan: Plan) -> list[EarlierRun]:
     """The finished runs of the pipeline in `runs/` and in the plan's workspace whose parameters differ least
     from those of `plan`."""
-    parameters = dict(flat(plan.pipeline.model_dump(mode="json"), sep="."))
+    parameters = parameters_of(plan.pipeline)
     folders = {
         run.folder.resolve(): run.folder
         for run in find_runs([path for path in (RUNS, plan.workspace) if path.is_dir()])

@@ -20,7 +20,7 @@ from tasks.cluster.address import cluster_address
 from tasks.comparison.sides import check_same_items
 from tasks.config.capacity import read_model_size
 from tasks.config.memory import device_memories, memory_needs
-from tasks.config.parameters import differing_values, flat
+from tasks.config.parameters import differing_values, parameters_of
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.hashes import text_md5
 from tasks.data.items import evaluation_way, split
@@ -172,8 +172,7 @@ def _make_run(name: str, *, run_name: str, overrides: Mapping[str, Any], folder:
     pipeline = load_pipeline(name, overrides=dict(overrides))
     is_finished = is_recorded(workspace, pipeline=pipeline) and (workspace / EVALUATION).exists()
     if not is_finished and read_record(workspace).get("finished"):
-        parameters = dict(flat(pipeline.model_dump(mode="json"), sep="."))
-        keys = list(differing_values(parameters, read_parameters(workspace)))
+        keys = list(differing_values(parameters_of(pipeline), read_parameters(workspace)))
         raise ConfigError(
             f"{workspace} holds a finished run with another {', '.join(keys[:4]) or 'evaluation'}; "
             "give another --folder, or remove it"

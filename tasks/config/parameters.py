@@ -46,6 +46,11 @@ def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if not isinstance(value, Mapping)}
 
 
+def parameters_of(pipeline: Pipeline) -> dict[str, Any]:
+    """All parameters of a pipeline by dotted key, as JSON has them."""
+    return dict(flat(pipeline.model_dump(mode="json"), sep="."))
+
+
 def differing_values(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The keys whose values are not equal: (value in `first`, in `second`), None if absent."""
     values = {key: (first.get(key), second.get(key)) for key in {**first, **second}}
@@ -54,8 +59,7 @@ def differing_values(first: Mapping[str, Any], second: Mapping[str, Any]) -> dic
 
 def changed_parameters(pipeline: Pipeline, *, default: Pipeline) -> dict[str, tuple[Any, Any]]:
     """The parameters that differ, by dotted key: (value in `default`, in `pipeline`), None if absent."""
-    before, after = (dict(flat(p.model_dump(mode="json"), sep=".")) for p in (default, pipeline))
-    return differing_values(before, after)
+    return differing_values(parameters_of(default), parameters_of(pipeline))
 
 
 def write_changes(workspace: Path, *, name: str, changes: Mapping[str, tuple[Any, Any]]) -> None:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from envs.errors import WingspanError, describe
 from envs.files import lock_file, read_json, read_json_lines, write_json
 from envs.redaction import redact, register_url
-from tasks.config.parameters import flat
+from tasks.config.parameters import parameters_of
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
 from tasks.data.hashes import text_md5
@@ -213,7 +213,7 @@ class Tracker:
         if run_id is None or not _exists(client, run_id):
             run_id = self._start(client)
         if not client.get_run(run_id).data.params:  # the run is new, or an earlier start failed
-            log_params(client, run_id, flat(self._pipeline.model_dump(mode="json"), sep="."))
+            log_params(client, run_id, parameters_of(self._pipeline).items())
         client.update_run(run_id, status="RUNNING")
         self._system = SystemMonitor(run_id, began_ms=client.get_run(run_id).info.start_time)
         recorded_runs.beat(client, run_id)
