@@ -9,13 +9,13 @@ from statistics import median
 
 from envs.errors import list_names
 from envs.files import read_json_lines
-from flows.lineage.stages import RUNS, would_resume
+from flows.lineage.stages import would_resume
 from flows.plan import Plan, find_disk_need
 from tasks.config.parameters import differing_values, parameters_of, read_pipeline_name
 from tasks.evaluation.outcomes import EVALUATION
 from tasks.reporting.pages import duration
 from tasks.reporting.results import read_parameters, read_stage_seconds
-from tasks.runs.folders import find_runs
+from tasks.runs.folders import RUNS, find_runs
 from tasks.verl import checkpoints
 
 COST_COLUMNS = ("cost", "about", "of it")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
-from flows.lineage.stages import RUNS
 from flows.plan import check_run, find_disk_need
 from tasks.cluster.address import cluster_address
 from tasks.comparison.sides import check_same_items
@@ -26,6 +25,7 @@ from tasks.data.hashes import text_md5
 from tasks.data.items import evaluation_way, split
 from tasks.evaluation.outcomes import EVALUATION
 from tasks.reporting.results import read_parameters
+from tasks.runs.folders import RUNS
 from tasks.tracking.tracker import is_recorded, read_record
 
 SWEEPS = RUNS / "sweeps"
