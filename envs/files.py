@@ -27,6 +27,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_json(path: Path, value: object, *, indent: int | None = 2) -> None:
+    """Write `value` to `path` as JSON, completely or not at all; missing folders are created."""
+    write_atomically(path, json.dumps(value, indent=indent) + "\n")
+
+
 def copy_over(source: Path, target: Path) -> None:
     """Copy a file or a folder, and replace a folder at `target` as a whole; missing folders are created."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +70,12 @@ def append_line(path: Path, line: str) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"{path} cannot be written to ({reason}); make its folder writable") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
+    values: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return values
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.huggingface.files import find_file
 from agents.prompting.images import has_vision
 from agents.samplers.vllm import find_python
 from envs.errors import ConfigError
@@ -237,9 +238,9 @@ def _check_context(pipeline: Pipeline, folder: Path) -> None:
 
 
 def _ask_hub(model: str) -> None:
-    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub import HfApi
 
-    if isinstance(try_to_load_from_cache(model, "config.json"), str):
+    if find_file(model, "config.json") is not None:
         return
     try:
         HfApi().model_info(model, timeout=10)

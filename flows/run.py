@@ -4,7 +4,6 @@ Outside of a Prefect flow, as in `wingspan stage`, which `dvc repro` calls, the 
 calls: without a server, a cache or a record.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +20,7 @@ from prefect.results import ResultStore
 from prefect.tasks import MaterializingTask
 
 from envs.errors import WingspanError
-from envs.files import write_atomically
+from envs.files import read_json, write_json
 from flows.display.display import Display
 from flows.display.state import StageState
 from flows.endings.stopping import on_stop
@@ -50,6 +49,7 @@ from tasks.config.pipelines import load_pipeline
 from tasks.data.collapse import Alert
 from tasks.data.hashes import path_md5
 from tasks.data.items import planned_turns
+from tasks.evaluation.outcomes import read_evaluation
 from tasks.progress import Progress
 from tasks.rollout.current_episode import EPISODE_FILE
 from tasks.runs.usage import Usage, watch_usage, write_usage
@@ -124,8 +124,7 @@ def read_finished(plan: Plan) -> dict[str, Any] | None:
     with Display(title, stages=list(plan.stages), steps={}, steps_per_round=1) as display:
         for name in plan.stages:
             display.stage(name, StageState.CACHED)
-    evaluation: dict[str, Any] = json.loads((plan.workspace / "evaluation.json").read_text())
-    return evaluation
+    return read_evaluation(plan.workspace)
 
 
 class Run:
@@ -251,7 +250,7 @@ class Run:
             timing = _read_timing(stage.workspace)
             before = timing["stages"].get(stage.name, 0.0) if is_resumed else 0.0
             timing["stages"][stage.name] = round(before + seconds, 3)
-            _write_timing(stage.workspace, timing)
+            write_json(stage.workspace / TIMING, timing)
         self._display.stage(stage.name, StageState.DONE)
 
     def training_session(self) -> "TrainSession | OfflineSession":
@@ -297,7 +296,7 @@ class Run:
         Raises `WingspanError` if a record is incomplete; the records do not depend on each other.
         """
         plan = self.plan
-        evaluation: dict[str, Any] = json.loads((plan.workspace / "evaluation.json").read_text())
+        evaluation = read_evaluation(plan.workspace)
         # With every stage up to date there is nothing to record, unless a run was killed before it came here.
         if self._tracker is None and is_recorded(plan.workspace, pipeline=plan.pipeline):
             self._show_result(evaluation)
@@ -352,14 +351,8 @@ class Run:
         wall_s = time.time() - psutil.Process().create_time()
         timing = _read_timing(self.plan.workspace)
         timing["run"] = {"wall": round(wall_s, 3), "orchestration": round(wall_s - self._busy_s, 3)}
-        _write_timing(self.plan.workspace, timing)
+        write_json(self.plan.workspace / TIMING, timing)
 
 
 def _read_timing(workspace: Path) -> dict[str, dict[str, float]]:
-    file = workspace / TIMING
-    timing: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {"stages": {}}
-    return timing
-
-
-def _write_timing(workspace: Path, timing: dict[str, dict[str, float]]) -> None:
-    write_atomically(workspace / TIMING, json.dumps(timing, indent=2) + "\n")
+    return read_json(workspace / TIMING) or {"stages": {}}

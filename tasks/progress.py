@@ -1,8 +1,10 @@
-"""How a stage of the pipeline reports its progress."""
+"""How a stage of the pipeline reports its progress, and how it is watched while it works."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,3 +36,22 @@ class Progress:
 
 
 SILENT = Progress()
+
+
+@contextmanager
+def call_every(look: Callable[[], object], *, interval_s: float, name: str) -> Iterator[None]:
+    """Call `look` every `interval_s` while the block runs, in a thread called `name`, and once at its end."""
+    is_over = Event()
+
+    def watch() -> None:
+        while not is_over.wait(interval_s):
+            look()
+        look()
+
+    thread = Thread(target=watch, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -31,6 +32,19 @@ _NEEDED_KEYS = (
 _OLDER_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 """Of config.json: what transformers translates into `rope_parameters`."""
 _GGUF = "transformers.modeling_gguf_pytorch_utils"
+
+
+def find_file(model: str | Path, name: str) -> Path | None:
+    """The file `name` of a model that is a folder or in the hub's cache; None if it is not there."""
+    if Path(model).is_dir():
+        return file if (file := Path(model) / name).exists() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    with suppress(ValueError):  # the name cannot be one on the hub
+        cached_path = try_to_load_from_cache(str(model), name)
+        if isinstance(cached_path, str):
+            return Path(cached_path)
+    return None
 
 
 def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":

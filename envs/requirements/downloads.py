@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from envs.errors import ConfigError, MissingDependency, WingspanError, describe
-from envs.files import lock_file, write_atomically
+from envs.files import lock_file, write_atomically, write_json
 from envs.network.client import Backoff
 from envs.requirements.data_sets import RECEIPT, DataFile, DataSet, read_receipt
 
@@ -60,7 +60,7 @@ def pull(data_set: DataSet, *, progress: DownloadProgress, pause_s: float = PAUS
                 progress=progress,
                 pause_s=pause_s,
             )
-            write_atomically(folder / RECEIPT, json.dumps({"files": receipt}, indent=2) + "\n")
+            write_json(folder / RECEIPT, {"files": receipt})
     absent_paths = [path for path in data_set.required_paths if not (folder / path).exists()]
     if absent_paths:
         raise MissingDependency(

@@ -176,7 +176,8 @@ def view(
 
     from flows.commands.serve import view as serve
     from flows.endings.guardian import guard
+    from tasks.runs.folders import RUNS
 
     guard()  # forks start environments
-    paths = folders or [Path("runs")]
+    paths = folders or [RUNS]
     asyncio.run(serve(paths, host=host, port=port, token=token or None, say=typer.echo))

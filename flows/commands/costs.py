@@ -9,12 +9,13 @@ from statistics import median
 
 from envs.errors import list_names
 from envs.files import read_json_lines
-from flows.lineage.stages import RUNS, would_resume
+from flows.lineage.stages import would_resume
 from flows.plan import Plan, find_disk_need
-from tasks.config.parameters import differing_values, flat, read_pipeline_name
+from tasks.config.parameters import differing_values, parameters_of, read_pipeline_name
+from tasks.evaluation.outcomes import EVALUATION
 from tasks.reporting.pages import duration
 from tasks.reporting.results import read_parameters, read_stage_seconds
-from tasks.runs.folders import find_runs
+from tasks.runs.folders import RUNS, find_runs
 from tasks.verl import checkpoints
 
 COST_COLUMNS = ("cost", "about", "of it")
@@ -55,7 +56,7 @@ def list_costs(plan: Plan, stages: Sequence[str]) -> list[tuple[str, str, str]]:
 def find_earlier_runs(plan: Plan) -> list[EarlierRun]:
     """The finished runs of the pipeline in `runs/` and in the plan's workspace whose parameters differ least
     from those of `plan`."""
-    parameters = dict(flat(plan.pipeline.model_dump(mode="json"), sep="."))
+    parameters = parameters_of(plan.pipeline)
     folders = {
         run.folder.resolve(): run.folder
         for run in find_runs([path for path in (RUNS, plan.workspace) if path.is_dir()])
@@ -71,12 +72,7 @@ def _read_run(folder: Path, parameters: Mapping[str, object]) -> EarlierRun | No
     earlier_parameters = read_parameters(folder)
     seconds = read_stage_seconds(folder)
     steps = read_json_lines(folder / "train" / "metrics.jsonl")
-    if (
-        not earlier_parameters
-        or not steps
-        or not (folder / "evaluation.json").exists()
-        or "train" not in seconds
-    ):
+    if not earlier_parameters or not steps or not (folder / EVALUATION).exists() or "train" not in seconds:
         return None
     return EarlierRun(
         folder=folder,

@@ -1,6 +1,5 @@
 """`wingspan envs` and `wingspan pipelines`: what there is, and whether it can be used here."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
 
@@ -11,6 +10,7 @@ from envs.requirements.detection import Package, Requirement
 from envs.sandbox.sandbox import BACKENDS
 from flows.lineage.stages import default_workspace
 from tasks.config.pipelines import load_pipeline, pipeline_names
+from tasks.evaluation.outcomes import read_evaluation
 
 COLUMNS = ("", "environment", "items", "source")
 PIPELINE_COLUMNS = ("pipeline", "last run", "on", "what it is")
@@ -78,10 +78,9 @@ def pipeline_rows() -> list[Sequence[str]]:
 def _last_run(name: str) -> str:
     """Success of the sampled evaluation on the test split, before and after training."""
     workspace = default_workspace(name)
-    file = workspace / "evaluation.json"
-    if not file.exists():
+    evaluation = read_evaluation(workspace)
+    if not evaluation:
         return "unfinished" if (workspace / "data").exists() else "never"
-    evaluation = json.loads(file.read_text())
     rates = (evaluation.get(policy, {}).get("sampled", {}).get("success") for policy in ("before", "after"))
     return " \N{RIGHTWARDS ARROW} ".join("?" if rate is None else f"{rate:.2f}" for rate in rates)
 

@@ -20,6 +20,7 @@ from envs.requirements.data_sets import ROOT_VARIABLE, data_root
 from flows.lineage.recorder import describe_environment
 from flows.lineage.worktree import NAME, check_commit, check_data, make_worktree, remove_worktree
 from tasks.reporting.reproduction import Outcome, Reproduction, compare_reproduction
+from tasks.runs.folders import RUNS
 from tasks.tracking.lineage_record import LINEAGE, LineageRecord
 from tasks.tracking.provenance import describe_machine, installed_packages
 from tasks.tracking.references import FoundRun, find_run
@@ -43,7 +44,7 @@ class Request:
     @property
     def workspace(self) -> Path:
         """Of the reproduction, in its project; not the folder that DVC tracks."""
-        return Path("runs", f"{self.run.lineage.pipeline}-reproduced")
+        return RUNS / f"{self.run.lineage.pipeline}-reproduced"
 
     @property
     def arguments(self) -> list[str]:
@@ -138,7 +139,7 @@ def _environment(project: Path, *, temporary: str) -> Mapping[str, str]:
         "PYTHONPATH": os.pathsep.join([str(project), *filter(None, [os.environ.get("PYTHONPATH")])]),
         ROOT_VARIABLE: str(data_root().absolute()),
         "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db",
-        "PREFECT_HOME": str(project / "runs" / ".prefect"),
+        "PREFECT_HOME": str(project / RUNS / ".prefect"),
         # Not ours: Ray's sockets would have too long a path below it, and the run has a guardian of its own.
         "TMPDIR": temporary,
     }

@@ -1,11 +1,11 @@
 """`wingspan runs`: the runs recorded in MLflow, with the progress that the files in their workspaces show."""
 
-import json
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from tasks.runs.parameters import read_lines
+from tasks.evaluation.outcomes import read_evaluation
+from tasks.runs.parameters import try_read_lines
 from tasks.tracking.recorded_runs import RecordedRun, mark_gone, read_runs
 from tasks.tracking.tracker import check_tracking, connect, experiment_of
 
@@ -28,12 +28,11 @@ def _progress(run: RecordedRun) -> tuple[str, str]:
     """The last step, and the success rate of the final evaluation or else of that step."""
     if run.workspace is None or not run.workspace.is_dir():
         return "", ""
-    steps = read_lines(run.workspace / "train" / "metrics.jsonl")
+    steps = try_read_lines(run.workspace / "train" / "metrics.jsonl")
     last = steps[-1] if steps else {"step": 0}
     success = last.get("success")
-    evaluation = run.workspace / "evaluation.json"
-    if run.state == "FINISHED" and evaluation.exists():
-        success = json.loads(evaluation.read_text())["after"]["sampled"].get("success")
+    if run.state == "FINISHED" and (evaluation := read_evaluation(run.workspace)):
+        success = evaluation["after"]["sampled"].get("success")
     return f"{last['step']}/{run.steps}", "" if success is None else f"{success:.2f}"
 
 

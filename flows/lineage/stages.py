@@ -30,11 +30,11 @@ from tasks.data.hashes import path_md5, text_md5
 from tasks.data.items import items_md5
 from tasks.data.sources import FOLDER as DATA
 from tasks.data.sources import HUB
+from tasks.runs.folders import RUNS
 from tasks.verl.checkpoints import complete_steps
 
 STAGES_FILE = Path("dvc.yaml")
 LOCK_FILE = Path("dvc.lock")
-RUNS = Path("runs")
 FINISHED = Path("train", "finished")
 """In the workspace: the key of the training that was completed there."""
 INPUTS = Path("train", "inputs.json")

@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from flows.lineage.stages import RUNS
 from tasks.config.pipelines import Pipeline
+from tasks.runs.folders import RUNS
 from tasks.tracking import facts
 from tasks.tracking.tracker import recorded_page, ui_command
 
 if TYPE_CHECKING:
-    from tasks.stages.train import RoundResult
+    from tasks.stages.rounds import RoundResult
 
 Step = Mapping[str, float]
 """One training step: a line of `train/metrics.jsonl`."""

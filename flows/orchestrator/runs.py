@@ -6,7 +6,6 @@ terminal does not reach it before the run's state is set, and it ends with the c
 (`flows/endings/guardian.py`).
 """
 
-import json
 import os
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from uuid import UUID
 import httpx
 
 from envs.errors import ConfigError, WingspanError, to_line
-from envs.files import write_atomically
+from envs.files import read_json, write_json
 from flows.lineage.stages import Receipt
 
 if TYPE_CHECKING:
@@ -191,14 +190,14 @@ def take_over(workspace: Path, *, flow_run_id: UUID | None) -> None:
     from prefect.states import Crashed
 
     file = workspace / RECORD
-    if file.exists():
+    if record := read_json(file):
         state: State[Any] = Crashed(
             message="The process was killed; another run has taken over its workspace."
         )
         with get_client(sync_client=True) as client:
-            _end_run(client, UUID(json.loads(file.read_text())["flow_run_id"]), state, unless_final=True)
+            _end_run(client, UUID(record["flow_run_id"]), state, unless_final=True)
     if flow_run_id is not None:
-        write_atomically(file, json.dumps({"flow_run_id": str(flow_run_id)}) + "\n")
+        write_json(file, {"flow_run_id": str(flow_run_id)}, indent=None)
 
 
 def cancel(flow_run_id: UUID) -> None:

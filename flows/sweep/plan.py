@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
-from flows.lineage.stages import RUNS
 from flows.plan import check_run, find_disk_need
 from tasks.cluster.address import cluster_address
 from tasks.comparison.sides import check_same_items
 from tasks.config.capacity import read_model_size
 from tasks.config.memory import device_memories, memory_needs
-from tasks.config.parameters import differing_values, flat
+from tasks.config.parameters import differing_values, parameters_of
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.hashes import text_md5
 from tasks.data.items import evaluation_way, split
+from tasks.evaluation.outcomes import EVALUATION
 from tasks.reporting.results import read_parameters
+from tasks.runs.folders import RUNS
 from tasks.tracking.tracker import is_recorded, read_record
 
 SWEEPS = RUNS / "sweeps"
@@ -169,10 +170,9 @@ def _make_run(name: str, *, run_name: str, overrides: Mapping[str, Any], folder:
     """Raises `ConfigError` for a workspace in which a run of other parameters has finished."""
     workspace = folder / run_name
     pipeline = load_pipeline(name, overrides=dict(overrides))
-    is_finished = is_recorded(workspace, pipeline=pipeline) and (workspace / "evaluation.json").exists()
+    is_finished = is_recorded(workspace, pipeline=pipeline) and (workspace / EVALUATION).exists()
     if not is_finished and read_record(workspace).get("finished"):
-        parameters = dict(flat(pipeline.model_dump(mode="json"), sep="."))
-        keys = list(differing_values(parameters, read_parameters(workspace)))
+        keys = list(differing_values(parameters_of(pipeline), read_parameters(workspace)))
         raise ConfigError(
             f"{workspace} holds a finished run with another {', '.join(keys[:4]) or 'evaluation'}; "
             "give another --folder, or remove it"

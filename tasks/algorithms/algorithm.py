@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from agents.settings import Positive, Settings
-from tasks.algorithms.losses.library import AnyLoss
-from tasks.algorithms.losses.vanilla import Vanilla
+from tasks.algorithms.losses import AnyLoss, Vanilla
 
 if TYPE_CHECKING:
     from torch import Tensor

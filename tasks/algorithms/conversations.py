@@ -5,7 +5,8 @@ Only what the policy sampled is kept. An estimator therefore never sees an obser
 place where a segment ends, and its result is put back into the rows that are trained on
 (`tasks/verl/advantages.py`).
 
-Shapes: `C` conversations of the step, `T` sampled tokens of the longest, left-aligned.
+Shapes: `C` conversations of the step, `T` sampled tokens of the longest, left-aligned; `N` values of any
+kind.
 """
 
 from collections.abc import Sequence
@@ -95,8 +96,9 @@ class Conversations:
         return self.group_sum(values * weights) / self.group_sum(weights)
 
     def group_sum(self, values: Tensor) -> Tensor:
-        """[C]: of each conversation's group."""
-        return torch.bincount(self.group, weights=values)[self.group]
+        """[C] or [C, N], as `values`: of each conversation's group."""
+        sums = values.new_zeros(int(self.group.max()) + 1, *values.shape[1:])
+        return sums.index_add_(0, self.group, values)[self.group]
 
     def group_size(self) -> Tensor:
         """[C]: conversations of each conversation's group."""
@@ -110,6 +112,11 @@ class Conversations:
     def has_equal_rewards(self, values: Tensor) -> Tensor:
         """[C], bool: whether all `values` of the conversation's group are the same number."""
         return are_equal(values, self.group)
+
+    def compare(self, values: Tensor, *, normalize_by_std: bool = True) -> Tensor:
+        """[C], float64: value − mean of the conversation's group, divided by the group's unbiased standard
+        deviation + 1e-6 if `normalize_by_std`; exactly 0 in a group of equal values."""
+        return compare(values, self.group, normalize_by_std=normalize_by_std)
 
     def whiten(self, values: Tensor) -> Tensor:
         """[C, T]: `values`, which are 0 where `mask` is False, shifted and scaled to mean 0 and variance 1
@@ -135,6 +142,21 @@ def are_equal(values: Tensor, place: Tensor) -> Tensor:
         return empty.scatter_reduce(0, place, values, reduce, include_self=False)
 
     return (extreme("amin") == extreme("amax"))[place]
+
+
+def compare(values: Tensor, place: Tensor, *, normalize_by_std: bool) -> Tensor:
+    """[N], float64: value − mean of those of the same place, divided by their unbiased standard deviation +
+    1e-6 if `normalize_by_std`. Exactly 0 where all values of a place are equal, as where there is only one.
+
+    `place`: [N], int64, from 0.
+    """
+    size = torch.bincount(place)
+    mean = (torch.bincount(place, weights=values) / size)[place]
+    difference = values - mean
+    if normalize_by_std:
+        squares = torch.bincount(place, weights=difference.square())
+        difference = difference / ((squares / (size - 1).clamp(min=1)).sqrt() + 1e-6)[place]
+    return difference * ~are_equal(values, place)
 
 
 def _row_sums(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,7 @@
 """A step's turns, for estimators that give each turn its own advantage, and compare those that were taken in
 the same state.
 
-Shapes: `C` conversations of the step, `K` turns of the longest, left-aligned; `N` values of any kind.
+Shapes: `C` conversations of the step, `K` turns of the longest, left-aligned.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from envs.errors import WingspanError
-from tasks.algorithms.conversations import Conversations, are_equal
+from tasks.algorithms.conversations import Conversations
 
 GOAL, DEAD_END = -1, -2
 """Where a turn leads that ends the problem: solved, and not."""
@@ -74,18 +74,3 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
         following=torch.tensor(following).view(shape),
         num_states=len(numbers),
     )
-
-
-def compare(values: Tensor, place: Tensor, *, normalize_by_std: bool) -> Tensor:
-    """[N], float64: value − mean of those of the same place, divided by their unbiased standard deviation +
-    1e-6 if `normalize_by_std`. Exactly 0 where all values of a place are equal, as where there is only one.
-
-    `place`: [N], int64, from 0.
-    """
-    size = torch.bincount(place)
-    mean = (torch.bincount(place, weights=values) / size)[place]
-    difference = values - mean
-    if normalize_by_std:
-        squares = torch.bincount(place, weights=difference.square())
-        difference = difference / ((squares / (size - 1).clamp(min=1)).sqrt() + 1e-6)[place]
-    return difference * ~are_equal(values, place)

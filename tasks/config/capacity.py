@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.huggingface.files import find_file
 from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
 from tasks.config.lora import LoraSettings
 from tasks.config.pipelines import Pipeline
@@ -138,13 +139,15 @@ def read_model_size(model: str | Path) -> ModelSize | None:
 
     None if it is unknown: there is no such model, no connection, or the weights are not safetensors.
     """
-    folder = _local_folder(model)
-    parameters = _count_local(folder) if folder is not None else None
+    config = find_file(model, "config.json")
+    parameters = _count_local(config.parent) if config is not None else None
     if parameters is None and not Path(model).is_dir():
         parameters = _ask_hub(str(model))  # first: without a connection, a download retries for 20 s
-    text = _find_config(model, folder) if parameters is not None else None
-    if text is None or parameters is None:
+    if parameters is not None and config is None:
+        config = _download_config(str(model))
+    if parameters is None or config is None:
         return None
+    text = read_config(config.parent)
     try:
         heads = text["num_attention_heads"]
         head_width = text.get("head_dim") or text["hidden_size"] // heads
@@ -161,28 +164,11 @@ def read_model_size(model: str | Path) -> ModelSize | None:
         return None
 
 
-def _local_folder(model: str | Path) -> Path | None:
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import try_to_load_from_cache
-
-    with suppress(ValueError):  # the name cannot be one on the hub
-        config = try_to_load_from_cache(str(model), "config.json")
-        if isinstance(config, str):
-            return Path(config).parent
-    return None
-
-
 def read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of the model in `folder`, of its language model where it has several."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     config |= config.get("text_config", {})
     return config
-
-
-def _find_config(model: str | Path, folder: Path | None) -> dict[str, Any] | None:
-    path = folder / "config.json" if folder is not None else _download_config(str(model))
-    return read_config(path.parent) if path is not None and path.is_file() else None
 
 
 def _download_config(model: str) -> Path | None:

@@ -4,12 +4,11 @@
 changed.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envs.files import write_atomically
+from envs.files import read_json, write_json
 from tasks.config.pipelines import Pipeline
 
 PARAMETERS = "parameters.json"
@@ -47,6 +46,11 @@ def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if not isinstance(value, Mapping)}
 
 
+def parameters_of(pipeline: Pipeline) -> dict[str, Any]:
+    """All parameters of a pipeline by dotted key, as JSON has them."""
+    return dict(flat(pipeline.model_dump(mode="json"), sep="."))
+
+
 def differing_values(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The keys whose values are not equal: (value in `first`, in `second`), None if absent."""
     values = {key: (first.get(key), second.get(key)) for key in {**first, **second}}
@@ -55,25 +59,20 @@ def differing_values(first: Mapping[str, Any], second: Mapping[str, Any]) -> dic
 
 def changed_parameters(pipeline: Pipeline, *, default: Pipeline) -> dict[str, tuple[Any, Any]]:
     """The parameters that differ, by dotted key: (value in `default`, in `pipeline`), None if absent."""
-    before, after = (dict(flat(p.model_dump(mode="json"), sep=".")) for p in (default, pipeline))
-    return differing_values(before, after)
+    return differing_values(parameters_of(default), parameters_of(pipeline))
 
 
 def write_changes(workspace: Path, *, name: str, changes: Mapping[str, tuple[Any, Any]]) -> None:
     """Write `parameters.json` of a run of pipeline `name`."""
-    write_atomically(
-        workspace / PARAMETERS, json.dumps({"pipeline": name, "changed": changes}, indent=2) + "\n"
-    )
+    write_json(workspace / PARAMETERS, {"pipeline": name, "changed": changes})
 
 
 def read_pipeline_name(workspace: Path) -> str | None:
     """The name of the pipeline that the run in `workspace` is of; None if it was not recorded."""
-    file = workspace / PARAMETERS
-    return str(json.loads(file.read_text())["pipeline"]) if file.exists() else None
+    return read_json(workspace / PARAMETERS).get("pipeline")
 
 
 def read_changes(workspace: Path) -> dict[str, tuple[Any, Any]]:
     """The `changed_parameters` of the run in `workspace`; empty if they were not recorded."""
-    file = workspace / PARAMETERS
-    changes = json.loads(file.read_text())["changed"] if file.exists() else {}
+    changes = read_json(workspace / PARAMETERS).get("changed", {})
     return {key: (before, after) for key, (before, after) in changes.items()}

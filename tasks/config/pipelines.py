@@ -111,12 +111,13 @@ def parse_pipeline(values: dict[str, Any], *, overrides: Mapping[str, Any], loca
         raise ConfigError(describe_invalid(error, Pipeline, location=location)) from None
 
 
-def load_base_settings(file: Path = PIPELINES_FILE) -> BaseSettings:
-    """How the shipped base model is made: the block `base` of `file`. Raises `ConfigError`."""
+def load_base_settings() -> BaseSettings:
+    """How the shipped base model is made: the block `base`. Raises `ConfigError`."""
     try:
-        return BaseSettings.model_validate(_read(file).get("base"))
+        return BaseSettings.model_validate(_read(PIPELINES_FILE).get("base"))
     except ValidationError as error:
-        raise ConfigError(f"{file}: {describe_invalid(error, BaseSettings, location='base')}") from None
+        reason = describe_invalid(error, BaseSettings, location="base")
+        raise ConfigError(f"{PIPELINES_FILE}: {reason}") from None
 
 
 def pipeline_names(file: Path = PIPELINES_FILE) -> list[str]:

@@ -204,7 +204,7 @@ def item_to_json(item: Item) -> str:
 
 
 def item_from_json(line: str, *, location: str) -> Item:
-    """The item of one line; `place` is named in the `ConfigError` for a malformed one."""
+    """The item of one line; `location` is named in the `ConfigError` for a malformed one."""
     try:
         fields = _Line.model_validate_json(line)
     except ValidationError as error:

@@ -9,9 +9,12 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from tasks.data.demonstrations import Demonstration
 from tasks.data.vocabulary import SPACE
+
+if TYPE_CHECKING:
+    from tasks.data.demonstrations import Demonstration
 
 MAX_SHARE = 0.03
 """A word that more of the demonstrations have is part of the language, not a name."""
@@ -21,8 +24,8 @@ Forms = Mapping[bool, int]
 
 
 def rename_words(
-    demonstrations: Sequence[Demonstration], words: Mapping[str, int], *, copies: int, seed: int
-) -> list[Demonstration]:
+    demonstrations: Sequence["Demonstration"], words: Mapping[str, int], *, copies: int, seed: int
+) -> list["Demonstration"]:
     """`copies` of each of `demonstrations`, each with its own renaming: seeded.
 
     `words`: new words, as the tokenizer writes them, and their ids. In each copy, those that at most
@@ -34,7 +37,7 @@ def rename_words(
     return [_rename(one, names, rng) for _ in range(copies) for one in demonstrations]
 
 
-def _names(demonstrations: Sequence[Demonstration], words: Mapping[str, int]) -> list[list[Forms]]:
+def _names(demonstrations: Sequence["Demonstration"], words: Mapping[str, int]) -> list[list[Forms]]:
     """The rare words, those with the same forms together."""
     counts = Counter(token for one in demonstrations for token in {*one.prompt_ids, *one.response_ids})
     forms: dict[str, dict[bool, int]] = defaultdict(dict)
@@ -47,7 +50,7 @@ def _names(demonstrations: Sequence[Demonstration], words: Mapping[str, int]) ->
     return [*names.values()]
 
 
-def _rename(one: Demonstration, names: Iterable[Sequence[Forms]], rng: random.Random) -> Demonstration:
+def _rename(one: "Demonstration", names: Iterable[Sequence[Forms]], rng: random.Random) -> "Demonstration":
     present = {*one.prompt_ids, *one.response_ids}
     new_tokens: dict[int, int] = {}
     for group in names:

@@ -23,6 +23,7 @@ from tasks.evaluation.summary import outcome_of, results_of
 from tasks.progress import SILENT, Progress
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import get_max_turns
+from tasks.runs.folders import RUNS
 from tasks.tracking.provenance import provenance
 
 
@@ -108,7 +109,7 @@ def default_folder(policy: SavedPolicy | Endpoint, request: EvaluationRequest) -
     digest = text_md5(text)[:8]
     label = policy.model if isinstance(policy, Endpoint) else policy.name
     name = "-".join(_slug(part) for part in (label, *request.envs))
-    return Path("runs", "evaluations", f"{name[:80]}-{digest}")
+    return RUNS / "evaluations" / f"{name[:80]}-{digest}"
 
 
 def _slug(text: str) -> str:

@@ -1,13 +1,16 @@
-"""The outcomes of a run's final evaluation item by item, `evaluation_outcomes.json`, for paired tests."""
+"""The results of a run's final evaluation: its summaries, and its outcomes item by item, for paired tests."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from agents.types import Trajectory
+from envs.files import read_json
 from tasks.reporting.paired import PairedTest, paired_test
 
+EVALUATION = "evaluation.json"
+"""In the workspace: policy → mode → summary, as `tasks.data.trajectories.summarise` makes it."""
 OUTCOMES = "evaluation_outcomes.json"
 """In the workspace: policy → mode → item → whether each of its samples succeeded."""
 Samples = Mapping[str, Sequence[float]]
@@ -19,10 +22,14 @@ def successes_of(groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[bool]
     return {group[0].item.item_id: [t.success for t in group if not t.has_failed] for group in groups}
 
 
+def read_evaluation(workspace: Path) -> dict[str, Any]:
+    """The content of `EVALUATION`; empty before the evaluation."""
+    return read_json(workspace / EVALUATION)
+
+
 def read_outcomes(file: Path) -> dict[str, dict[str, dict[str, list[bool]]]]:
-    """Policy → mode → item → successes."""
-    outcomes: dict[str, dict[str, dict[str, list[bool]]]] = json.loads(file.read_text())
-    return outcomes
+    """Policy → mode → item → successes; empty if there is no such file."""
+    return read_json(file)
 
 
 def item_means(samples: Samples) -> dict[str, float]:

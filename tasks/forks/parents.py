@@ -9,10 +9,9 @@ from urllib.parse import parse_qs, unquote
 from agents.types import Trajectory
 from envs.errors import ConfigError, describe, list_names, suggest
 from tasks.data.trajectories import trajectory_from_dict
-from tasks.runs.folders import RunFolder, find_runs
+from tasks.runs.folders import RUNS, RunFolder, find_runs
 from tasks.runs.lines import digest_of
 
-RUNS = Path("runs")
 EXAMPLE = "textcraft-cpu/step_0003:5@4"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.files import write_atomically
+from envs.files import write_atomically, write_json
 from tasks.reporting.results import POLICIES, Grouping, Results
 
 METRICS = "metrics.json"
@@ -27,7 +27,7 @@ def write_figures(
 ) -> None:
     """Write `metrics.json`, `curves/` and `groups.json`, replacing earlier ones."""
     rounded = {key: round(value, DIGITS) for key, value in metrics.items()}
-    write_atomically(workspace / METRICS, json.dumps(rounded, indent=2) + "\n")
+    write_json(workspace / METRICS, rounded)
     _write_rows(workspace / GROUPS, group_rows(results, groupings))
     shutil.rmtree(workspace / CURVES, ignore_errors=True)
     (workspace / CURVES).mkdir()

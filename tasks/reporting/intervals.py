@@ -5,7 +5,7 @@ counting each of them would make the interval too narrow.
 """
 
 from collections.abc import Sequence
-from math import atan, cos, pi, sin, sqrt
+from math import sqrt
 from statistics import fmean, stdev
 
 Z = 1.959964
@@ -69,28 +69,9 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
 
     Raises `ValueError` for fewer.
     """
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
+
     if len(values) < 2:
         raise ValueError(f"{len(values)} values have no spread; give at least two")
-    half = t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
-
-
-def t_quantile(degrees: int) -> float:
-    """97.5th percentile of Student's t, by bisection."""
-    low, high = 0.0, 13.0  # 12.7 with one degree of freedom, less with more
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_probability(middle, degrees) < 0.95 else (low, middle)
-    return (low + high) / 2
-
-
-def _t_probability(t: float, degrees: int) -> float:
-    """P(|T| < `t`) with `degrees` of freedom: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4."""
-    angle = atan(t / sqrt(degrees))
-    is_odd = degrees % 2
-    term = cos(angle) if is_odd else 1.0
-    total = term if degrees > 1 else 0.0
-    for k in range(3 if is_odd else 2, degrees - 1, 2):
-        term *= cos(angle) ** 2 * (k - 1) / k
-        total += term
-    return 2 / pi * (angle + sin(angle) * total) if is_odd else sin(angle) * total

@@ -3,7 +3,6 @@
 Parts that no stage has written yet are empty or None, so that an unfinished run has a report too.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,17 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from agents.types import Trajectory
-from envs.files import read_json_lines
+from envs.files import read_json, read_json_lines
 from envs.types import Item
 from tasks.config.parameters import flat
 from tasks.data.collapse import ALERTS
 from tasks.data.hashes import text_md5
 from tasks.data.trajectories import read_trajectories
-from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, item_means, read_outcomes
+from tasks.evaluation.outcomes import (
+    OUTCOMES,
+    Samples,
+    compare_samples,
+    item_means,
+    read_evaluation,
+    read_outcomes,
+)
 from tasks.reporting.intervals import mean_interval
 from tasks.reporting.paired import PairedTest
 from tasks.runs.usage import Usage, read_usage
-from tasks.stages.train import RoundResult, read_rounds
+from tasks.stages.rounds import RoundResult, read_rounds
 from tasks.verl.rewinds import Rewind, read_rewinds
 
 Summary = Mapping[str, float]
@@ -114,30 +120,29 @@ class Grouping:
 def read_results(workspace: Path) -> Results:
     """Read the files that `workspace` has so far."""
     trajectory_file = workspace / "evaluation_trajectories.jsonl"
-    outcome_file = workspace / OUTCOMES
     return Results(
         steps=read_json_lines(workspace / "train" / "metrics.jsonl"),
         rounds=read_rounds(workspace / "train"),
         rewinds=read_rewinds(workspace / "train"),
         alerts=read_json_lines(workspace / "train" / ALERTS),
-        evaluation=_json(workspace / "evaluation.json"),
-        outcomes=read_outcomes(outcome_file) if outcome_file.exists() else {},
+        evaluation=read_evaluation(workspace),
+        outcomes=read_outcomes(workspace / OUTCOMES),
         trajectories=read_trajectories(trajectory_file) if trajectory_file.exists() else [],
         seconds={stage: s for stage, s in read_stage_seconds(workspace).items() if stage != "report"},
         usage={stage: usage for stage, usage in read_usage(workspace).items() if stage != "report"},
-        provision=_json(workspace / "provision.json"),
+        provision=read_json(workspace / "provision.json"),
     )
 
 
 def read_stage_seconds(workspace: Path) -> dict[str, float]:
     """Seconds by stage, over all attempts; empty where they were not recorded."""
-    seconds: dict[str, float] = _json(workspace / "timing.json").get("stages", {})
+    seconds: dict[str, float] = read_json(workspace / "timing.json").get("stages", {})
     return seconds
 
 
 def read_parameters(workspace: Path) -> Mapping[str, Any]:
     """The parameters of the run of `workspace` by dotted key; empty where its report did not record them."""
-    return dict(flat(_json(workspace / "report" / PARAMETERS), sep="."))
+    return dict(flat(read_json(workspace / "report" / PARAMETERS), sep="."))
 
 
 def groupings(results: Results) -> list[Grouping]:
@@ -228,8 +233,3 @@ def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
             )
         )
     return Grouping(key=key, groups=groups)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return values

@@ -13,6 +13,8 @@ from pathlib import Path
 from envs.errors import ConfigError
 from tasks.evaluation.record import RECORD, TRAJECTORIES
 
+RUNS = Path("runs")
+"""The folder of runs, unless a command names another."""
 MAX_DEPTH = 3
 """How far below a named folder runs are found: `runs/evaluations/<name>` is two below `runs`."""
 ANNOTATIONS = "annotations.jsonl"

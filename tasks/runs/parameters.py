@@ -10,8 +10,8 @@ from tasks.verl.policies import find_tokenizer
 
 def recorded_parameters(folder: Path) -> dict[str, Any]:
     """All parameters, as far as they are recorded: while training runs, its own; in the end, all."""
-    interrupted_params = read_json(folder / "train" / "inputs.json").get("params", {})
-    return {**interrupted_params, **read_json(folder / "report" / "parameters.json")}
+    interrupted_params = try_read_json(folder / "train" / "inputs.json").get("params", {})
+    return {**interrupted_params, **try_read_json(folder / "report" / "parameters.json")}
 
 
 def find_run_tokenizer(run: RunFolder) -> Path | None:
@@ -23,7 +23,7 @@ def find_run_tokenizer(run: RunFolder) -> Path | None:
     return find_tokenizer(*folders, *([model] if isinstance(model, str) else []))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def try_read_json(path: Path) -> dict[str, Any]:
     """The object of a JSON file; empty if there is none, or if it is not complete yet."""
     try:
         values = parse_json(path.read_bytes())
@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def try_read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file; lines that are not complete yet are left out."""
     lines = []
     try:

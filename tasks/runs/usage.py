@@ -4,16 +4,16 @@ The processes are a command and its descendants on this machine. The CPU time of
 looks is counted up to the last look before its end.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Lock
 
 import psutil
 
-from envs.files import write_atomically
+from envs.files import read_json, write_json
+from tasks.progress import call_every
 
 USAGE = "usage.json"
 EVERY_S = 2.0
@@ -77,26 +77,14 @@ class ProcessUsage:
 @contextmanager
 def watch_usage() -> Iterator[ProcessUsage]:
     """The usage of this process and its descendants, looked at every `EVERY_S` while the block runs."""
-    usage, is_over = ProcessUsage(psutil.Process()), Event()
-
-    def watch() -> None:
-        while not is_over.wait(EVERY_S):
-            usage.look()
-
-    thread = Thread(target=watch, name="usage", daemon=True)
-    thread.start()
-    try:
+    usage = ProcessUsage(psutil.Process())
+    with call_every(usage.look, interval_s=EVERY_S, name="usage"):
         yield usage
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def read_usage(workspace: Path) -> dict[str, Usage]:
     """By stage; empty where it was not recorded."""
-    path = workspace / USAGE
-    stages = json.loads(path.read_text()) if path.exists() else {}
-    return {stage: Usage(**values) for stage, values in stages.items()}
+    return {stage: Usage(**values) for stage, values in read_json(workspace / USAGE).items()}
 
 
 def write_usage(workspace: Path, stage: str, usage: Usage, *, is_resumed: bool) -> None:
@@ -108,8 +96,7 @@ def write_usage(workspace: Path, stage: str, usage: Usage, *, is_resumed: bool) 
             peak_memory_bytes=max(before.peak_memory_bytes, usage.peak_memory_bytes),
         )
     stages[stage] = usage
-    values: Mapping[str, object] = {name: asdict(value) for name, value in stages.items()}
-    write_atomically(workspace / USAGE, json.dumps(values, indent=2) + "\n")
+    write_json(workspace / USAGE, {name: asdict(value) for name, value in stages.items()})
 
 
 def _proportional_bytes(process: psutil.Process) -> int:

@@ -5,7 +5,6 @@ under the same limits. On a CPU both are evaluated at once, each with a sampler 
 verl's generation servers load one policy after the other.
 """
 
-import json
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -16,21 +15,21 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
-from envs.files import write_atomically
+from envs.files import write_json
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import summarise, write_trajectories
-from tasks.evaluation.outcomes import OUTCOMES, successes_of
+from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, successes_of
 from tasks.evaluation.pass_at_k import pass_rates
-from tasks.progress import SILENT, Progress
+from tasks.progress import SILENT, Progress, call_every
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
+from tasks.stages.rounds import start_policy
 
 if TYPE_CHECKING:
     from tasks.verl.servers import PolicyServers
@@ -52,9 +51,8 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
     after. A terminal shows episodes of the trained policy. Raises `ConfigError` for a missing policy.
     """
     items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
-    start = workspace / "warmup" if pipeline.warmup else pipeline.model
     policies = (
-        _Policy(index=0, name="before", model=start, version=0),
+        _Policy(index=0, name="before", model=start_policy(pipeline, workspace), version=0),
         _Policy(index=1, name="after", model=workspace / "policy", version=pipeline.train.steps),
     )
     for policy in policies:
@@ -80,9 +78,8 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
         workspace / "evaluation_trajectories.jsonl", [t for result in results for t in result.examples]
     )
     outcomes = {name: result.successes for name, result in named_results.items()}
-    write_atomically(workspace / OUTCOMES, json.dumps(outcomes) + "\n")
-    summaries = {name: result.summaries for name, result in named_results.items()}
-    write_atomically(workspace / "evaluation.json", json.dumps(summaries, indent=2) + "\n")
+    write_json(workspace / OUTCOMES, outcomes, indent=None)
+    write_json(workspace / EVALUATION, {name: result.summaries for name, result in named_results.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,25 +99,16 @@ def _count_in(counts: Any) -> None:
 @contextmanager
 def _report_episodes(counts: Sequence[int], total: int, progress: Progress) -> Iterator[None]:
     """While the context is open, report the sum of `counts` whenever it has grown."""
-    is_over = Event()
+    before = 0
 
-    def watch() -> None:
-        before = 0
-        while True:
-            was_over = is_over.wait(POLL_S)
-            if (done := sum(counts)) > before:
-                progress.on_episodes(done, total)
-                before = done
-            if was_over:
-                return
+    def report() -> None:
+        nonlocal before
+        if (done := sum(counts)) > before:
+            progress.on_episodes(done, total)
+            before = done
 
-    thread = Thread(target=watch, name="episodes", daemon=True)
-    thread.start()
-    try:
+    with call_every(report, interval_s=POLL_S, name="episodes"):
         yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

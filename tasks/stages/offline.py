@@ -17,14 +17,13 @@ from typing import Any
 
 from agents.huggingface.files import load_tokenizer
 from agents.types import Trajectory
-from envs.errors import ConfigError, WingspanError
-from envs.files import write_atomically
+from envs.errors import WingspanError
+from envs.files import read_json_lines, write_atomically
 from tasks.algorithms.builtin.dpo import Dpo
 from tasks.algorithms.offline import Imitation, OfflineAlgorithm
 from tasks.config.offline import check_offline
 from tasks.config.pipelines import Pipeline
-from tasks.data.cloning import prepare_cloning
-from tasks.data.demonstrations import Demonstration
+from tasks.data.demonstrations import Demonstration, prepare_cloning
 from tasks.data.items import read_items, read_split
 from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
 from tasks.data.training_files import check_tokens, read_training_files
@@ -32,13 +31,16 @@ from tasks.data.trajectories import is_informative, read_trajectories, summarise
 from tasks.progress import SILENT, Progress
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import make_training_spec
-from tasks.stages.train import (
+from tasks.stages.rounds import (
     RoundResult,
     TrainedRound,
+    check_start,
     drop_steps_after,
     evaluate_round,
     final_policy,
-    round_file,
+    make_round,
+    read_round,
+    start_policy,
     training_items,
     write_prompts,
 )
@@ -74,6 +76,7 @@ class OfflineSession:
         self._pipeline = pipeline
         self._workspace = workspace.resolve()
         self._folder = self._workspace / "train"
+        self._start = str(start_policy(pipeline, self._workspace))
         self._progress = progress
 
     def __enter__(self) -> "OfflineSession":
@@ -91,14 +94,9 @@ class OfflineSession:
         Raises `ConfigError` for training files that do not fit, `WingspanError` if there is nothing to learn
         from or if the training process fails.
         """
-        settings = self._pipeline.train
-        last = (index + 1) * settings.steps_per_round
-        steps = TrainedRound(
-            index=index, first_step=last - settings.steps_per_round + 1, last_step=last, seconds=0.0
-        )
-        start = time.perf_counter()
+        steps, start = make_round(self._pipeline.train, index), time.perf_counter()
         if not self._is_trained(steps):
-            self._check_start()
+            check_start(self._pipeline, self._workspace)
             files = self._read_files()
             write_prompts(self._pipeline, self._folder)
             groups, seconds = self._sample(steps)
@@ -107,10 +105,9 @@ class OfflineSession:
 
     def evaluate_round(self, steps: TrainedRound) -> RoundResult:
         """Evaluate the round's policy on a few test items and write its result, or read it."""
-        path, policy = round_file(self._folder, steps.index), self._policy(steps.index)
-        if path.exists():
-            return RoundResult(**json.loads(path.read_text()))
-        start = time.perf_counter()
+        if result := read_round(self._folder, steps.index):
+            return result
+        policy, start = self._policy(steps.index), time.perf_counter()
         self._progress.on_phase("quick evaluation")
         with open_policy(self._pipeline, model=str(policy)) as run:
             steps = replace(steps, seconds=steps.seconds + time.perf_counter() - start)
@@ -129,27 +126,16 @@ class OfflineSession:
     def close(self) -> None:
         """Do nothing: what a round needs has ended with it."""
 
-    @property
-    def _start(self) -> str:
-        """The policy that training starts from."""
-        pipeline = self._pipeline
-        return str(self._workspace / "warmup") if pipeline.warmup is not None else pipeline.model
-
     def _policy(self, index: int) -> Path:
         return self._folder / "policies" / f"{index:02d}"
 
     def _is_trained(self, steps: TrainedRound) -> bool:
         """Whether the round's policy was saved and its steps were written, which comes last."""
-        file = self._folder / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        last = json.loads(lines[-1])["step"] if lines else 0
+        lines = read_json_lines(self._folder / "metrics.jsonl")
+        last = lines[-1]["step"] if lines else 0
         has_policy = (self._policy(steps.index) / "config.json").exists()
         # An earlier round's policy is removed once the next one's has been evaluated.
         return last > steps.last_step or (last == steps.last_step and has_policy)
-
-    def _check_start(self) -> None:
-        if self._pipeline.warmup is not None and not (Path(self._start) / "config.json").exists():
-            raise ConfigError(f"no policy in {self._start}; run the warm-up stage first")
 
     def _read_files(self) -> list[Trajectory]:
         pipeline = self._pipeline

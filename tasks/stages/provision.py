@@ -6,7 +6,6 @@ without an expert, each episode takes one action. Sandboxes are started too, and
 """
 
 import asyncio
-import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from agents.prompting.images import has_vision
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.scripted import expert_script, run_script
 from envs.errors import EnvCrashed, SamplerFailed
-from envs.files import write_atomically
+from envs.files import write_json
 from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.requirements.detection import Program
 from envs.runtime.manager import EnvManager
@@ -71,7 +70,7 @@ def provision(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) 
             for env in proofs
         },
     }
-    write_atomically(workspace / "provision.json", json.dumps(receipt, indent=2) + "\n")
+    write_json(workspace / "provision.json", receipt)
 
 
 def _where(env: str, *, pipeline: Pipeline) -> dict[str, Any]:

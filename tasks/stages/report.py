@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from envs.files import read_json
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves, read_changes, read_pipeline_name
 from tasks.config.pipelines import Pipeline
@@ -169,10 +170,9 @@ def count_quick_items(results: Results) -> int:
 
 def mlflow_run(workspace: Path) -> dict[str, str]:
     """The MLflow run that records this one: its `id`, `store` and, on a server, the `url` of its page."""
-    file = workspace / "mlflow.json"
-    if not file.exists():
+    record = read_json(workspace / "mlflow.json")
+    if not record:
         return {}
-    record = json.loads(file.read_text())
     store = without_password(record["uri"])
     run = {"id": record["run_id"], "store": store}
     if store.startswith(("http://", "https://")) and "experiment_id" in record:

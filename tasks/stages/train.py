@@ -4,31 +4,47 @@ Owns the files under `train/` and `policy/`, the Ray session, and the restart wh
 dies: a new process resumes from the last checkpoint, and later steps are repeated and counted once. The
 loop over the rounds is in `flows/train_agent.py`, the training step in `tasks/verl/actor.py`. So does a
 training that collapses, with `train.watch.on_collapse: rewind`: `tasks/verl/rewinds.py` says from where.
+What a round leaves, and how it is evaluated, is in `tasks/stages/rounds.py`.
 """
 
 import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from agents.types import Trajectory
-from envs.errors import ConfigError, WingspanError
-from envs.files import read_json_lines, write_atomically
+from envs.errors import WingspanError
+from envs.files import read_json_lines
 from envs.types import Item
 from tasks.cluster.session import keep_logs
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts
-from tasks.data.items import evaluation_turns, read_items, spread, training_order
-from tasks.data.trajectories import summarise, write_trajectories
+from tasks.data.trajectories import write_trajectories
 from tasks.errors import Collapsed, RayDied, SamplerDied
 from tasks.progress import SILENT, Progress
 from tasks.rollout.runner import RolloutSpec
+from tasks.stages.rounds import (
+    BEST,
+    RoundResult,
+    TrainedRound,
+    check_start,
+    drop_steps_after,
+    evaluate_round,
+    final_policy,
+    find_best,
+    make_round,
+    read_round,
+    read_rounds,
+    round_file,
+    start_policy,
+    training_items,
+    write_prompts,
+)
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
 from tasks.verl.config import check_pipeline
@@ -40,34 +56,12 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-BEST = "best"
-"""In `train/`: the policy of the round with the most successful quick evaluation, in Hugging Face format."""
 MAX_RESTARTS = 3
 """Times in a row that the training process may die without completing a step."""
 
 
 class _Rewound(Exception):
     """Training has gone back to an earlier checkpoint, and its process has ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRound:
-    """A round that is trained and not evaluated yet."""
-
-    index: int
-    """From 0."""
-    first_step: int
-    last_step: int
-    seconds: float
-    """Wall time, including start-up; of the last attempt if one was interrupted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundResult(TrainedRound):
-    """One finished round, as in `train/rounds/NN.json`; `seconds` include the evaluation."""
-
-    evaluation: dict[str, float]
-    """`summarise` of the quick evaluation: one sample of each test item, at `evaluate.temperature`."""
 
 
 class TrainSession:
@@ -132,7 +126,7 @@ class TrainSession:
         start = time.perf_counter()
         if not self._round_file(index).exists():
             self._restarting(lambda: self._train_up_to(index))
-        return replace(self._round(index), seconds=time.perf_counter() - start)
+        return replace(make_round(self._pipeline.train, index), seconds=time.perf_counter() - start)
 
     def evaluate_round(self, steps: TrainedRound) -> RoundResult:
         """Evaluate the policy on a few test items and write the round's result, or read it if it has one.
@@ -140,9 +134,8 @@ class TrainSession:
         Raises as `train_round` does, whose last steps are repeated if the process dies.
         """
         self._resume()
-        path = self._round_file(steps.index)
-        if path.exists():
-            return RoundResult(**json.loads(path.read_text()))
+        if result := read_round(self._folder, steps.index):
+            return result
 
         def evaluate() -> RoundResult:
             self._train_up_to(steps.index)  # a new process may lack the last steps
@@ -174,20 +167,14 @@ class TrainSession:
             self._end_process(graceful=self._is_started)
         self._process.close()
 
-    def _round(self, index: int) -> TrainedRound:
-        settings = self._pipeline.train
-        first = index * settings.steps_per_round + 1
-        last = min(first + settings.steps_per_round - 1, settings.steps)
-        return TrainedRound(index=index, first_step=first, last_step=last, seconds=0.0)
-
     def _train_up_to(self, index: int) -> None:
         """Train the remaining steps of the rounds up to that of `index`, and evaluate those before it."""
-        for earlier in map(self._round, range(index)):
+        for earlier in (make_round(self._pipeline.train, i) for i in range(index)):
             if not self._round_file(earlier.index).exists():
                 start = time.perf_counter()
                 self._train_steps(earlier.last_step)
                 self._evaluate(replace(earlier, seconds=time.perf_counter() - start))
-        self._train_steps(self._round(index).last_step)
+        self._train_steps(make_round(self._pipeline.train, index).last_step)
 
     def _train_steps(self, last: int) -> None:
         if self._process.step < last:
@@ -283,7 +270,7 @@ class TrainSession:
         if self._is_started:
             return
         self._resume()
-        self._check_policy()
+        check_start(self._pipeline, self._workspace)
         items = training_items(self._pipeline, self._workspace)
         write_prompts(self._pipeline, self._folder)
         if not self._process.is_launched:
@@ -314,23 +301,16 @@ class TrainSession:
         best = find_best(self._folder)
         if best is not None and best.last_step > checkpoint.step:
             shutil.rmtree(self._folder / BEST, ignore_errors=True)
-        for index in range(self.num_rounds):
-            path = self._round_file(index)
-            if path.exists() and json.loads(path.read_text())["last_step"] > checkpoint.step:
-                path.unlink()
+        for result in read_rounds(self._folder):
+            if result.last_step > checkpoint.step:
+                self._round_file(result.index).unlink()
         self._is_resumed = True
-
-    def _check_policy(self) -> None:
-        folder = self._workspace / "warmup"
-        if self._pipeline.warmup and not (folder / "config.json").exists():
-            raise ConfigError(f"no policy in {folder}; run the warm-up stage first")
 
     def _launch(self) -> None:
         self._progress.on_phase("starting Ray")
-        model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
         self._process.launch(
             self._with_own_seed(),
-            model=str(model),
+            model=str(start_policy(self._pipeline, self._workspace)),
             checkpoints=self._checkpoints,
             episode_file=self._progress.episode_file,
         )
@@ -363,10 +343,8 @@ class TrainSession:
 
     def _write_missing_step(self) -> None:
         """Write the step of the checkpoint if an earlier session was killed before it could."""
-        file = self._folder / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
         step = self._process.step
-        if step and (not lines or json.loads(lines[-1])["step"] < step):
+        if step > (self._steps[-1]["step"] if self._steps else 0):
             record = StepRecord.read(checkpoints.checkpoint_folder(self._checkpoints, step=step))
             if record is not None:
                 self._report_alerts(self._write_step(record), is_saved=True)
@@ -379,100 +357,3 @@ class TrainSession:
 
     def _round_file(self, index: int) -> Path:
         return round_file(self._folder, index)
-
-
-def drop_steps_after(path: Path, step: int) -> None:
-    """Remove the lines of later steps from a metrics file, and an incomplete last line."""
-    if not path.exists():
-        return
-    lines = []
-    for line in path.read_text().splitlines():
-        with suppress(json.JSONDecodeError):
-            if json.loads(line)["step"] <= step:
-                lines.append(line + "\n")
-    write_atomically(path, "".join(lines))
-
-
-def round_file(folder: Path, index: int) -> Path:
-    """Of a round's result, in `folder` (`train/`)."""
-    return folder / "rounds" / f"{index:02d}.json"
-
-
-def evaluate_round(
-    steps: TrainedRound,
-    pipeline: Pipeline,
-    workspace: Path,
-    *,
-    policy: Path,
-    run: Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]],
-) -> RoundResult:
-    """Evaluate `policy`, that of the round's end, on a few test items, and write the round's result.
-
-    `run`: `RolloutRunner.run` with that policy. Test items are spread over the split.
-    """
-    start, folder = time.perf_counter(), workspace / "train"
-    items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
-    spec = RolloutSpec(
-        name=f"after {steps.last_step}",
-        max_turns=evaluation_turns(pipeline),
-        num_samples=1,
-        temperature=pipeline.evaluate.temperature,
-    )
-    groups = run(spread(items, pipeline.evaluate.quick_items), spec)
-    evaluation = summarise([trajectory for group in groups for trajectory in group])
-    seconds = steps.seconds + time.perf_counter() - start
-    result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
-    _keep_if_best(folder, evaluation, policy=policy)
-    write_atomically(round_file(folder, steps.index), json.dumps(asdict(result), indent=1))
-    return result
-
-
-def _keep_if_best(folder: Path, evaluation: Mapping[str, float], *, policy: Path) -> None:
-    """Copy `policy`, whose quick evaluation is given, to `BEST` if no earlier round was as successful.
-
-    `folder`: `train/`. Of equals, the earlier stays. A round in which no episode counted is never the best.
-    """
-    if "success" not in evaluation:
-        return
-    target, best = folder / BEST, find_best(folder)
-    if best is None or not target.exists() or evaluation["success"] > best.evaluation["success"]:
-        copy_policy(policy, target)
-
-
-def read_rounds(folder: Path) -> list[RoundResult]:
-    """The finished rounds in `folder` (`train/`), in order."""
-    return [RoundResult(**json.loads(file.read_text())) for file in sorted(folder.glob("rounds/*.json"))]
-
-
-def find_best(folder: Path) -> RoundResult | None:
-    """The most successful of the finished rounds in `folder`, the earlier of equals."""
-    return max(
-        (result for result in read_rounds(folder) if "success" in result.evaluation),
-        key=lambda result: result.evaluation["success"],
-        default=None,
-    )
-
-
-def final_policy(pipeline: Pipeline, folder: Path, *, last: Path) -> Path:
-    """The policy that `train.final_policy` chooses, in `folder` (`train/`) or `last`."""
-    best = folder / BEST
-    return best if pipeline.train.final_policy == "best" and best.exists() else last
-
-
-def training_items(pipeline: Pipeline, workspace: Path) -> list[Item]:
-    """The items in the order in which training samples them, `rollout.items_per_step` a step, and after
-    them those that this order does not reach."""
-    items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
-    order = training_order(items, pipeline.data, seed=pipeline.seed)
-    numbers = list(islice(order, pipeline.train.steps * pipeline.rollout.items_per_step))
-    rest = sorted(set(range(len(items))) - set(numbers))
-    return [items[number] for number in (*numbers, *rest)]
-
-
-def write_prompts(pipeline: Pipeline, folder: Path) -> None:
-    """Copy the prompts of the agent and of its judges to `folder`, the records of the training."""
-    prompts = {"prompt.md": pipeline.agent.prompt}
-    prompts |= {f"judge-{name}.md": judge.prompt for name, judge in pipeline.agent.judges.items()}
-    for name, prompt in prompts.items():
-        if prompt is not None:
-            write_atomically(folder / name, prompt.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline
-from tasks.data.cloning import prepare_cloning
+from tasks.data.demonstrations import prepare_cloning
 from tasks.data.items import read_split
 from tasks.progress import SILENT, Progress
 from tasks.verl.process import environment_of

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from envs.errors import ConfigError, to_line
 from tasks.data.hashes import path_md5
+from tasks.evaluation.outcomes import read_evaluation
 from tasks.reporting.results import read_parameters
-from tasks.stages.train import BEST
+from tasks.stages.rounds import BEST
 from tasks.tracking import facts
 from tasks.tracking.lineage_record import LINEAGE, read_lineage
 from tasks.tracking.provenance import PACKAGES, dirty_tag
@@ -73,9 +74,8 @@ def make_card(workspace: Path, *, which: Which, is_adapter: bool) -> str:
     lines += [f"# {workspace.name}: {which} policy{', its adapter' if is_adapter else ''}", ""]
     if is_adapter and (workspace / _FOLDERS["start"]).exists():
         lines += ["The adapter belongs to the policy of the warm-up (`--policy start`), not to `model`.", ""]
-    evaluation = workspace / "evaluation.json"
-    if which != "best" and evaluation.exists():
-        lines += [facts.result(json.loads(evaluation.read_text())), ""]
+    if which != "best" and (evaluation := read_evaluation(workspace)):
+        lines += [facts.result(evaluation), ""]
     lines += ["## Source", "", *(f"- {key}: `{value}`" for key, value in _origins(workspace).items())]
     lines += [f"- {name}: `{path_md5}`" for name, path_md5 in _data_sums(workspace).items()]
     if parameters:

@@ -5,7 +5,6 @@ on a data set. A policy is the start of training, the best of the rounds, or the
 is uploaded, the others are where their tag `path` says.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.config.pipelines import Pipeline
-from tasks.stages.train import BEST, RoundResult, find_best
+from tasks.evaluation.outcomes import EVALUATION, read_evaluation
+from tasks.stages.rounds import BEST, find_best, read_rounds, round_file, start_policy
 from tasks.tracking.batches import ItemFile, log_metrics, metrics_of
 from tasks.tracking.names import summary_metric
 
@@ -58,9 +58,8 @@ def find_kept_policies(pipeline: Pipeline, workspace: Path, *, items: int) -> li
     last, train = pipeline.train.steps, workspace / "train"
     best = find_best(train) if (train / BEST / "config.json").exists() else None
     final_step = best.last_step if best and pipeline.train.final_policy == BEST else last
-    start = workspace / "warmup" if pipeline.warmup is not None else pipeline.model
-    file = workspace / "evaluation.json"
-    evaluation, at_ms = json.loads(file.read_text()), written_ms(file)
+    start = str(start_policy(pipeline, workspace))
+    evaluation, at_ms = read_evaluation(workspace), written_ms(workspace / EVALUATION)
 
     def full_scores(policy: str, *, step: int) -> list[CheckpointScore]:
         return [
@@ -69,7 +68,7 @@ def find_kept_policies(pipeline: Pipeline, workspace: Path, *, items: int) -> li
         ]
 
     policies = [
-        KeptPolicy(name="start", step=0, path=str(start), scores=full_scores("before", step=0)),
+        KeptPolicy(name="start", step=0, path=start, scores=full_scores("before", step=0)),
         KeptPolicy(
             name=FINAL,
             step=final_step,
@@ -119,8 +118,7 @@ def written_ms(file: Path) -> int:
 
 def _quick_scores(train: Path, *, step: int) -> list[CheckpointScore]:
     """The quick evaluation of the round that ended with `step`, in the folder `train`."""
-    for file in (train / "rounds").glob("*.json"):
-        result = RoundResult(**json.loads(file.read_text()))
+    for result in read_rounds(train):
         if result.last_step == step:
             items = int(sum(result.evaluation.get(key, 0) for key in ("episodes", "dropped")))
             score = CheckpointScore(
@@ -128,7 +126,7 @@ def _quick_scores(train: Path, *, step: int) -> list[CheckpointScore]:
                 summary=result.evaluation,
                 items=items,
                 step=step,
-                at_ms=written_ms(file),
+                at_ms=written_ms(round_file(train, result.index)),
             )
             return [score]
     return []

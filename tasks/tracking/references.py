@@ -4,7 +4,6 @@ A reference is a folder (a workspace, or anything in one: a policy, a checkpoint
 MLflow run, or a model of MLflow's registry, `models:/NAME/VERSION` or `models:/NAME@ALIAS`.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.errors import ConfigError, describe
-from envs.files import read_json_lines
+from envs.files import read_json, read_json_lines
 from tasks.data.hashes import path_md5
+from tasks.evaluation.outcomes import EVALUATION
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
 from tasks.tracking.recorded_runs import WORKSPACE
 from tasks.tracking.tracker import EXPERIMENT, check_tracking, connect, read_record, tracking_uri
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
 
-EVALUATION = "evaluation.json"
 STEPS = "train/metrics.jsonl"
 _MODEL = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>[^/@]+)|@(?P<alias>[^/@]+))")
 _REMEDY = (
@@ -69,8 +68,7 @@ class FoundRun:
             raise ConfigError(
                 f"{self.reference}: there is no {file}, so the run is not finished; finish it first"
             )
-        evaluation: dict[str, Any] = json.loads(file.read_text())
-        return evaluation
+        return read_json(file)
 
     @property
     def steps(self) -> list[dict[str, Any]]:

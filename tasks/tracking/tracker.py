@@ -8,7 +8,6 @@ episodes, `model.py` registers the policy, `recorded_runs.py` owns the heartbeat
 MLflow.
 """
 
-import json
 import logging
 import os
 import threading
@@ -23,14 +22,15 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from envs.errors import WingspanError, describe
-from envs.files import lock_file, read_json_lines, write_atomically
+from envs.files import lock_file, read_json, read_json_lines, write_json
 from envs.redaction import redact, register_url
-from tasks.config.parameters import flat
+from tasks.config.parameters import parameters_of
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
 from tasks.data.hashes import text_md5
-from tasks.evaluation.outcomes import OUTCOMES
+from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, read_evaluation
 from tasks.runs.usage import read_usage
+from tasks.stages.rounds import read_rounds, round_file
 from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
 from tasks.tracking.lineage_record import LINEAGE
@@ -213,7 +213,7 @@ class Tracker:
         if run_id is None or not _exists(client, run_id):
             run_id = self._start(client)
         if not client.get_run(run_id).data.params:  # the run is new, or an earlier start failed
-            log_params(client, run_id, flat(self._pipeline.model_dump(mode="json"), sep="."))
+            log_params(client, run_id, parameters_of(self._pipeline).items())
         client.update_run(run_id, status="RUNNING")
         self._system = SystemMonitor(run_id, began_ms=client.get_run(run_id).info.start_time)
         recorded_runs.beat(client, run_id)
@@ -250,20 +250,19 @@ class Tracker:
 
     def _write_training(self, client: "MlflowClient", run_id: str) -> None:
         log_item_files(client, run_id, self._item_files())
-        parent = client.get_run(run_id)
-        steps = _read_steps(self._workspace / "train" / "metrics.jsonl")
+        parent, train = client.get_run(run_id), self._workspace / "train"
+        steps = _read_steps(train / "metrics.jsonl")
         self._write_alerts(client, run_id)
-        for prompt in sorted((self._workspace / "train").glob("*.md")):
+        for prompt in sorted(train.glob("*.md")):
             client.log_artifact(run_id, str(prompt))
         children = _children(client, parent)
         last_final_step = self._last_final_step()
-        for file in sorted((self._workspace / "train" / "rounds").glob("*.json")):
-            result = json.loads(file.read_text())
-            if result["last_step"] > last_final_step:
+        for result in read_rounds(train):
+            if result.last_step > last_final_step:
                 continue
-            number, first, last = result["index"] + 1, result["first_step"], result["last_step"]
-            at_ms = written_ms(file)
-            began_ms = at_ms - round(1000 * result["seconds"])
+            number, first, last = result.index + 1, result.first_step, result.last_step
+            at_ms = written_ms(round_file(train, result.index))
+            began_ms = at_ms - round(1000 * result.seconds)
             child = children.get(number) or _begin_child(client, parent, number=number, began_ms=began_ms)
             if child.info.status == "FINISHED":
                 continue
@@ -272,7 +271,7 @@ class Tracker:
                 client, child.info.run_id, facts.round_params(own_steps, first=first, last=last).items()
             )
             quick = partial(summary_metric, group="eval/quick")
-            series = metrics_of(result["evaluation"], step=last, at_ms=at_ms, name=quick)
+            series = metrics_of(result.evaluation, step=last, at_ms=at_ms, name=quick)
             for values in own_steps:
                 series += metrics_of(values, step=values["step"], at_ms=at_ms, name=step_metric)
             # Until the child is finished, the whole round is written again to both; with equal timestamps the
@@ -282,7 +281,7 @@ class Tracker:
             self._log_traces(
                 client,
                 run_id,
-                round_traces(self._workspace / "train", number=number, first_step=first, last_step=last),
+                round_traces(train, number=number, first_step=first, last_step=last),
             )
             client.set_terminated(child.info.run_id, status="FINISHED", end_time=at_ms)
 
@@ -290,7 +289,7 @@ class Tracker:
         """The last step that no rewind undoes any more: MLflow cannot forget a step that it has."""
         settings, train = self._pipeline.train, self._workspace / "train"
         last_round = settings.num_rounds - 1
-        is_trained = (train / "rounds" / f"{last_round:02d}.json").exists()
+        is_trained = round_file(train, last_round).exists()
         if is_trained or settings.watch.on_collapse != "rewind":
             return settings.steps
         steps = _read_steps(train / "metrics.jsonl")
@@ -313,10 +312,10 @@ class Tracker:
         self._write_system(client, run_id)
         self._write_training(client, run_id)
         workspace = self._workspace
-        evaluation = json.loads((workspace / "evaluation.json").read_text())
+        evaluation = read_evaluation(workspace)
         last = self._pipeline.train.steps
-        timing = json.loads((workspace / "timing.json").read_text())
-        at_ms = written_ms(workspace / "evaluation.json")
+        timing = read_json(workspace / "timing.json")
+        at_ms = written_ms(workspace / EVALUATION)
         usage = {
             f"{measure}/{stage}": value
             for stage, usage in read_usage(workspace).items()
@@ -329,7 +328,7 @@ class Tracker:
                 name = partial(summary_metric, group=f"eval/{mode}")
                 series += metrics_of(summary, step=step, at_ms=at_ms, name=name)
         log_metrics(client, run_id, series)
-        for file_name in ("evaluation.json", OUTCOMES):
+        for file_name in (EVALUATION, OUTCOMES):
             client.log_artifact(run_id, str(workspace / file_name))
         if (workspace / LINEAGE).exists():
             client.log_artifact(run_id, str(workspace / LINEAGE))
@@ -432,9 +431,7 @@ def _read_steps(file: Path) -> dict[int, dict[str, Any]]:
 
 def read_record(workspace: Path) -> dict[str, Any]:
     """`mlflow.json` of `workspace`: `uri`, `run_id`, `experiment_id`; empty if it is not recorded."""
-    file = workspace / RECORD
-    record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    return record
+    return read_json(workspace / RECORD)
 
 
 def _write_record(workspace: Path, *, pipeline: Pipeline, run: "Run", is_finished: bool) -> None:
@@ -445,7 +442,7 @@ def _write_record(workspace: Path, *, pipeline: Pipeline, run: "Run", is_finishe
         "identity": _identity(pipeline),
         "finished": is_finished,
     }
-    write_atomically(workspace / RECORD, json.dumps(record, indent=2) + "\n")
+    write_json(workspace / RECORD, record)
 
 
 def _identity(pipeline: Pipeline) -> str:

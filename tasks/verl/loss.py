@@ -18,7 +18,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from agents.samplers.sampling import random_key
 from tasks.algorithms.algorithm import ActorCritic, Aggregation
-from tasks.algorithms.losses.loss import Tokens
+from tasks.algorithms.losses import Tokens
 from tasks.config.training import TrainSettings
 
 PLAYED_EPISODES, PLAYED_TOKENS = "played_episodes", "played_tokens"

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agents.huggingface.files import find_file
+
 ADAPTER = "adapter"
 """In the folder of a policy that was trained with `train.lora`: the adapter alone, in peft's format."""
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -67,12 +69,5 @@ def find_tokenizer(*folders: Path | str) -> Path | None:
 
 
 def _tokenizer_file(folder: Path | str) -> Path | None:
-    name = "tokenizer.json"
-    if Path(folder).is_dir():
-        return file if (file := Path(folder) / name).exists() else None
-    if isinstance(folder, Path) or folder.count("/") != 1:
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    cached_path = try_to_load_from_cache(folder, name)
-    return Path(cached_path) if isinstance(cached_path, str) else None
+    is_name = isinstance(folder, str) and folder.count("/") == 1
+    return find_file(folder, "tokenizer.json") if is_name or Path(folder).is_dir() else None

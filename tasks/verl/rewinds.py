@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envs.files import write_atomically
 from tasks.config.training import TrainSettings
-from tasks.runs.parameters import read_lines
+from tasks.runs.parameters import try_read_lines
 from tasks.verl import checkpoints
 
 REWINDS = "rewinds.jsonl"
@@ -100,4 +100,4 @@ def seed_after(rewinds: int, *, seed: int) -> int:
 
 
 def _steps_with_alerts(metrics: Path) -> set[int]:
-    return {int(values["step"]) for values in read_lines(metrics) if values.get("alerts", 0)}
+    return {int(values["step"]) for values in try_read_lines(metrics) if values.get("alerts", 0)}

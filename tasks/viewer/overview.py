@@ -14,7 +14,7 @@ from envs.errors import ConfigError
 from envs.texts import replace_surrogates
 from tasks.evaluation.record import is_record, read_record
 from tasks.runs.folders import RunFolder
-from tasks.runs.parameters import read_json, read_lines, recorded_parameters
+from tasks.runs.parameters import recorded_parameters, try_read_json, try_read_lines
 
 SERIES = (
     "step", "episodes", "dropped", "reward", "success", "turns", "tokens_per_turn", "horizon", "entropy",
@@ -68,9 +68,9 @@ def summarise_run(run: RunFolder) -> RunSummary:
 def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> RunSummary:
     """`signatures`: of the files and folders that a run writes; the same ones give the same summary."""
     folder = run.folder
-    parameters = read_json(folder / "parameters.json") if run.file is None else {}
-    lines = read_lines(folder / "train" / "metrics.jsonl") if run.file is None else []
-    after = read_json(folder / "evaluation.json").get("after", {}).get("sampled", {}).get("success")
+    parameters = try_read_json(folder / "parameters.json") if run.file is None else {}
+    lines = try_read_lines(folder / "train" / "metrics.jsonl") if run.file is None else []
+    after = try_read_json(folder / "evaluation.json").get("after", {}).get("sampled", {}).get("success")
     kind = "file" if run.file else "evaluation" if is_record(folder) else "run"
     success, success_of = after, "evaluation after training"
     if kind == "evaluation":
@@ -101,16 +101,16 @@ def read_overview(run: RunFolder) -> dict[str, Any]:
     if run.file is not None:
         return {"series": {}, "rounds": [], "evaluation": {}, "alerts": [], "rewinds": [], "seconds": {}}
     folder = run.folder
-    lines = read_lines(folder / "train" / "metrics.jsonl")
+    lines = try_read_lines(folder / "train" / "metrics.jsonl")
     columns = [column for column in SERIES if any(column in line for line in lines)]
-    rounds = [read_json(path) for path in sorted((folder / "train" / "rounds").glob("*.json"))]
+    rounds = [try_read_json(path) for path in sorted((folder / "train" / "rounds").glob("*.json"))]
     return {
         "series": {column: [line.get(column) for line in lines] for column in columns},
         "rounds": [done for done in rounds if done],
-        "evaluation": read_json(folder / "evaluation.json"),
-        "alerts": read_lines(folder / "train" / "alerts.jsonl"),
-        "rewinds": read_lines(folder / "train" / "rewinds.jsonl"),
-        "seconds": read_json(folder / "timing.json").get("stages", {}),
+        "evaluation": try_read_json(folder / "evaluation.json"),
+        "alerts": try_read_lines(folder / "train" / "alerts.jsonl"),
+        "rewinds": try_read_lines(folder / "train" / "rewinds.jsonl"),
+        "seconds": try_read_json(folder / "timing.json").get("stages", {}),
     }
 
 

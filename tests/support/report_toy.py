@@ -17,7 +17,7 @@ from tasks.data.items import write_items
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.evaluation.outcomes import OUTCOMES, successes_of
 from tasks.runs.usage import Usage, write_usage
-from tasks.stages.train import RoundResult
+from tasks.stages.rounds import RoundResult
 from tasks.verl.rewinds import Rewind, write_rewind
 
 ITEMS = [

@@ -26,8 +26,7 @@ from tasks.algorithms.conversations import (  # noqa: E402
     rewards_of,
     turns_of,
 )
-from tasks.algorithms.losses.loss import PolicyLoss, Tokens  # noqa: E402
-from tasks.algorithms.losses.vanilla import Vanilla  # noqa: E402
+from tasks.algorithms.losses import PolicyLoss, Tokens, Vanilla  # noqa: E402
 
 GROUPS = (
     # tokens and reward of each turn

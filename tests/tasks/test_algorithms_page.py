@@ -11,8 +11,7 @@ from pydantic_core import PydanticUndefined
 from agents.settings import Settings
 from tasks.algorithms.algorithm import ActorCritic, Aggregation, OnlineAlgorithm
 from tasks.algorithms.distillation import Distillation
-from tasks.algorithms.losses.library import AnyLoss
-from tasks.algorithms.losses.loss import PolicyLoss
+from tasks.algorithms.losses import AnyLoss, PolicyLoss
 from tasks.algorithms.offline import OfflineAlgorithm
 from tasks.algorithms.registry import ALGORITHMS
 from tasks.config.training import KlSettings

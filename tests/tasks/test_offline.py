@@ -22,7 +22,7 @@ from tasks.data.training_files import check_tokens, read_training_files
 from tasks.data.trajectories import read_trajectories, write_trajectories
 from tasks.progress import Progress
 from tasks.stages.offline import OfflineSession
-from tasks.stages.train import TrainedRound
+from tasks.stages.rounds import TrainedRound
 from tests.support.adapters import check_adapter
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import toy_tokenizer

@@ -8,7 +8,8 @@ import pytest
 
 from envs.errors import ConfigError, WingspanError
 from tasks.data.items import write_items
-from tasks.stages.train import RoundResult, TrainSession, drop_steps_after
+from tasks.stages.rounds import RoundResult, drop_steps_after
+from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
 from tasks.verl.config import check_pipeline

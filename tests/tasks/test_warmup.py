@@ -19,8 +19,7 @@ from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item, Message
 from tasks.config.pipelines import Pipeline
-from tasks.data.cloning import prepare_cloning
-from tasks.data.demonstrations import Demonstration, demonstrate
+from tasks.data.demonstrations import Demonstration, demonstrate, prepare_cloning
 from tasks.data.items import write_items
 from tasks.progress import Progress
 from tasks.stages.warmup import warmup

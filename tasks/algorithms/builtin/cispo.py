@@ -2,8 +2,7 @@
 
 from tasks.algorithms.algorithm import Aggregation
 from tasks.algorithms.builtin.grpo import Grpo
-from tasks.algorithms.losses.cispo import CispoLoss
-from tasks.algorithms.losses.library import AnyLoss
+from tasks.algorithms.losses import AnyLoss, CispoLoss
 
 
 class Cispo(Grpo):

@@ -2,8 +2,7 @@
 
 from tasks.algorithms.algorithm import Aggregation, DynamicSampling, OverlongPenalty
 from tasks.algorithms.builtin.grpo import Grpo
-from tasks.algorithms.losses.library import AnyLoss
-from tasks.algorithms.losses.vanilla import Vanilla
+from tasks.algorithms.losses import AnyLoss, Vanilla
 
 
 class Dapo(Grpo):

@@ -20,6 +20,4 @@ class DrGrpo(OnlineAlgorithm):
 
     def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
-        scores = batch.scores
-        advantages = (scores - batch.group_mean(scores)) * ~batch.has_equal_rewards(scores)
-        return Estimate(batch.spread(advantages))
+        return Estimate(batch.spread(batch.compare(batch.scores, normalize_by_std=False)))

@@ -31,9 +31,7 @@ class Gdpo(OnlineAlgorithm):
         """As of `OnlineAlgorithm`. Raises `WingspanError` for a trajectory without one of the metrics."""
         total = batch.scores.new_zeros(len(batch.group))
         for name, weight in self.rewards.items():
-            scores = _metric(batch, name)
-            z_scores = (scores - batch.group_mean(scores)) / (batch.group_std(scores) + 1e-6)
-            total += weight * z_scores * ~batch.has_equal_rewards(scores)
+            total += weight * batch.compare(_metric(batch, name))
         return Estimate(batch.whiten(batch.spread(total)))
 
 

@@ -40,11 +40,11 @@ class Gigpo(OnlineAlgorithm):
         """As of `OnlineAlgorithm`."""
         import torch
 
-        from tasks.algorithms.conversations import discounted_returns
-        from tasks.algorithms.turns import compare, turns_of_step
+        from tasks.algorithms.conversations import compare, discounted_returns
+        from tasks.algorithms.turns import turns_of_step
 
         turns = turns_of_step(batch, algorithm=self.name)
-        episode = compare(batch.scores, batch.group, normalize_by_std=self.normalize_by_std)
+        episode = batch.compare(batch.scores, normalize_by_std=self.normalize_by_std)
         returns = discounted_returns(turns.rewards, gamma=self.gamma)[turns.mask]
         advantages = torch.zeros_like(turns.rewards)
         advantages[turns.mask] = self.step_weight * compare(

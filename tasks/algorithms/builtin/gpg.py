@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
-from tasks.algorithms.losses.gpg import GpgLoss
-from tasks.algorithms.losses.library import AnyLoss
+from tasks.algorithms.losses import AnyLoss, GpgLoss
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations
@@ -24,6 +23,5 @@ class Gpg(OnlineAlgorithm):
     def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
         scores = batch.scores
-        differ = ~batch.has_equal_rewards(scores)
-        alpha = batch.num_played / differ.sum().clamp(min=1)
-        return Estimate(batch.spread(alpha * (scores - batch.group_mean(scores)) * differ))
+        alpha = batch.num_played / (~batch.has_equal_rewards(scores)).sum().clamp(min=1)
+        return Estimate(batch.spread(alpha * batch.compare(scores, normalize_by_std=False)))

@@ -48,10 +48,11 @@ class Graphgpo(OnlineAlgorithm):
         """As of `OnlineAlgorithm`."""
         import torch
 
-        from tasks.algorithms.turns import compare, turns_of_step
+        from tasks.algorithms.conversations import compare
+        from tasks.algorithms.turns import turns_of_step
 
         turns = turns_of_step(batch, algorithm=self.name)
-        episode = compare(batch.scores, batch.group, normalize_by_std=self.normalize_by_std)
+        episode = batch.compare(batch.scores, normalize_by_std=self.normalize_by_std)
         worth = GOAL_REWARD * self.distance_discount ** _distances(turns, batch.group)[turns.mask]
         advantages = torch.zeros_like(turns.rewards)
         advantages[turns.mask] = self.step_weight * compare(

@@ -18,6 +18,4 @@ class Grpo(OnlineAlgorithm):
 
     def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`; exactly 0 for a group of equal rewards."""
-        scores = batch.scores
-        advantages = (scores - batch.group_mean(scores)) / (batch.group_std(scores) + 1e-6)
-        return Estimate(batch.spread(advantages * ~batch.has_equal_rewards(scores)))
+        return Estimate(batch.spread(batch.compare(batch.scores)))

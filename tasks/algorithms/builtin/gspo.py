@@ -1,8 +1,7 @@
 """Group sequence policy optimization."""
 
 from tasks.algorithms.builtin.grpo import Grpo
-from tasks.algorithms.losses.gspo import GspoLoss
-from tasks.algorithms.losses.library import AnyLoss
+from tasks.algorithms.losses import AnyLoss, GspoLoss
 
 
 class Gspo(Grpo):

@@ -26,19 +26,12 @@ class OptimalTokenBaseline(OnlineAlgorithm):
 
     def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
-        import torch
-
         from tasks.algorithms.conversations import discounted_returns
 
         assert batch.sum_pi_squared is not None
         energy = (1 - 2 * batch.old_log_probs.exp() + batch.sum_pi_squared) * batch.mask
         weights = energy.cumsum(1) * batch.mask
         returns = discounted_returns(batch.rewards, gamma=1.0)
-
-        def group_sum(values: torch.Tensor) -> torch.Tensor:
-            sums = values.new_zeros(int(batch.group.max()) + 1, values.shape[1])
-            return sums.index_add_(0, batch.group, values)[batch.group]
-
-        is_alone = group_sum(batch.mask.to(returns.dtype)) < 2
-        baseline = group_sum(returns * weights) / (group_sum(weights) + 1e-8)
+        is_alone = batch.group_sum(batch.mask.to(returns.dtype)) < 2
+        baseline = batch.group_sum(returns * weights) / (batch.group_sum(weights) + 1e-8)
         return Estimate((returns - baseline.masked_fill(is_alone, 0.0)) * batch.mask)

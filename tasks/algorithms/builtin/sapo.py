@@ -1,8 +1,7 @@
 """Soft adaptive policy optimization."""
 
 from tasks.algorithms.builtin.grpo import Grpo
-from tasks.algorithms.losses.library import AnyLoss
-from tasks.algorithms.losses.sapo import SapoLoss
+from tasks.algorithms.losses import AnyLoss, SapoLoss
 
 
 class Sapo(Grpo):

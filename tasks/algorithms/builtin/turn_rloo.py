@@ -26,21 +26,15 @@ class TurnRloo(OnlineAlgorithm):
 
     def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""
-        import torch
-
         from tasks.algorithms.conversations import discounted_returns
 
         rewards = batch.turn_sum(batch.rewards).double()  # [C, N]
         is_turn = (batch.turn_lengths[:, :-1] > 0).double()  # [C, N], 1 or 0
         returns = discounted_returns(rewards, gamma=1.0) * is_turn
-
-        def sum_of_others(values: torch.Tensor) -> torch.Tensor:
-            sums = values.new_zeros(int(batch.group.max()) + 1, values.shape[1])
-            return sums.index_add_(0, batch.group, values)[batch.group] - values
-
-        num_others = sum_of_others(is_turn)
+        num_others = batch.group_sum(is_turn) - is_turn
+        sum_of_others = batch.group_sum(returns) - returns
         scores, size = batch.scores, batch.group_size()
         mean_score = (batch.group_sum(scores) - scores) / (size - 1).clamp(min=1)
         baseline_of_whole = mean_score.unsqueeze(1) - (rewards.cumsum(1) - rewards)
-        baseline = (sum_of_others(returns) / num_others.clamp(min=1)).where(num_others > 0, baseline_of_whole)
+        baseline = (sum_of_others / num_others.clamp(min=1)).where(num_others > 0, baseline_of_whole)
         return Estimate(batch.spread_turns(returns - baseline))
