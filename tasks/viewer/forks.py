@@ -27,7 +27,7 @@ from envs.files import check_writable
 from envs.network.server import RequestRejected, read_body
 from tasks.forks.records import MAX_OBSERVATION, PERSON
 from tasks.viewer import browse
-from tasks.viewer.answers import NotFound, find_row, integer, json_answer
+from tasks.viewer.answers import find_row, integer, json_answer
 from tasks.viewer.live import ForkPlace, Live, LiveRuns
 from tasks.viewer.query import list_keys
 from tasks.viewer.reading import IMAGE_TYPES, LineChanged
@@ -117,7 +117,7 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
         turn, number = integer(request, "turn", default=-1), integer(request, "number", default=0)
         image = found.find_image(turn=turn, number=number)
         if image is None or image.media_type not in IMAGE_TYPES:
-            raise NotFound("there is no such image")
+            raise RequestRejected(404, "there is no such image")
         return Response(image.data, media_type=image.media_type)
 
     async def fork(request: Request) -> Response:
