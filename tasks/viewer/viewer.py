@@ -6,7 +6,7 @@ than `REFRESH_S`, waits for it a moment, and answers from what the index has by 
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,6 +22,8 @@ REFRESH_S = 1.0
 FIRST_PATIENCE_S, PATIENCE_S = 1.0, 0.2
 """How long a request waits for an update, the run's first and later ones; a longer one goes on, and the page
 shows how far it is."""
+_decoder = lru_cache(maxsize=16)(decoder)
+_pieces = lru_cache(maxsize=16)(token_pieces)
 
 
 class Viewer:
@@ -104,13 +106,3 @@ class OpenRun:
         """Tokens to their texts; None without a tokenizer."""
         file = find_run_tokenizer(self.run)
         return None if file is None else _pieces(file)(ids)
-
-
-@lru_cache(maxsize=16)
-def _decoder(folder: Path) -> Callable[[Sequence[int]], str | None]:
-    return decoder(folder)
-
-
-@lru_cache(maxsize=16)
-def _pieces(file: Path) -> Callable[[Sequence[int]], list[str] | None]:
-    return token_pieces(file)
