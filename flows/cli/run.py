@@ -13,7 +13,6 @@ from envs.errors import describe
 from flows.cli.options import IfChanged, PipelineName, Settings, Workspace, parse_secrets, parse_settings
 
 if TYPE_CHECKING:
-    from flows.orchestrator.runs import TemporaryServer
     from flows.plan import Plan
 
 BASE_MODEL = Path("models/textcraft-base")
@@ -67,7 +66,11 @@ def run(
             if plan.served_at is not None:
                 typer.echo(f"during training, the policy answers at {plan.served_at.url} as model 'policy'")
             with lock(plan.workspace):
-                evaluation, prefect_failure = _run_with_prefect(plan, server, overrides=overrides)
+                if server is not None:
+                    server.use()
+                from flows.train_agent import run_with_prefect  # imports Prefect
+
+                evaluation, prefect_failure = run_with_prefect(plan, overrides=overrides)
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_format_rate(before)} before, {_format_rate(after)} after")
     typer.echo(f"report: {plan.workspace / 'report' / 'index.html'}")
@@ -92,16 +95,6 @@ def _read_finished(plan: "Plan") -> dict[str, Any] | None:
 
     with lock(plan.workspace):
         return read_finished(plan)
-
-
-def _run_with_prefect(
-    plan: "Plan", server: "TemporaryServer | None", *, overrides: dict[str, Any]
-) -> tuple[dict[str, Any], Exception | None]:
-    if server is not None:
-        server.use()
-    from flows.train_agent import run_with_prefect
-
-    return run_with_prefect(plan, overrides=overrides)
 
 
 def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Workspace = None) -> None:
@@ -157,9 +150,10 @@ def _take_code_from_here() -> None:
     here, imported_root = Path("flows"), Path(__file__).parents[1]
     if (here / "__init__.py").exists() and not here.samefile(imported_root):
         paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
-        program = "from flows.cli.app import main; main()"
+        from flows.cli.app import PROGRAM
+
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        os.execve(sys.executable, [sys.executable, "-c", program, *sys.argv[1:]], environment)
+        os.execve(sys.executable, [*PROGRAM, *sys.argv[1:]], environment)
 
 
 def base() -> None:

@@ -1,10 +1,15 @@
-"""Rows of text, as a table on a terminal and as plain lines elsewhere."""
+"""Lines and rows of text; rows are a table on a terminal, and plain lines elsewhere."""
 
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+
+def print_plain(text: str, *, console: Console, style: str | None = None) -> None:
+    """Print `text` as it is, with its lines whole."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_table(
@@ -25,7 +30,7 @@ def print_table(
         widths = [max(len(cell) for cell in cells) for cells in zip(*lines, strict=True)]
         for row in lines:
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+            print_plain(line.rstrip(), console=console)
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:

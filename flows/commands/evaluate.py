@@ -3,14 +3,14 @@
 from rich.console import Console
 
 from envs.errors import WingspanError, describe
-from flows.cli.tables import print_table
+from flows.cli.tables import print_plain, print_table
 from flows.display.display import Display
 from flows.display.state import StageState
 from tasks.evaluation.evaluate import default_folder, evaluate_policy
 from tasks.evaluation.models import find_policy
-from tasks.evaluation.record import EvaluationRecord, Rate
+from tasks.evaluation.record import EvaluationRecord
 from tasks.evaluation.request import PolicyEvaluation
-from tasks.reporting.pages import percent
+from tasks.reporting.pages import DASH
 from tasks.tracking.evaluations import record_evaluation
 from tasks.tracking.tracker import check_tracking
 
@@ -35,10 +35,10 @@ def evaluate(evaluation: PolicyEvaluation, *, console: Console) -> bool:
     source = (
         f"pipeline {record.pipeline}" if record.pipeline else "the defaults (--pipeline NAME takes others)"
     )
-    console.print(f"agent and rollout settings: {source}", markup=False, highlight=False, soft_wrap=True)
+    print_plain(f"agent and rollout settings: {source}", console=console)
     columns, rows = table(record)
     print_table(columns, rows, console=console, has_header=True)
-    console.print(f"record: {folder}", markup=False, highlight=False, soft_wrap=True)
+    print_plain(f"record: {folder}", console=console)
     if evaluation.track:
         try:
             page = record_evaluation(record, folder)
@@ -47,7 +47,7 @@ def evaluate(evaluation: PolicyEvaluation, *, console: Console) -> bool:
                 f"MLflow has no record of {folder} ({describe(error)[:200]}); fix the cause and run the "
                 "command again"
             ) from error
-        console.print(f"MLflow: {page}", markup=False, highlight=False, soft_wrap=True)
+        print_plain(f"MLflow: {page}", console=console)
     return record.overall.episodes > 0
 
 
@@ -60,18 +60,13 @@ def table(record: EvaluationRecord) -> tuple[list[str], list[list[str]]]:
             continue
         for value, result in groups.items():
             cells = [str(getattr(result, name)) for name in _COUNTS]
-            cells += [_format(name, result.rates.get(name)) for name in names]
+            for name in names:
+                rate = result.rates.get(name)
+                is_share = name not in ("reward", "turns")
+                cells.append(DASH if rate is None else rate.format(is_share=is_share))
             rows.append(["all" if key == "all" else f"{key} {value}", *cells])
     return ["items of", *_COUNTS, *map(_title, names)], rows
 
 
 def _title(name: str) -> str:
     return name.replace("_at_", "@").replace("_hat_", "^")
-
-
-def _format(name: str, rate: Rate | None) -> str:
-    if rate is None:
-        return "\N{EN DASH}"
-    if name in ("reward", "turns"):
-        return f"{rate.mean:.3g} [{rate.low:.3g}, {rate.high:.3g}]"
-    return f"{percent(rate.mean)} [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"

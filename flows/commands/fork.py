@@ -12,12 +12,11 @@ from envs.types import Item, Message
 from flows.cli.tables import print_table
 from flows.commands.play import read_lines
 from flows.commands.turns import TurnPrinter
-from tasks.evaluation.record import Rate
 from tasks.forks.fork import run_fork, run_person
 from tasks.forks.parents import find_parent
 from tasks.forks.records import append_fork, value_of
 from tasks.forks.request import ForkPlan, ForkRequest, plan_fork
-from tasks.reporting.pages import format_count, percent
+from tasks.reporting.pages import format_count
 
 HELP = "Type an action and Enter; Ctrl-D leaves the episode."
 
@@ -38,7 +37,7 @@ def fork(name: str, request: ForkRequest, *, console: Console) -> bool:
     def end(trajectory: Trajectory) -> None:
         append_fork(parent.run, trajectory)
         trajectories.append(trajectory)
-        printer.end(trajectory)
+        printer.trajectory(trajectory)
 
     if request.is_person:
         callbacks = Callbacks(on_opening=printer.opening, on_turn=printer.turn)
@@ -56,14 +55,13 @@ def fork(name: str, request: ForkRequest, *, console: Console) -> bool:
     return any(not trajectory.has_failed for trajectory in trajectories)
 
 
-class _Printer:
+class _Printer(TurnPrinter):
     """Prints forks as they run: the repeated turns once, then the new ones."""
 
     def __init__(self, plan: ForkPlan, console: Console) -> None:
+        super().__init__(console)
         self._plan = plan
-        self._console = console
-        self._turns = TurnPrinter(console)
-        self._lines = read_lines(self.note)
+        self._typed_lines = read_lines(self.note)
 
     def begin(self) -> None:
         """Say what is run."""
@@ -77,7 +75,7 @@ class _Printer:
         )
 
     def opening(self, item: Item, sample_index: int, messages: Sequence[Message]) -> None:
-        self._turns.opening(item, sample_index, messages)
+        super().opening(item, sample_index, messages)
         if not self._plan.past.num_turns:
             self.note(HELP)
 
@@ -85,29 +83,18 @@ class _Printer:
         num_repeated = self._plan.past.num_turns
         is_person = self._plan.policy is None
         if is_person or len(turns) >= num_repeated:
-            self._turns.turn(item, sample_index, turns)
+            super().turn(item, sample_index, turns)
         if is_person and len(turns) == num_repeated:
             self.note(HELP)
 
-    def end(self, trajectory: Trajectory) -> None:
-        self._turns.trajectory(trajectory)
-
     async def read_line(self) -> str | None:
-        return next((line.strip() for line in self._lines if line.strip()), None)
-
-    def note(self, text: str) -> None:
-        self._turns.note(text)
+        return next((line.strip() for line in self._typed_lines if line.strip()), None)
 
 
 def _print_value(trajectories: Sequence[Trajectory], *, console: Console) -> None:
     value = value_of(trajectories)
     rows = [("samples", str(value.samples)), ("failed", str(value.failed))]
     if value.success is not None and value.reward is not None:
-        low, high = 100 * value.success.low, 100 * value.success.high
-        rows.append(("success", f"{percent(value.success.mean)} [{low:.1f}, {high:.1f}]"))
-        rows.append(("reward", _format(value.reward)))
+        rows.append(("success", value.success.format(is_share=True)))
+        rows.append(("reward", value.reward.format(is_share=False)))
     print_table(("value of the turn", "95% interval"), rows, console=console, has_header=True)
-
-
-def _format(rate: Rate) -> str:
-    return f"{rate.mean:.3g} [{rate.low:.3g}, {rate.high:.3g}]"

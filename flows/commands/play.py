@@ -15,6 +15,7 @@ from agents.types import StopReason, Turn
 from envs.base import Environment
 from envs.registry import EnvSpec, ExpertStep, find_item, get_env
 from envs.types import Item, Message
+from flows.cli.tables import print_plain
 
 PROMPT = "> "
 HELP = "?: this help   expert: what the scripted expert would do   Ctrl-D: leave   anything else: an action"
@@ -143,4 +144,4 @@ class _Person:
         return self._spec.solve(self._item)
 
     def _print(self, text: str, *, style: str | None = None) -> None:
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        print_plain(text, console=self._console, style=style)

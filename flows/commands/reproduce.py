@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from pathlib import Path
 from envs.errors import ConfigError, WingspanError, list_names
 from envs.redaction import REDACTION
 from envs.requirements.data_sets import ROOT_VARIABLE, data_root
+from flows.cli.app import PROGRAM
+from flows.cli.options import to_options
 from flows.lineage.recorder import describe_environment
 from flows.lineage.worktree import NAME, check_commit, check_data, make_worktree, remove_worktree
 from tasks.reporting.reproduction import Outcome, Reproduction, compare_reproduction
@@ -26,7 +27,6 @@ from tasks.tracking.provenance import describe_machine, installed_packages
 from tasks.tracking.references import FoundRun, find_run
 
 APPLICATION = "wingspan"
-_PROGRAM = "from flows.cli.app import main; main()"
 _RECORDS = ("MLFLOW_", "PREFECT_")
 """Prefixes of the variables that name this process's stores, registries, servers and databases."""
 
@@ -50,12 +50,7 @@ class Request:
     def arguments(self) -> list[str]:
         """Of `wingspan`."""
         lineage = self.run.lineage
-        settings = [
-            part
-            for key, value in lineage.overrides.items()
-            for part in ("--set", f"{key}={json.dumps(value)}")
-        ]
-        return ["run", lineage.pipeline, *settings, "--workspace", str(self.workspace)]
+        return ["run", lineage.pipeline, *to_options(lineage.overrides), "--workspace", str(self.workspace)]
 
 
 def prepare_request(reference: str, *, with_patch: bool, downloads: Path) -> Request:
@@ -117,7 +112,7 @@ def _outcome(run: FoundRun) -> Outcome:
 def _run(arguments: list[str], *, project: Path, temporary: str) -> int:
     """Call `wingspan` with the code of `project`; returns its status."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, *arguments],
+        [*PROGRAM, *arguments],
         cwd=project,
         env=_environment(project, temporary=temporary),
         stdin=subprocess.DEVNULL,

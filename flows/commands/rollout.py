@@ -14,7 +14,7 @@ from agents.clients.endpoint import ChatClient, Endpoint
 from agents.rollout.group import Callbacks
 from agents.samplers.local import LocalModel
 from agents.types import Trajectory
-from envs.errors import ConfigError, describe, suggest
+from envs.errors import ConfigError, describe
 from envs.types import Item
 from flows.cli.tables import print_table
 from flows.commands.turns import TurnPrinter
@@ -22,13 +22,11 @@ from tasks.config.environments import check_environments
 from tasks.config.judges import check_judges
 from tasks.config.pipelines import Pipeline
 from tasks.config.user_code import reward_names
-from tasks.data.items import evaluation_turns, split
+from tasks.data.items import check_split, evaluation_turns, split
 from tasks.data.trajectories import summarise, trajectory_to_dict
 from tasks.evaluation.models import make_endpoint
 from tasks.rollout.policy import local_model, open_model
 from tasks.rollout.runner import RolloutRunner, RolloutSpec
-
-SPLITS = ("test", "train")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +134,7 @@ def summary_rows(summary: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def _items(pipeline: Pipeline, request: Rollout) -> Sequence[Item]:
-    if request.split not in SPLITS:
-        raise ConfigError(
-            f"--split {request.split!r}; {suggest(request.split, SPLITS)}there are: {', '.join(SPLITS)}"
-        )
+    check_split(request.split)
     parts = split(pipeline.data)
     return (parts.test if request.split == "test" else parts.train)[: request.items]
 

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from agents.types import Trajectory, Turn
 from envs.types import Image, Item, Message
+from flows.cli.tables import print_plain
 
 _STYLES = {
     "task": "magenta",
@@ -67,7 +68,7 @@ class TurnPrinter:
 
     def note(self, text: str) -> None:
         """Print a line that belongs to no episode."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_plain(text, console=self._console)
 
     def _lines(self, episode: str, label: str, text: str, *, style: str) -> None:
         for line in filter(str.strip, text.splitlines()):

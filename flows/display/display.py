@@ -14,6 +14,7 @@ from rich.control import Control
 from rich.live import Live
 from rich.segment import ControlType, Segment, Segments
 
+from flows.cli.tables import print_plain
 from flows.display.forecast import HorizonAt
 from flows.display.frame import (
     FORMATS,
@@ -155,7 +156,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a line that stays on the screen."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_plain(text, console=self._console)
 
     def _position(self, name: str) -> str:
         return describe_position(self._view, name, now=self._clock())

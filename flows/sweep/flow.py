@@ -6,7 +6,6 @@ does; it may be resumed by hand. `flows/sweep/plan.py` plans the runs.
 
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from envs.errors import WingspanError
+from flows.cli.app import PROGRAM
 from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
@@ -41,7 +41,6 @@ LOG = "output.log"
 """In a run's workspace: the output of all attempts of `wingspan run`."""
 COMPARISON = "comparison"
 """In the sweep's folder."""
-_PROGRAM = "from flows.cli.app import main; main()"
 
 
 class RunState(StrEnum):
@@ -156,7 +155,7 @@ def run_all(
     *,
     temporary: str,
     on_change: Callable[[SweepRun, RunState], object],
-    command: Sequence[str] = (sys.executable, "-c", _PROGRAM),
+    command: Sequence[str] = PROGRAM,
 ) -> None:
     """Run the unfinished runs of `plan`, `plan.at_once` at a time; `on_change` is called in this thread.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
+from flows.cli.options import to_options
 from flows.plan import check_run, find_disk_need
 from tasks.cluster.address import cluster_address
 from tasks.comparison.sides import check_same_items
@@ -48,10 +49,8 @@ class SweepRun:
 
     def arguments(self, pipeline_name: str) -> list[str]:
         """Of `wingspan`. The sweep decides about the champion, when all are there."""
-        settings = (
-            part for key, value in self.overrides.items() for part in ("--set", f"{key}={json.dumps(value)}")
-        )
-        return ["run", pipeline_name, *settings, "--workspace", str(self.workspace), "--no-promote"]
+        options = (*to_options(self.overrides), "--workspace", str(self.workspace), "--no-promote")
+        return ["run", pipeline_name, *options]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

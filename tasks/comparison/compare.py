@@ -22,13 +22,12 @@ MAX_SENTENCES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A part of the page: plots or a table."""
+class Plots:
+    """Plots with their heading and an explanation."""
 
     title: str
     about: str
-    plots: Sequence[Plot] = ()
-    table: Table | None = None
+    plots: Sequence[Plot]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +40,14 @@ class Comparison:
     """The main results of the first `MAX_SENTENCES` other sides, in sentences."""
     notes: Sequence[str]
     """What a reader must know before the numbers are compared, in sentences."""
-    sections: Sequence[Section]
+    sections: Sequence[Plots | Table]
     view_command: str
     """The command that starts the viewer to which the page links."""
 
     @property
     def tables(self) -> list[Table]:
         """In the order of the page."""
-        return [section.table for section in self.sections if section.table is not None]
+        return [section for section in self.sections if isinstance(section, Table)]
 
 
 def compare(paths: Sequence[Path], out: Path, *, reference: str | None = None) -> tuple[Comparison, Path]:
@@ -68,9 +67,8 @@ def compare(paths: Sequence[Path], out: Path, *, reference: str | None = None) -
     compare_folders = _compare_evaluations if all(are_records) else _compare_runs
     comparison = compare_folders(folders, reference=reference, command=view_command(paths))
     page = render_page("compare.html", comparison=comparison)
-    path = write_page(
-        out, page=page, plots=[plot for section in comparison.sections for plot in section.plots]
-    )
+    plots = [plot for part in comparison.sections if isinstance(part, Plots) for plot in part.plots]
+    path = write_page(out, page=page, plots=plots)
     (out / "compare.md").write_text(_as_markdown(comparison))
     return comparison, path
 
@@ -88,13 +86,13 @@ def _compare_runs(folders: Sequence[RunFolder], *, reference: str | None, comman
         if has_seeds
         else ""
     )
-    curves = Section(
+    curves = Plots(
         title="Success on the test split",
         about="The first and the last point of a run are evaluations of all test items before and after "
         f"training; those between are quick evaluations, of some of them.{shade}",
         plots=evaluation_plots(settings),
     )
-    training = Section(
+    training = Plots(
         title="Success of the training episodes",
         about="Moving averages. Training items, under the horizon of their step, which may differ between "
         "settings.",
@@ -109,8 +107,9 @@ def _compare_runs(folders: Sequence[RunFolder], *, reference: str | None, comman
             curves,
             *_compare_sides(sides, items, differences),
             *([training] if training.plots else []),
-            *map(_make_section, [tables.cost_table(sides), tables.run_table(settings)]),
-            _make_section(tables.difference_table(sides, subject="parameter")),
+            tables.cost_table(sides),
+            tables.run_table(settings),
+            tables.difference_table(sides, subject="parameter"),
         ],
         view_command=command,
     )
@@ -129,9 +128,8 @@ def _compare_evaluations(folders: Sequence[RunFolder], *, reference: str | None,
         notes=_notes_on_failures(sides, items),
         sections=[
             *_compare_sides(sides, items, differences),
-            *map(
-                _make_section, [tables.cost_table(sides), tables.difference_table(sides, subject="setting")]
-            ),
+            tables.cost_table(sides),
+            tables.difference_table(sides, subject="setting"),
         ],
         view_command=command,
     )
@@ -163,18 +161,14 @@ def _summaries(sides: Sequence[Side], differences: Sequence[Difference]) -> list
 
 def _compare_sides(
     sides: Sequence[Side], items: Sequence[ComparedItem], differences: Sequence[Difference]
-) -> list[Section]:
-    section_tables = [tables.score_table(sides)]
+) -> list[Table]:
+    compared = [tables.score_table(sides)]
     if differences:
-        section_tables.append(tables.paired_table(differences, reference=sides[0].name))
-    section_tables += [*tables.group_tables(sides, items), *tables.only_tables(sides, items)]
+        compared.append(tables.paired_table(differences, reference=sides[0].name))
+    compared += [*tables.group_tables(sides, items), *tables.only_tables(sides, items)]
     if any(side.stops for side in sides):
-        section_tables.append(tables.stop_table(sides))
-    return [_make_section(table) for table in section_tables]
-
-
-def _make_section(table: Table) -> Section:
-    return Section(title=table.title, about=table.about, table=table)
+        compared.append(tables.stop_table(sides))
+    return compared
 
 
 def _notes_on_failures(sides: Sequence[Side], items: Sequence[ComparedItem]) -> list[str]:

@@ -92,9 +92,9 @@ def summarise(difference: Difference, *, reference: str, num_others: int) -> str
     """The main result, as a sentence. `num_others`: the sides that are tested against the reference."""
     test = difference.test
     facts = [f"95% interval {_span(test.low, test.high, SUCCESS)}"] if test.has_interval else []
-    facts.append(_p("p", test.p_value))
+    facts.append(_p(test.p_value))
     if num_others > 1:
-        facts.append(f"{_p('p', difference.adjusted_p)} by Holm's method for {num_others} sides")
+        facts.append(f"{_p(difference.adjusted_p)} by Holm's method for {num_others} sides")
     text = (
         f"{difference.side} solves {percent(difference.mean)} and {reference} "
         f"{percent(difference.reference_mean)} of {format_count(test.items, 'item')}: "
@@ -291,8 +291,8 @@ def _change(value: float, measure: str) -> str:
     return points(value) if is_rate(measure) else f"{value:+.3g}"
 
 
-def _p(name: str, value: float) -> str:
-    return f"{name} {'= ' if value >= 0.0001 else ''}{format_p(value)}"
+def _p(value: float) -> str:
+    return f"p {'= ' if value >= 0.0001 else ''}{format_p(value)}"
 
 
 def _interval(value: Rate, measure: str) -> str:

@@ -16,13 +16,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agents.horizon import Horizon, HorizonEvidence
-from envs.errors import ConfigError
+from envs.errors import ConfigError, suggest
 from envs.registry import Split, get_env
 from envs.types import Item
 from tasks.config.data import DataSettings
 from tasks.config.pipelines import Pipeline
 from tasks.data.files import check_data, read_parts
 from tasks.data.hashes import text_md5
+
+SPLITS = ("test", "train")
 
 
 class _Line(BaseModel):
@@ -34,6 +36,12 @@ class _Line(BaseModel):
     metadata: dict[str, Any] = {}
     fields: dict[str, Any] = {}
     part: str = ""
+
+
+def check_split(name: str) -> None:
+    """Raise `ConfigError` unless it is a split's."""
+    if name not in SPLITS:
+        raise ConfigError(f"--split {name!r}; {suggest(name, SPLITS)}there are: {', '.join(SPLITS)}")
 
 
 def split(data: DataSettings) -> Split:

@@ -15,6 +15,7 @@ from agents.settings import Settings, describe_invalid
 from envs.errors import ConfigError, describe
 from envs.files import write_atomically
 from tasks.reporting.intervals import mean_interval
+from tasks.reporting.pages import percent
 
 RECORD = "record.json"
 TRAJECTORIES = "trajectories.jsonl"
@@ -40,6 +41,12 @@ class Rate(Settings):
         """Of `values`, one for each item and at least one."""
         low, high = interval(values)
         return cls(mean=fmean(values), low=low, high=high, items=len(values))
+
+    def format(self, *, is_share: bool) -> str:
+        """With its interval: `62.5% [35.4, 84.8]` for a share, `3.5 [2.11, 4.9]` for another number."""
+        if is_share:
+            return f"{percent(self.mean)} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 class ItemOutcome(Settings):

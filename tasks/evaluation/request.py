@@ -15,18 +15,17 @@ from pydantic import model_validator
 from agents.clients.endpoint import Endpoint
 from agents.settings import Settings
 from agents.types import EpisodeLimits
-from envs.errors import ConfigError, suggest
+from envs.errors import ConfigError
 from envs.registry import Split, get_env
 from envs.types import Item
 from tasks.config.data import PartSettings
 from tasks.config.parameters import read_changes, read_pipeline_name
 from tasks.config.pipelines import Pipeline, load_pipeline, parse_pipeline
-from tasks.data.items import evaluation_turns, split, spread
+from tasks.data.items import check_split, evaluation_turns, split, spread
 from tasks.evaluation.models import NamedPolicy, SavedPolicy
 from tasks.evaluation.pass_at_k import default_ks
 from tasks.rollout.runner import RolloutSpec
 
-SPLITS = ("test", "train")
 MAX_TURNS = 20
 """Without a pipeline."""
 _LIMITS = EpisodeLimits()
@@ -59,10 +58,7 @@ class EvaluationRequest(Settings):
         """Raises `ConfigError`."""
         if not self.envs:
             raise ConfigError("no environment; name at least one, e.g. textcraft")
-        if self.split not in SPLITS:
-            raise ConfigError(
-                f"--split {self.split!r}; {suggest(self.split, SPLITS)}there are: {', '.join(SPLITS)}"
-            )
+        check_split(self.split)
         for name in ("samples", "items", "max_turns"):
             value = getattr(self, name)
             if value is not None and value < 1:

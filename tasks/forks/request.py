@@ -147,14 +147,9 @@ def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:
 
 
 def _find_policy(parent: Parent, request: ForkRequest) -> SavedPolicy | Endpoint:
-    return find_policy(
-        NamedPolicy(
-            policy=_policy_of_run(parent) if request.policy is None else request.policy,
-            step=request.step,
-            model=request.model,
-            api_key_from=request.api_key_from,
-        )
-    )
+    name = _policy_of_run(parent) if request.policy is None else request.policy
+    options = request.model_dump(include={"step", "model", "api_key_from"})
+    return find_policy(NamedPolicy(policy=name, **options))
 
 
 def _policy_of_run(parent: Parent) -> str:

@@ -7,13 +7,8 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from envs.errors import WingspanError
 from envs.network.server import RequestRejected
 from tasks.viewer import browse
-
-
-class NotFound(WingspanError):
-    """The requested object does not exist, or no longer."""
 
 
 def json_answer(content: Any, *, status: int = 200) -> Response:
@@ -34,8 +29,10 @@ def integer(request: Request, name: str, *, default: int) -> int:
 
 
 def find_row(connection: sqlite3.Connection, address: str) -> tuple[browse.TrajectoryRow, browse.Location]:
-    """The trajectory `address` and where it lies. Raises `NotFound`."""
+    """The trajectory `address` and where it lies. Raises `RequestRejected`."""
     row, location = browse.find_row(connection, address), browse.find_location(connection, address)
     if row is None or location is None:
-        raise NotFound(f"there is no trajectory {address}; its file may have been rewritten since")
+        raise RequestRejected(
+            404, f"there is no trajectory {address}; its file may have been rewritten since"
+        )
     return row, location

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -32,13 +33,12 @@ from tasks.runs.folders import ANNOTATIONS
 from tasks.runs.timestamps import now
 from tasks.viewer import browse
 from tasks.viewer.annotations import MAX_LABEL, MAX_NOTE, Annotation, append_annotation
-from tasks.viewer.answers import NotFound, find_row, integer, json_answer
+from tasks.viewer.answers import find_row, integer, json_answer
 from tasks.viewer.forks import fork_routes, read_page_body
-from tasks.viewer.live import TooMany
 from tasks.viewer.overview import read_overview, summarise_run
 from tasks.viewer.query import KEYS, list_keys
 from tasks.viewer.reading import LineChanged, find_image, load_trajectory, read_tokens, read_trajectory
-from tasks.viewer.viewer import OpenRun, UnknownRun, Viewer
+from tasks.viewer.viewer import OpenRun, Viewer
 
 STATIC = Path(__file__).parent / "static"
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -128,7 +128,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         _, location = find_row(connection, request.query_params.get("address", ""))
         values, number = load_trajectory(location), integer(request, "turn", default=-1)
         if number >= len(values["turns"]):
-            raise NotFound(f"the trajectory has no turn {number + 1}")
+            raise RequestRejected(404, f"the trajectory has no turn {number + 1}")
         return read_tokens(values, number=number, split=served.split)
 
     def sides(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
@@ -138,7 +138,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             members = browse.siblings(connection, request.query_params["group"])
             addresses = [row.address for row in members]
             if not members:
-                raise NotFound(f"there is no trajectory {request.query_params['group']}")
+                raise RequestRejected(404, f"there is no trajectory {request.query_params['group']}")
         found = [find_row(connection, address) for address in addresses[:MAX_SIDES]]
         return {
             "total": len(addresses),
@@ -153,7 +153,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         name = request.query_params.get("item", "")
         rows = browse.item_history(connection, name)
         if not rows:
-            raise NotFound(f"no trajectory of the item {name!r} was kept")
+            raise RequestRejected(404, f"no trajectory of the item {name!r} was kept")
         return {"rows": rows, **_state(served, connection)}
 
     def image(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Response:
@@ -161,7 +161,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         turn, number = integer(request, "turn", default=-1), integer(request, "number", default=0)
         image = find_image(load_trajectory(location), turn=turn, number=number)
         if image is None:
-            raise NotFound("there is no such image")
+            raise RequestRejected(404, "there is no such image")
         return Response(image[0], media_type=image[1])
 
     def index(request: Request) -> Response:
@@ -257,7 +257,7 @@ def _reject(status: int) -> Callable[[Request, Exception], Response]:
 
 def _reject_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestRejected)
-    return json_answer({"error": str(error.detail)}, status=error.status)
+    return json_answer({"error": to_line(error.detail)}, status=error.status)
 
 
 def _reject_http(_: Request, error: Exception) -> Response:
@@ -268,10 +268,7 @@ def _reject_http(_: Request, error: Exception) -> Response:
 _HANDLERS: Mapping[Any, Callable[[Request, Exception], Response]] = {
     RequestRejected: _reject_request,
     HTTPException: _reject_http,
-    UnknownRun: _reject(404),
-    NotFound: _reject(404),
     LineChanged: _reject(409),
-    TooMany: _reject(409),
     ConfigError: _reject(400),
     MissingDependency: _reject(400),
     sqlite3.DatabaseError: _reject(500),
@@ -308,10 +305,7 @@ class _Headers:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own_headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                names = {name for name, _ in own_headers}
-                other_headers = [pair for pair in message["headers"] if pair[0].lower() not in names]
-                message = {**message, "headers": [*other_headers, *own_headers]}
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         await self._app(scope, receive, send_with_headers)

@@ -210,9 +210,9 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
         "success": "SELECT CASE success WHEN 1 THEN 'true' ELSE 'false' END, count(*), sum(success) "
         "FROM selected GROUP BY 1",
         "stop": "SELECT stop, count(*), sum(success) FROM selected GROUP BY 1",
-        "phase": _by("file", "files", "id", "phase"),
-        "env": _by("item", "items", "id", "env"),
-        "part": _by("item", "items", "id", "part"),
+        "phase": _by("file", "files", "phase"),
+        "env": _by("item", "items", "env"),
+        "part": _by("item", "items", "part"),
         "label": "SELECT label, count(*), sum(success) FROM selected s JOIN annotations a "
         "ON a.digest = s.digest AND a.file = s.key "
         "WHERE label != '' GROUP BY 1",
@@ -317,10 +317,10 @@ def _order(sort: str, sorts: Mapping[str, str]) -> str:
     return f"{column} IS NULL, {column} {'DESC' if sort.startswith('-') else 'ASC'}, "
 
 
-def _by(column: str, table: str, key: str, value: str) -> str:
+def _by(column: str, table: str, value: str) -> str:
     return (
         f"SELECT x.{value}, sum(s.count), sum(s.successes) FROM (SELECT {column}, count(*) AS count, "
-        f"sum(success) AS successes FROM selected GROUP BY 1) s JOIN {table} x ON x.{key} = s.{column} "
+        f"sum(success) AS successes FROM selected GROUP BY 1) s JOIN {table} x ON x.id = s.{column} "
         f"WHERE x.{value} != '' GROUP BY 1"
     )
 

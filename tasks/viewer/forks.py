@@ -27,7 +27,7 @@ from envs.files import check_writable
 from envs.network.server import RequestRejected, read_body
 from tasks.forks.records import MAX_OBSERVATION, PERSON
 from tasks.viewer import browse
-from tasks.viewer.answers import NotFound, find_row, integer, json_answer
+from tasks.viewer.answers import find_row, integer, json_answer
 from tasks.viewer.live import ForkPlace, Live, LiveRuns
 from tasks.viewer.query import list_keys
 from tasks.viewer.reading import IMAGE_TYPES, LineChanged
@@ -67,17 +67,16 @@ class ConsoleBody(BaseModel, extra="forbid"):
     item: str = Field(max_length=200)
 
 
-class ActBody(BaseModel, extra="forbid"):
-    """Body of `POST api/act`."""
-
-    id: str
-    line: str = Field(min_length=1, max_length=MAX_LINE)
-
-
 class StopBody(BaseModel, extra="forbid"):
     """Body of `POST api/stop`."""
 
     id: str
+
+
+class ActBody(StopBody):
+    """Body of `POST api/act`."""
+
+    line: str = Field(min_length=1, max_length=MAX_LINE)
 
 
 def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
@@ -117,7 +116,7 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
         turn, number = integer(request, "turn", default=-1), integer(request, "number", default=0)
         image = found.find_image(turn=turn, number=number)
         if image is None or image.media_type not in IMAGE_TYPES:
-            raise NotFound("there is no such image")
+            raise RequestRejected(404, "there is no such image")
         return Response(image.data, media_type=image.media_type)
 
     async def fork(request: Request) -> Response:
@@ -192,13 +191,10 @@ def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:
     parent = read_parent(run.run, body.address)
     if parent.digest != body.digest:
         raise LineChanged(f"{body.address} was rewritten")
-    options: dict[str, Any] = {"max_turns": body.max_turns, "observation": body.observation}
-    if is_person:
-        request = ForkRequest(is_person=True, **options)
-    else:
+    options = body.model_dump(include={"max_turns", "observation"})
+    if not is_person:
         options |= {"samples": body.samples, "temperature": body.temperature, **choices[body.policy]}
-        request = ForkRequest(**options)
-    plan = plan_fork(parent, body.turn, request)
+    plan = plan_fork(parent, body.turn, ForkRequest(is_person=is_person, **options))
 
     async def play(live: Live) -> Sequence[Trajectory]:
         if plan.policy is None:

@@ -13,8 +13,8 @@ from typing import Any
 from agents.rollout.group import Callbacks
 from agents.types import Trajectory, Turn
 from envs.errors import ConfigError, WingspanError, describe, to_line
+from envs.network.server import RequestRejected
 from envs.types import Image, Item, Message
-from tasks.viewer.answers import NotFound
 from tasks.viewer.reading import read_turn
 
 MAX_LIVE = 8
@@ -26,10 +26,6 @@ IDLE_S = 1800.0
 
 Play = Callable[["Live"], Awaitable[Sequence[Trajectory]]]
 """Runs in the thread; returns what ended, nothing if a person left."""
-
-
-class TooMany(WingspanError):
-    """The limit of simultaneous runs is reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +182,15 @@ class LiveRuns:
         self._runs: dict[str, Live] = {}
 
     def start(self, live: Live) -> Live:
-        """Raises `TooMany`: policies take turns, because each would take the others' cores."""
+        """Raises `RequestRejected`: policies take turns, because each would take the others' cores."""
         with self._lock:
             running_episodes = [run for run in self._runs.values() if run.is_running]
             if len(running_episodes) >= MAX_LIVE:
-                raise TooMany(f"{len(running_episodes)} episodes are under way; leave one of them first")
+                raise RequestRejected(
+                    409, f"{len(running_episodes)} episodes are under way; leave one of them first"
+                )
             if not live.is_person and any(not run.is_person for run in running_episodes):
-                raise TooMany("another fork is being sampled; wait for its end, or stop it")
+                raise RequestRejected(409, "another fork is being sampled; wait for its end, or stop it")
             self._runs[live.id] = live
             ended = [name for name, run in self._runs.items() if not run.is_running]
             for name in ended[: max(0, len(ended) - MAX_KEPT)]:
@@ -211,10 +209,10 @@ class LiveRuns:
         return None
 
     def find(self, name: str) -> Live:
-        """Raises `NotFound`."""
+        """Raises `RequestRejected`."""
         with self._lock:
             if name not in self._runs:
-                raise NotFound("there is no such episode, or no longer; start another")
+                raise RequestRejected(404, "there is no such episode, or no longer; start another")
             return self._runs[name]
 
 

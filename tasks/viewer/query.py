@@ -15,6 +15,7 @@ that a run's trajectories have.
 import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,9 +173,7 @@ def _number(column: str, condition: Condition, value: str) -> Where:
         return Where(f"{column} {condition.op} ?", (low,))
     if ".." not in value:
         return Where(f"{column} = ?", (low,))
-    bounds = [("<= ?", high), (">= ?", low)]
-    sql = " AND ".join(f"{column} {comparison}" for comparison, limit in bounds if limit is not None)
-    return Where(f"({sql or f'{column} IS NOT NULL'})", tuple(x for _, x in bounds if x is not None))
+    return _between(f"{column} IS NOT NULL", (f"{column} <= ?", high), (f"{column} >= ?", low))
 
 
 def _range(condition: Condition, value: str) -> tuple[float | None, float | None]:
@@ -197,15 +196,13 @@ def _version(condition: Condition, value: str) -> Where:
         column = "t.newest" if condition.op.startswith(">") else "t.oldest"
         return Where(f"{column} {condition.op} ?", (low,))
     high = high if ".." in value else low
-    sql = ["t.oldest IS NOT NULL"]
-    values = []
-    if low is not None:
-        sql.append("t.newest >= ?")
-        values.append(low)
-    if high is not None:
-        sql.append("t.oldest <= ?")
-        values.append(high)
-    return Where(f"({' AND '.join(sql)})", tuple(values))
+    return _between("t.oldest IS NOT NULL", ("t.newest >= ?", low), ("t.oldest <= ?", high))
+
+
+def _between(exists: str, *bounds: tuple[str, float | None]) -> Where:
+    """`exists`, and each of `bounds` that has a limit."""
+    limits = {sql: limit for sql, limit in bounds if limit is not None}
+    return Where(f"({' AND '.join([exists, *limits])})", tuple(limits.values()))
 
 
 def _success(value: str) -> Where:
@@ -264,16 +261,13 @@ def _fact(condition: Condition, names: Mapping[str, Sequence[str]]) -> Where:
 
 
 def _fact_value(condition: Condition, value: str) -> Where:
-    is_range = condition.op != ":" or ".." in value
-    if is_range and _is_range(condition, value):
+    if condition.op != ":" or (".." in value and _is_range(condition, value)):
         test = _number("e.value", condition, value)
         return Where(f"(e.type IN ('integer', 'real') AND {test.sql})", test.values)
-    if condition.op != ":":
-        _range(condition, value)  # raises
     alternatives: list[tuple[str, Any]] = [("(e.type = 'text' AND e.value = ? COLLATE NOCASE)", value)]
     if value in ("true", "false"):
         alternatives.append(("e.type = ?", value))
-    if _is_number(value):
+    with suppress(ValueError):
         alternatives.append(("(e.type IN ('integer', 'real') AND e.value = ?)", float(value)))
     return Where(f"({' OR '.join(sql for sql, _ in alternatives)})", tuple(x for _, x in alternatives))
 
@@ -282,14 +276,6 @@ def _is_range(condition: Condition, value: str) -> bool:
     try:
         _range(condition, value)
     except InvalidQuery:
-        return False
-    return True
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
         return False
     return True
 

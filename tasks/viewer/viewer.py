@@ -6,11 +6,11 @@ than `REFRESH_S`, waits for it a moment, and answers from what the index has by 
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from envs.errors import ConfigError
+from envs.network.server import RequestRejected
 from tasks.runs.folders import RunFolder, find_runs
 from tasks.runs.parameters import find_run_tokenizer
 from tasks.verl.policies import decoder
@@ -22,10 +22,8 @@ REFRESH_S = 1.0
 FIRST_PATIENCE_S, PATIENCE_S = 1.0, 0.2
 """How long a request waits for an update, the run's first and later ones; a longer one goes on, and the page
 shows how far it is."""
-
-
-class UnknownRun(ConfigError):
-    """No run of that name is served."""
+_decoder = lru_cache(maxsize=16)(decoder)
+_pieces = lru_cache(maxsize=16)(token_pieces)
 
 
 class Viewer:
@@ -49,10 +47,10 @@ class Viewer:
             return list(self._runs.values())
 
     def open(self, name: str) -> "OpenRun":
-        """The run `name` with an index that is up to date, or on its way. Raises `UnknownRun`."""
+        """The run `name` with an index that is up to date, or on its way. Raises `RequestRejected`."""
         run = {run.name: run for run in self.runs()}.get(name)
         if run is None:
-            raise UnknownRun(f"there is no run {name!r}; it may have been moved or deleted")
+            raise RequestRejected(404, f"there is no run {name!r}; it may have been moved or deleted")
         with self._lock:
             if run.identity not in self._open:
                 self._open[run.identity] = OpenRun(run, cache=self._cache)
@@ -108,13 +106,3 @@ class OpenRun:
         """Tokens to their texts; None without a tokenizer."""
         file = find_run_tokenizer(self.run)
         return None if file is None else _pieces(file)(ids)
-
-
-@lru_cache(maxsize=16)
-def _decoder(folder: Path) -> Callable[[Sequence[int]], str | None]:
-    return decoder(folder)
-
-
-@lru_cache(maxsize=16)
-def _pieces(file: Path) -> Callable[[Sequence[int]], list[str] | None]:
-    return token_pieces(file)

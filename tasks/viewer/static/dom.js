@@ -35,6 +35,17 @@ export function replace(element, ...children) {
   element.replaceChildren(nodes);
 }
 
+// `names`: of the columns, as texts or as header cells.
+export const table = (names, rows, { className = "plain", boxClass = "scroll" } = {}) =>
+  h("div", { class: boxClass }, h("table", { class: className },
+    h("thead", {}, h("tr", {}, names.map((name) => (name instanceof Node ? name : h("th", {}, name))))), h("tbody", {}, rows)));
+
+export const pairs = (entries, className = null) =>
+  h("dl", { class: className }, entries.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+
+// A value of JSON, a string without its quotes.
+export const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
 // A text of any length: beyond `limit` characters or `lines` lines the rest is one click away.
 export function longText(text, { limit = 6000, lines = 60, tail = false, className = "" } = {}) {
   const box = h("pre", { class: `text ${className}` });

@@ -1,7 +1,7 @@
 // The same item over the training: all its kept trajectories by step, and in the evaluations.
 
 import { get } from "./api.js";
-import { h, number, plural, replace } from "./dom.js";
+import { h, number, plural, replace, table } from "./dom.js";
 import * as links from "./links.js";
 import { dot, stepText, tags, versionText } from "./rows.js";
 
@@ -25,10 +25,8 @@ export function itemView(run, { item }) {
         + `${solved.length} solved. Training keeps some groups of each step, so steps in which the item was drawn may be missing.`),
       first && last && h("p", {}, h("a", { href: links.toSides(run, [first.address, last.address]) },
         "The first that failed and the last that succeeded, side by side")),
-      h("div", { class: "scroll" }, h("table", { class: "list history" },
-        h("thead", {}, h("tr", {}, ["when", "samples", "solved", "mean reward", "mean turns", "version", ""].map((name, index) =>
-          h("th", { class: index < 2 ? "words" : null }, name)))),
-        h("tbody", {}, [...groups].map(([name, members]) => {
+      table([...["when", "samples"].map((name) => h("th", { class: "words" }, name)), "solved", "mean reward", "mean turns", "version", ""],
+        [...groups].map(([name, members]) => {
           const valid = members.filter((row) => row.stop !== "error");
           const mean = (key) => valid.length ? valid.reduce((sum, row) => sum + (row[key] ?? NaN), 0) / valid.length : null;
           const versions = members.map((row) => row.versions).filter(Boolean).flat();
@@ -39,7 +37,7 @@ export function itemView(run, { item }) {
             h("td", {}, number(mean("reward"))), h("td", {}, number(mean("turns"))),
             h("td", {}, versions.length ? versionText([Math.min(...versions), Math.max(...versions)]) : "–"),
             h("td", {}, members.length > 1 && h("a", { href: links.toGroup(run, members[0].address) }, "side by side")));
-        })))));
+        }), { className: "list history" }));
   }
 
   return {

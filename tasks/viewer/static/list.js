@@ -1,7 +1,7 @@
 // Trajectories, or their groups, that a query selects: search, filters, sorting; as many rows as are scrolled to.
 
 import { get } from "./api.js";
-import { count, fixed, h, number, plural, replace, seconds } from "./dom.js";
+import { count, fixed, h, number, pairs, plural, replace, seconds } from "./dom.js";
 import * as links from "./links.js";
 import { showActivity } from "./main.js";
 import { outcome, stepText, stopText, tags, versionText, visited } from "./rows.js";
@@ -282,7 +282,7 @@ const keyHelp = (keys) => h("details", { class: "grammar" },
   h("p", {}, "Conditions that all hold: ", h("code", {}, "key:value"), ", ", h("code", {}, "key:a,b"), ", ",
     h("code", {}, "key:1..8"), ", ", h("code", {}, "key>3"), ", a word, or ", h("code", {}, '"several words"'), "; ",
     h("code", {}, "-"), " before one negates it, ", h("code", {}, "*"), " after a word continues it."),
-  h("dl", {}, Object.entries(keys).map(([key, text]) => [h("dt", {}, h("code", {}, key)), h("dd", {}, text)])));
+  pairs(Object.entries(keys).map(([key, text]) => [h("code", {}, key), text])));
 
 // The conditions of a query, without a look into them: quoted parts stay whole.
 const split = (text) => text.match(/(?:"[^"]*"|[^\s"])+/g) ?? [];

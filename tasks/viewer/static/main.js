@@ -1,7 +1,7 @@
 // The frame of the page: finds the view of an address, keeps it up to date, and shows what goes wrong.
 
 import { ApiError } from "./api.js";
-import { h, replace } from "./dom.js";
+import { h, pairs, replace } from "./dom.js";
 import { consoleView, forkView } from "./fork.js";
 import { listen, setKeys, shownKeys } from "./keys.js";
 import * as links from "./links.js";
@@ -113,8 +113,7 @@ function showKeys() {
   }
   replace(dialog,
     h("h2", {}, "Keys"),
-    h("dl", {}, shownKeys(everywhere).map(([keys, text]) =>
-      [h("dt", {}, keys.map((key) => h("kbd", {}, key))), h("dd", {}, text)])),
+    pairs(shownKeys(everywhere).map(([keys, text]) => [keys.map((key) => h("kbd", {}, key)), text])),
     h("form", { method: "dialog" }, h("button", { autofocus: true }, "Close")));
   dialog.showModal();
 }

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { chart } from "./charts.js";
-import { ago, count, h, number, percent, plural, replace, seconds } from "./dom.js";
+import { ago, count, h, number, percent, plural, replace, seconds, table } from "./dom.js";
 import * as links from "./links.js";
 import { showActivity } from "./main.js";
 
@@ -107,46 +107,39 @@ function evaluations(run, { evaluation }) {
     Object.entries(modes ?? {}).map(([mode, summary]) => [policy, mode, summary]));
   return rows.length > 0 && h("section", {},
     h("h2", {}, "Evaluation"),
-    h("div", { class: "scroll" }, h("table", { class: "plain" },
-      h("thead", {}, h("tr", {}, ["policy", "sampling", "success", "reward", "turns", "episodes", "dropped"].map((name) =>
-        h("th", {}, name)))),
-      h("tbody", {}, rows.map(([policy, mode, summary]) => h("tr", {},
-        h("th", { scope: "row" }, h("a", {
-          href: links.toList(run, { q: [links.condition("policy", policy), links.condition("mode", mode)].join(" ") }),
-        }, `${policy} training`)),
-        h("td", {}, mode), h("td", {}, percent(summary.success)), h("td", {}, number(summary.reward)),
-        h("td", {}, number(summary.turns)), h("td", {}, count(summary.episodes ?? 0)), h("td", {}, count(summary.dropped ?? 0))))))));
+    table(["policy", "sampling", "success", "reward", "turns", "episodes", "dropped"], rows.map(([policy, mode, summary]) => h("tr", {},
+      h("th", { scope: "row" }, h("a", {
+        href: links.toList(run, { q: [links.condition("policy", policy), links.condition("mode", mode)].join(" ") }),
+      }, `${policy} training`)),
+      h("td", {}, mode), h("td", {}, percent(summary.success)), h("td", {}, number(summary.reward)),
+      h("td", {}, number(summary.turns)), h("td", {}, count(summary.episodes ?? 0)), h("td", {}, count(summary.dropped ?? 0))))));
 }
 
 function rounds(run, { rounds: list }) {
   return list.length > 0 && h("section", {},
     h("h2", {}, "Rounds"),
-    h("div", { class: "scroll" }, h("table", { class: "plain" },
-      h("thead", {}, h("tr", {}, ["round", "steps", "success, quick evaluation", "time"].map((name) => h("th", {}, name)))),
-      h("tbody", {}, list.map((round) => h("tr", {},
-        h("th", { scope: "row" }, round.index + 1),
-        h("td", {}, h("a", { href: links.toList(run, { q: `step:${round.first_step}..${round.last_step}` }) },
-          `${round.first_step}–${round.last_step}`)),
-        h("td", {}, percent(round.evaluation?.success)),
-        h("td", {}, seconds(round.seconds))))))));
+    table(["round", "steps", "success, quick evaluation", "time"], list.map((round) => h("tr", {},
+      h("th", { scope: "row" }, round.index + 1),
+      h("td", {}, h("a", { href: links.toList(run, { q: `step:${round.first_step}..${round.last_step}` }) },
+        `${round.first_step}–${round.last_step}`)),
+      h("td", {}, percent(round.evaluation?.success)),
+      h("td", {}, seconds(round.seconds))))));
 }
 
 function stepTable(run, { series, kept }) {
-  const byStep = new Map(kept.map(([step, total, successes]) => [step, { total, successes }]));
+  const byStep = new Map(kept.map(([step, total]) => [step, total]));
   const index = new Map((series.step ?? []).map((step, place) => [step, place]));
   const steps = [...new Set([...byStep.keys(), ...index.keys()])].sort((a, b) => b - a);
   const at = (step, column) => series[column]?.[index.get(step)];
   return steps.length > 0 && h("section", {},
     h("h2", {}, "Steps"),
     h("p", {}, "Training keeps the trajectories of some groups of each step; the rates are of all its episodes."),
-    h("div", { class: "scroll tall" }, h("table", { class: "plain sticky" },
-      h("thead", {}, h("tr", {}, ["step", "kept", "episodes", "success", "reward", "turns", "horizon", "version", "time"].map((name) =>
-        h("th", {}, name)))),
-      h("tbody", {}, steps.slice(0, 2000).map((step) => h("tr", {},
-        h("th", { scope: "row" }, h("a", { href: links.toList(run, { q: `step:${step}` }) }, step)),
-        h("td", {}, h("a", { href: links.toGroups(run, { q: `step:${step}` }) }, byStep.get(step)?.total ?? 0)),
-        h("td", {}, number(at(step, "episodes"))),
-        h("td", {}, percent(at(step, "success"))), h("td", {}, number(at(step, "reward"))),
-        h("td", {}, number(at(step, "turns"))), h("td", {}, number(at(step, "horizon"))),
-        h("td", {}, number(at(step, "policy_version"))), h("td", {}, seconds(at(step, "seconds")))))))));
+    table(["step", "kept", "episodes", "success", "reward", "turns", "horizon", "version", "time"], steps.slice(0, 2000).map((step) => h("tr", {},
+      h("th", { scope: "row" }, h("a", { href: links.toList(run, { q: `step:${step}` }) }, step)),
+      h("td", {}, h("a", { href: links.toGroups(run, { q: `step:${step}` }) }, byStep.get(step) ?? 0)),
+      h("td", {}, number(at(step, "episodes"))),
+      h("td", {}, percent(at(step, "success"))), h("td", {}, number(at(step, "reward"))),
+      h("td", {}, number(at(step, "turns"))), h("td", {}, number(at(step, "horizon"))),
+      h("td", {}, number(at(step, "policy_version"))), h("td", {}, seconds(at(step, "seconds"))))),
+      { className: "plain sticky", boxClass: "scroll tall" }));
 }

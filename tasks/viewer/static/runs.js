@@ -1,7 +1,7 @@
 // All runs.
 
 import { get } from "./api.js";
-import { ago, h, number, percent, replace } from "./dom.js";
+import { ago, h, number, percent, plain, replace } from "./dom.js";
 import { sparkline } from "./charts.js";
 import { toConsole, toRun } from "./links.js";
 
@@ -81,4 +81,4 @@ function changes(run) {
   return shown.join(", ") + (pairs.length > 2 ? `, ${pairs.length - 2} more` : "") || (run.pipeline ? h("span", { class: "muted" }, "none") : "");
 }
 
-const value = (any) => (typeof any === "number" ? number(any, 6) : typeof any === "string" ? any : JSON.stringify(any));
+const value = (any) => (typeof any === "number" ? number(any, 6) : plain(any));

@@ -1,7 +1,7 @@
 // One trajectory, turn by turn.
 
 import { get, imageUrl, post } from "./api.js";
-import { count, fixed, h, longText, number, plural, replace, seconds } from "./dom.js";
+import { count, fixed, h, longText, number, pairs, plain, plural, replace, seconds } from "./dom.js";
 import * as links from "./links.js";
 import { dot, isFork, outcome, rateText, stepText, stopText, tags, versionText, visited } from "./rows.js";
 import { tokenText, legend } from "./tokens.js";
@@ -161,8 +161,7 @@ export function trajectoryView(run, { address, query }) {
               label, note, h("div", {}, h("button", {}, "Save"), " ", saved))),
           h("section", {}, h("h2", {}, "Facts"), factTable(facts)),
           h("section", {}, h("h2", {}, "Not recorded"),
-            h("dl", { class: "fine stacked" }, Object.entries(facts.not_recorded).map(([key, text]) =>
-              [h("dt", {}, key.replaceAll("_", " ")), h("dd", {}, text)]))))),
+            pairs(Object.entries(facts.not_recorded).map(([key, text]) => [key.replaceAll("_", " "), text]), "fine stacked")))),
     ];
   }
 
@@ -219,8 +218,7 @@ export function words(one, show = "") {
 
 const callBox = ({ name, arguments: values }) => h("div", { class: "call" },
   h("code", { class: "action" }, name),
-  h("dl", {}, Object.entries(values).map(([key, value]) =>
-    [h("dt", {}, key), h("dd", {}, longText(typeof value === "string" ? value : JSON.stringify(value), { lines: 20 }))])));
+  pairs(Object.entries(values).map(([key, value]) => [key, longText(plain(value), { lines: 20 })])));
 
 export const observation = (run, address, one, index) => observed(one, (place) => imageUrl(run, address, index, place));
 
@@ -248,8 +246,7 @@ export function opening(run, address, { prompt, prompt_images, fields }) {
       : longText(text, { tail: true, lines: 14, limit: 2500, className: "prompt" }),
     images(prompt_images, (place) => imageUrl(run, address, -1, place)),
     Object.keys(fields).length > 0 && h("details", {}, h("summary", {}, "fields of the item, which the policy may not see"),
-      h("dl", { class: "stacked" }, Object.entries(fields).map(([key, value]) =>
-        [h("dt", {}, key), h("dd", {}, longText(typeof value === "string" ? value : JSON.stringify(value), { lines: 10 }))]))));
+      pairs(Object.entries(fields).map(([key, value]) => [key, longText(plain(value), { lines: 10 })]), "stacked")));
 }
 
 const newSegment = (one) => h("details", { class: "segment" },
@@ -264,10 +261,10 @@ export const forkList = (run, forks) => h("ul", { class: "fork-list" }, forks.ma
       value.samples ? `${value.samples > 1 ? rateText(value.success) : value.success.mean ? "solved" : "not solved"}, n = ${value.samples}` : "no sample ended without an error"))));
 
 function factTable({ row, metrics, seed, attempts, seconds: time }) {
-  const pairs = [
+  const lines = [
     ["environment", row.env], row.part && ["part", row.part], ["seed", seed], ["policy version", versionText(row.versions)],
     ["log-prob, mean", fixed(row.logprob, 2)], ["time", seconds(time)], ["attempts", attempts],
     ...Object.entries(row.labels).filter(([key]) => !isFork(row) || key !== "parent_digest"), ...Object.entries(metrics).map(([key, value]) => [key.replaceAll("_", " "), number(value)]),
   ].filter(Boolean);
-  return h("dl", { class: "pairs" }, pairs.map(([key, value]) => [h("dt", {}, key), h("dd", {}, String(value ?? "–"))]));
+  return pairs(lines.map(([key, value]) => [key, String(value ?? "–")]), "pairs");
 }
