@@ -136,8 +136,7 @@ async def play(framework: str, agent: str, *, python: Path) -> dict[str, Any]:
     says: Iterator[str] = iter(ways[agent])
     gateway = Gateway(
         ScriptedSampler(
-            lambda _, __: next(says),
-            encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+            lambda _, __: next(says), encode=lambda text: tokenizer.encode(text, add_special_tokens=False)
         ),
         tokenizer,
         sampling=SamplingParams(max_tokens=512),

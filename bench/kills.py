@@ -371,11 +371,7 @@ def main() -> None:
     folder = arguments.folder.resolve() / "servers"
     servers = [SERVERS[name](folder, env=env) for name in arguments.servers]
     bench = Bench(
-        arguments.pipeline,
-        arguments.folder,
-        settings=arguments.set,
-        servers=servers,
-        down_s=arguments.down_s,
+        arguments.pipeline, arguments.folder, settings=arguments.set, servers=servers, down_s=arguments.down_s
     )
     try:
         for server in servers:

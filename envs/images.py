@@ -13,11 +13,7 @@ FIELDS = ("image", "images")
 _URI = "data:"
 _MARK = ";base64,"
 _MAX_CHARS = 60  # of a source in an error message; a source may be a whole image
-_MAGIC = {
-    b"\x89PNG\r\n\x1a\n": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"GIF8": "image/gif",
-}
+_MAGIC = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
 
 
 def recognize_image(data: bytes) -> Image:

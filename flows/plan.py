@@ -98,11 +98,7 @@ def check_run(
 
 
 def make_plan(
-    name: str,
-    *,
-    overrides: Mapping[str, Any],
-    workspace: Path | None,
-    if_changed: IfChanged = "refuse",
+    name: str, *, overrides: Mapping[str, Any], workspace: Path | None, if_changed: IfChanged = "refuse"
 ) -> Plan:
     """Load and check pipeline `name` with `overrides` by dotted key.
 

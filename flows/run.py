@@ -334,10 +334,7 @@ class Run:
         if self._tracker is None:
             plan = self.plan
             tracker = Tracker(
-                plan.name,
-                pipeline=plan.pipeline,
-                workspace=plan.workspace,
-                is_candidate=plan.is_candidate,
+                plan.name, pipeline=plan.pipeline, workspace=plan.workspace, is_candidate=plan.is_candidate
             )
             self._tracker = self._closing.enter_context(tracker)
             on_stop(tracker.kill)

@@ -96,10 +96,7 @@ def run_plan(plan: Plan) -> dict[str, Any]:
     with claim_signals():
         take_over(plan.workspace, flow_run_id=flow_run.id)
         on_stop(partial(cancel, UUID(str(flow_run.id))))
-        with (
-            hold_slots(needed_slots(plan.pipeline)),
-            open_run(plan, flow_run_id=str(flow_run.id)) as run,
-        ):
+        with hold_slots(needed_slots(plan.pipeline)), open_run(plan, flow_run_id=str(flow_run.id)) as run:
             items = run.stage("prepare")
             environments = run.stage("provision", items)
             start = environments

@@ -17,15 +17,7 @@ import httpx
 from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
 from agents.formats.json_values import InvalidJson, decode_at, skip_space
 from envs.errors import ConfigError, describe, to_line
-from envs.network.client import (
-    DENIALS,
-    MAX_DETAIL,
-    Backoff,
-    TryAgain,
-    describe_response,
-    send,
-    tls_context,
-)
+from envs.network.client import DENIALS, MAX_DETAIL, Backoff, TryAgain, describe_response, send, tls_context
 from envs.redaction import register_secret
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

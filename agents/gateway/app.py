@@ -201,10 +201,5 @@ async def _not_routed(request: Request, error: Exception) -> Response:
 def _error(rejection: RequestRejected) -> Response:
     """The rejection in OpenAI's form. OpenAI's clients retry on 408, 409, 429 and from 500 on."""
     kind = "invalid_request_error" if rejection.status < 500 else "server_error"
-    error = {
-        "message": rejection.detail,
-        "type": kind,
-        "param": rejection.param,
-        "code": rejection.code,
-    }
+    error = {"message": rejection.detail, "type": kind, "param": rejection.param, "code": rejection.code}
     return json_response({"error": error}, status=rejection.status)

@@ -18,10 +18,7 @@ PLACEHOLDER = "{{tools}}"
 FORMATS_WITH_PROMPT = tuple(name for name in FORMATS if name not in (*ACTIONS, *NATIVE))
 """Formats that have a prompt file."""
 
-_ONE_TOOL = {
-    "code": (code_block.TOOL, code_block.ARGUMENT),
-    "searchr1": (searchr1.TOOL, searchr1.ARGUMENT),
-}
+_ONE_TOOL = {"code": (code_block.TOOL, code_block.ARGUMENT), "searchr1": (searchr1.TOOL, searchr1.ARGUMENT)}
 
 
 def tools_prompt(format: str, schemas: Sequence[Mapping[str, Any]]) -> str:

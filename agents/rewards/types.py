@@ -171,10 +171,7 @@ def read_result(value: object, *, turns: int) -> RewardResult:
         if name not in ("reward", "turn_rewards", "success")
     }
     return RewardResult(
-        reward=_number(value["reward"], "the reward"),
-        turn_rewards=per_turn,
-        success=success,
-        metrics=metrics,
+        reward=_number(value["reward"], "the reward"), turn_rewards=per_turn, success=success, metrics=metrics
     )
 
 

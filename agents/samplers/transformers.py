@@ -131,10 +131,7 @@ class TransformersSampler:
                     positions = positions.amax().expand(positions.shape[0], 1, 1) + 1
                     inputs["position_ids"] = positions
         return Completion(
-            token_ids=tokens,
-            logprobs=logprobs,
-            finish_reason=reason or FinishReason.LENGTH,
-            policy_version=0,
+            token_ids=tokens, logprobs=logprobs, finish_reason=reason or FinishReason.LENGTH, policy_version=0
         )
 
     def _decode(self, token_ids: list[int]) -> str:

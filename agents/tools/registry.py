@@ -40,11 +40,7 @@ def _validate(name: str, value: Any) -> Callable[[], Tool]:
 
 
 TOOLS: Registry[Callable[[], Tool]] = Registry(
-    "tool",
-    _BUILTIN,
-    group="wingspan.tools",
-    origin="agents/tools/registry.py",
-    validate=_validate,
+    "tool", _BUILTIN, group="wingspan.tools", origin="agents/tools/registry.py", validate=_validate
 )
 """Name → a function that makes the tool."""
 

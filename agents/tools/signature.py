@@ -100,10 +100,7 @@ def read_signature(function: Callable[..., Any], *, tool: str, stateful: bool, m
         names[field] = parameter.name
         default = ... if parameter.default is parameter.empty else parameter.default
         description = texts.get(parameter.name)
-        fields[field] = (
-            hints[parameter.name],
-            Field(default, alias=parameter.name, description=description),
-        )
+        fields[field] = (hints[parameter.name], Field(default, alias=parameter.name, description=description))
     try:
         model = create_model(tool, __config__=_CONFIG, **fields)
         schema = model.model_json_schema(schema_generator=_SchemaWithoutTitles)

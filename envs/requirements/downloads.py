@@ -145,12 +145,7 @@ def _fetch(
 
 
 def _download(
-    url: str,
-    part: Path,
-    *,
-    wants_page: bool,
-    progress: Callable[[int, int | None], None],
-    pause_s: float,
+    url: str, part: Path, *, wants_page: bool, progress: Callable[[int, int | None], None], pause_s: float
 ) -> None:
     """Complete `part`, over as many connections as that takes."""
     backoff = Backoff(attempts=ATTEMPTS, first_s=pause_s)

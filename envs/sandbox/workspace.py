@@ -56,9 +56,7 @@ class Workspace:
         """
         self._timeout_s = run_timeout_s
         self._interpreter = Interpreter(
-            backend or choose_backend(),
-            limits=limits or SandboxLimits(),
-            output_chars=OUTPUT_CHARS,
+            backend or choose_backend(), limits=limits or SandboxLimits(), output_chars=OUTPUT_CHARS
         )
         self._turn = asyncio.Lock()
 

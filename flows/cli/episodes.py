@@ -50,8 +50,7 @@ def rollout(
     endpoint: Annotated[
         str | None,
         typer.Option(
-            metavar="URL",
-            help="OpenAI-compatible endpoint of the model, e.g. http://127.0.0.1:8000/v1.",
+            metavar="URL", help="OpenAI-compatible endpoint of the model, e.g. http://127.0.0.1:8000/v1."
         ),
     ] = None,
     model: EndpointModel = None,
@@ -104,12 +103,10 @@ def evaluate(
         ),
     ],
     env: Annotated[
-        list[str],
-        typer.Argument(metavar="ENV…", help="Names of environments; `wingspan envs` lists them."),
+        list[str], typer.Argument(metavar="ENV…", help="Names of environments; `wingspan envs` lists them.")
     ],
     step: Annotated[
-        int | None,
-        typer.Option(help="Step of the run's checkpoint.", show_default="the trained policy"),
+        int | None, typer.Option(help="Step of the run's checkpoint.", show_default="the trained policy")
     ] = None,
     where: Annotated[
         list[str] | None,

@@ -10,8 +10,7 @@ REFERENCES = "a run's folder, the id or name of an MLflow run, models:/NAME/VERS
 
 def lineage(
     model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help=f"A folder of a policy or checkpoint, or {REFERENCES}."),
+        str, typer.Argument(metavar="MODEL", help=f"A folder of a policy or checkpoint, or {REFERENCES}.")
     ],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the whole record as one JSON object.")

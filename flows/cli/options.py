@@ -21,15 +21,13 @@ IfChanged = Annotated[
     Literal["refuse", "restart", "resume"],
     typer.Option(
         help="Handle an interrupted training whose parameters or data have changed: refuse to run, restart "
-        "it, which deletes its checkpoints, or resume it all the same.",
+        "it, which deletes its checkpoints, or resume it all the same."
     ),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a parameter, e.g. --set train.lr=1e-3; can be repeated.",
+        "--set", metavar="KEY=VALUE", help="Override a parameter, e.g. --set train.lr=1e-3; can be repeated."
     ),
 ]
 Workspace = Annotated[
@@ -37,8 +35,7 @@ Workspace = Annotated[
 ]
 ItemSplit = Annotated[str, typer.Option(help="Split that the items are taken from: test or train.")]
 MaxTurns = Annotated[
-    int | None,
-    typer.Option(min=1, help="Turns that an episode may have.", show_default="evaluate.max_turns"),
+    int | None, typer.Option(min=1, help="Turns that an episode may have.", show_default="evaluate.max_turns")
 ]
 Temperature = Annotated[
     float | None,

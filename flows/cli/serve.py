@@ -43,10 +43,7 @@ def serve_env(
 
     guard()
     limits = ServerLimits(
-        max_sessions=max_sessions,
-        idle_s=idle_s,
-        step_timeout_s=step_timeout_s,
-        max_body_bytes=max_body_bytes,
+        max_sessions=max_sessions, idle_s=idle_s, step_timeout_s=step_timeout_s, max_body_bytes=max_body_bytes
     )
     tokens = [part for part in token or [] if part]
     asyncio.run(serve(get_env(name), host=host, port=port, limits=limits, tokens=tokens, say=typer.echo))

@@ -25,8 +25,7 @@ def sweep(
     settings: Settings = None,
     at_once: Annotated[int, typer.Option(min=1, help="How many runs work at the same time.")] = 1,
     folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the runs' workspaces.", show_default="runs/sweeps/PIPELINE"),
+        Path | None, typer.Option(help="Folder of the runs' workspaces.", show_default="runs/sweeps/PIPELINE")
     ] = None,
     only_plan: Annotated[
         bool, typer.Option("--plan", help="Check the sweep and list its runs; start nothing.")
@@ -55,12 +54,7 @@ def sweep(
         numbers = None if seeds is None else parse_seeds(seeds)
         axes, overrides = parse_axes(vary or []), parse_settings(settings or [])
         plan = plan_sweep(
-            pipeline,
-            seeds=numbers,
-            axes=axes,
-            settings=overrides,
-            at_once=at_once,
-            folder=folder,
+            pipeline, seeds=numbers, axes=axes, settings=overrides, at_once=at_once, folder=folder
         )
         if only_plan:
             rows = [

@@ -216,26 +216,17 @@ class ArtifactWriter:
             return
         created = client.create_artifact(
             ArtifactCreate(
-                key=key,
-                type=artifact.type,
-                description=description,
-                data=data,
-                flow_run_id=self._flow_run_id,
+                key=key, type=artifact.type, description=description, data=data, flow_run_id=self._flow_run_id
             )
         )
         self._ids[artifact.name] = created.id
 
     def _find(self, client: "SyncPrefectClient", key: str) -> UUID | None:
         """The artifact that an earlier attempt of this flow run wrote: Prefect retries under the same id."""
-        from prefect.client.schemas.filters import (
-            ArtifactFilter,
-            ArtifactFilterFlowRunId,
-            ArtifactFilterKey,
-        )
+        from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 
         ours = ArtifactFilter(
-            key=ArtifactFilterKey(any_=[key]),
-            flow_run_id=ArtifactFilterFlowRunId(any_=[self._flow_run_id]),
+            key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[self._flow_run_id])
         )
         artifacts = client.read_artifacts(artifact_filter=ours, limit=1)
         return artifacts[0].id if artifacts else None

@@ -42,11 +42,7 @@ _DEFAULTS = {
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # it would print undelivered events in full
     "PREFECT_CLI_PROMPT": "false",
 }
-_TEMPORARY = {
-    "PREFECT_UI_ENABLED": "0",
-    "PREFECT__SERVER_EPHEMERAL": "1",
-    "PREFECT__SERVER_FINAL": "1",
-}
+_TEMPORARY = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 """The settings of Prefect's own temporary server."""
 _TEMPORARY_URL = "WINGSPAN_TEMPORARY_PREFECT"
 """The environment variable that has the temporary server's URL, also in runs of a sweep."""

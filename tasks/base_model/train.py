@@ -74,11 +74,7 @@ def train_cycle(
     while tokens < cycle.tokens:
         progress = tokens / cycle.tokens
         make_sequence = partial(
-            sample_sequence,
-            encoder,
-            rng,
-            progress=1.0 if number else progress,
-            cycle=cycle,
+            sample_sequence, encoder, rng, progress=1.0 if number else progress, cycle=cycle
         )
         batch = _batch(make_sequence, tokens=settings.batch_tokens)
         _set_lr(optimizers, step=step, progress=progress)

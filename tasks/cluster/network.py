@@ -60,11 +60,7 @@ def queue_keys() -> tuple[bytes, bytes] | None:
     from the token, so only its holders can connect.
     """
     import zmq
-    from ray._raylet import (  # type: ignore[attr-defined]
-        AuthenticationMode,
-        AuthenticationTokenLoader,
-        get_authentication_mode,
-    )
+    from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode  # type: ignore[attr-defined]
     from zmq.utils import z85
 
     if get_authentication_mode() != AuthenticationMode.TOKEN:

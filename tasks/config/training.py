@@ -89,10 +89,7 @@ class RolloutSettings(Settings):
     def sampling(self, *, temperature: float) -> SamplingParams:
         """How a turn is sampled at `temperature`; 0 is greedy."""
         return SamplingParams(
-            max_tokens=self.max_tokens_per_turn,
-            temperature=temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
+            max_tokens=self.max_tokens_per_turn, temperature=temperature, top_p=self.top_p, top_k=self.top_k
         )
 
 

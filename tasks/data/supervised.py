@@ -57,10 +57,7 @@ def rows_of(trajectory: Trajectory) -> list[SupervisedRow]:
 
 
 def select(
-    trajectories: Iterable[Trajectory],
-    *,
-    original: Sequence[SupervisedRow] = (),
-    min_reward: float | None,
+    trajectories: Iterable[Trajectory], *, original: Sequence[SupervisedRow] = (), min_reward: float | None
 ) -> Selection:
     """`original`, and the episodes that are worth imitating, each once.
 

@@ -53,10 +53,7 @@ def evaluate_policy(
         progress.on_episodes(done, total)
 
     model = policy if isinstance(policy, Endpoint) else str(policy.folder)
-    with (
-        open_policy(pipeline, model=model, on_trajectory=end) as run,
-        _open(out / TRAJECTORIES) as file,
-    ):
+    with open_policy(pipeline, model=model, on_trajectory=end) as run, _open(out / TRAJECTORIES) as file:
         groups = run(plan.items, plan.spec)
     record = make_record(plan, policy, groups, seconds=time.perf_counter() - start)
     record.write(out)

@@ -173,12 +173,7 @@ def line_over_steps(
                 axes.hlines(turns, first - 0.5, last + 0.5, color=GRAY, linewidth=1, linestyle="--")
             first, _, turns = stages[0]
             axes.annotate(
-                "horizon",
-                (first, turns),
-                xytext=(0, 3),
-                textcoords="offset points",
-                fontsize=8.5,
-                color=GRAY,
+                "horizon", (first, turns), xytext=(0, 3), textcoords="offset points", fontsize=8.5, color=GRAY
             )
         axes.set_xlim(0.5, stages[-1][1] + 0.5)
         if percent:

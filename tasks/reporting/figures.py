@@ -131,12 +131,7 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
         *plots,
         render_plot(
             "stop_reasons",
-            charts.stacked_over_steps(
-                ends,
-                steps=steps,
-                label="episodes",
-                percent=True,
-            ),
+            charts.stacked_over_steps(ends, steps=steps, label="episodes", percent=True),
             alt="How training episodes ended, as shares, over steps.",
         ),
         render_plot(

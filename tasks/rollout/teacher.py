@@ -143,11 +143,7 @@ def _make_renderer(tokenizer: "PreTrainedTokenizerBase") -> Renderer:
 
 
 def _check_source(
-    pipeline: Pipeline,
-    algorithm: Distillation,
-    *,
-    tokenizer: "PreTrainedTokenizerBase | None",
-    policy: str,
+    pipeline: Pipeline, algorithm: Distillation, *, tokenizer: "PreTrainedTokenizerBase | None", policy: str
 ) -> EndpointScorer | None:
     """Check the teacher that the algorithm names, if it does; returns it, if it is an endpoint."""
     source = algorithm.teacher_source
@@ -167,11 +163,7 @@ def _check_source(
 
 
 def _connect(
-    source: TeacherEndpoint,
-    pipeline: Pipeline,
-    *,
-    tokenizer: "PreTrainedTokenizerBase | None",
-    policy: str,
+    source: TeacherEndpoint, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None", policy: str
 ) -> EndpointScorer:
     limits = source.model_dump(include={"request_timeout_s", "tries", "concurrent"})
     scorer = EndpointScorer(Endpoint(source.url, source.model, api_key_variable=source.key_from, **limits))

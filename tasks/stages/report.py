@@ -86,10 +86,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         min_items=MIN_BOOTSTRAP,
         changes=changes,
         groupings=all_groupings,
-        pairs=choose_pairs(
-            results,
-            decode=decoder(workspace / "policy"),
-        ),
+        pairs=choose_pairs(results, decode=decoder(workspace / "policy")),
         failures=failing_items(results),
         listed=LISTED,
         viewer=links.RunPages(workspace.resolve().name),

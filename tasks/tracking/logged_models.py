@@ -163,9 +163,7 @@ def _log(
             "run_id": run.info.run_id,
         }
         log_metrics(
-            client,
-            run.info.run_id,
-            [Metric(m.key, m.value, m.timestamp, m.step, **of_model) for m in series],
+            client, run.info.run_id, [Metric(m.key, m.value, m.timestamp, m.step, **of_model) for m in series]
         )
     client.log_outputs(run.info.run_id, [LoggedModelOutput(model_id, step=policy.step)])
     client.finalize_logged_model(model_id, "READY")

@@ -26,14 +26,7 @@ _TRAIN_KEYS = """
     duplicates
     """
 _TRAIN = set(_TRAIN_KEYS.split())
-_TRAIN_PREFIXES = (
-    "imitation_",
-    "preference_",
-    "horizon_",
-    "rollout_probs_diff",
-    "importance_",
-    "distill/",
-)
+_TRAIN_PREFIXES = ("imitation_", "preference_", "horizon_", "rollout_probs_diff", "importance_", "distill/")
 _SYSTEM_PREFIXES = ("envs_live/", "envs_created/", "envs_replaced/")
 _COUNTS = ("episodes", "dropped", "stop_", "dropped_", "items_", "replaced_groups")
 

@@ -39,13 +39,7 @@ from tasks.tracking.model import Promotion, promote_best, register
 from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric, without_password
 from tasks.tracking.store import check_store
 from tasks.tracking.system_metrics import SystemMonitor
-from tasks.tracking.traces import (
-    EpisodeTrace,
-    evaluation_traces,
-    judge_metrics,
-    log_traces,
-    round_traces,
-)
+from tasks.tracking.traces import EpisodeTrace, evaluation_traces, judge_metrics, log_traces, round_traces
 from tasks.verl.policies import decoder
 from tasks.verl.rewinds import RewindPoints, read_rewinds
 
@@ -279,9 +273,7 @@ class Tracker:
             for target in (child.info.run_id, run_id):
                 log_metrics(client, target, series)
             self._log_traces(
-                client,
-                run_id,
-                round_traces(train, number=number, first_step=first, last_step=last),
+                client, run_id, round_traces(train, number=number, first_step=first, last_step=last)
             )
             client.set_terminated(child.info.run_id, status="FINISHED", end_time=at_ms)
 

@@ -160,10 +160,7 @@ class Trainer:
 
             queue_actors.apply()
             config = verl_config(
-                self._pipeline,
-                model=self._model,
-                checkpoints=self._checkpoints,
-                placement=self._placement,
+                self._pipeline, model=self._model, checkpoints=self._checkpoints, placement=self._placement
             )
             # Its processes start while this one imports verl's trainer.
             queue = side.submit(start_queue, config.transfer_queue)

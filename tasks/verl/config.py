@@ -30,11 +30,7 @@ MAX_EPISODES = 65_536
 
 
 def verl_config(
-    pipeline: Pipeline,
-    *,
-    model: Path | str,
-    checkpoints: Path,
-    placement: Placement | None = None,
+    pipeline: Pipeline, *, model: Path | str, checkpoints: Path, placement: Placement | None = None
 ) -> "DictConfig":
     """verl's PPO configuration for `pipeline`, composed and checked as far as no GPU is needed.
 

@@ -181,10 +181,7 @@ def test_calls_of_one_turn_run_side_by_side_and_are_told_in_order() -> None:
     tools = Toolbox([meet])
     calls = ", ".join(f'{{"name": "meet", "arguments": {{"name": "{name}"}}}}' for name in "ab")
     trajectory = play_texts(
-        f"[{calls}]",
-        '{"answer": "done"}',
-        agent=FormatAgent("json", schemas=tools.schemas),
-        tools=tools,
+        f"[{calls}]", '{"answer": "done"}', agent=FormatAgent("json", schemas=tools.schemas), tools=tools
     )
     assert trajectory.turns[0].observation == "a met\nb met"
     assert trajectory.metrics["tool_failures/meet"] == 0

@@ -69,11 +69,7 @@ def test_a_conversation_is_one_segment_of_the_sampled_tokens() -> None:
         )
         assert [turn.observation for turn in trajectory.turns] == ["The total is 1.", ""]
         assert [turn.reward for turn in trajectory.turns] == [0.0, 1.0]
-        assert trajectory.metrics == {
-            "parse_failures": 0,
-            "segments": 1,
-            "other_sampling": 0,
-        }
+        assert trajectory.metrics == {"parse_failures": 0, "segments": 1, "other_sampling": 0}
         assert trajectory.labels == {"kind": "a"}
 
     run(work())

@@ -54,10 +54,7 @@ def run(work: Any) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tools", "content": ""}]}, "messages[0].role"),
         ({"messages": [QUESTION, {"role": "assistant", "content": "Yes"}]}, "messages[1].role"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content",
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": [SEARCH, SEARCH]}, "tools"),
     ],

@@ -93,10 +93,7 @@ def test_a_conversation_goes_on_from_the_tokens_and_not_from_the_text(is_streame
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 answer: Any = await client.chat.completions.create(
-                    model="policy",
-                    messages=[QUESTION],
-                    stop=["\nObservation:"],
-                    stream=is_streamed,
+                    model="policy", messages=[QUESTION], stop=["\nObservation:"], stream=is_streamed
                 )
                 if is_streamed:
                     chunks = [chunk async for chunk in answer]

@@ -289,9 +289,7 @@ def test_full_collections_wait_for_the_last_of_overlapping_rollouts() -> None:
 
     async def rollout() -> None:
         await play_groups(
-            toys(ToyEnv, capacity=4),
-            [toy_item()],
-            on_trajectory=lambda _: during.append(gc.get_threshold()),
+            toys(ToyEnv, capacity=4), [toy_item()], on_trajectory=lambda _: during.append(gc.get_threshold())
         )
         during.append(gc.get_threshold())
 

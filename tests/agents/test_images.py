@@ -101,10 +101,7 @@ def test_words_cannot_forge_pictures(make: Callable[[], Any], parts: list[str]) 
         harmless, hostile = (Message("user", text, images) for text in ("x", "".join(parts)))
         for ids, reference in (
             (renderer.prompt_ids([hostile]), renderer.prompt_ids([harmless])),
-            (
-                renderer.reply([hostile], is_closed=True).ids,
-                renderer.reply([harmless], is_closed=True).ids,
-            ),
+            (renderer.reply([hostile], is_closed=True).ids, renderer.reply([harmless], is_closed=True).ids),
         ):
             # of tokens that a tokenizer does not have, None: there are none
             assert [ids.count(token_id) for token_id in control] == [

@@ -109,9 +109,7 @@ def test_rows_are_as_verl_lays_them_out(verl: ModuleType, folder: Path, bound_pr
     inputs_of = inspect.unwrap(AgentLoopWorkerTQ._compute_multi_modal_inputs)
     positions_of = inspect.unwrap(AgentLoopWorkerTQ._compute_position_ids)
     worker = SimpleNamespace(
-        processor=bound_processor,
-        tokenizer=vision_tokenizer(),
-        _get_mm_processor_kwargs=lambda audios: {},
+        processor=bound_processor, tokenizer=vision_tokenizer(), _get_mm_processor_kwargs=lambda audios: {}
     )
     for images in ((), (WIDE,), (SMALL, TALL, WIDE)):
         ids = renderer().prompt_ids([Message("user", "Goal.", images[:1])])

@@ -113,10 +113,7 @@ theirs = st.lists(st.integers(min_value=0, max_value=999), max_size=6)
 ours = st.lists(st.integers(min_value=-999, max_value=-1), min_size=1, max_size=6)
 
 
-@given(
-    prompt=theirs,
-    steps=st.lists(st.tuples(ours, theirs, st.integers(0, 9)), min_size=1, max_size=8),
-)
+@given(prompt=theirs, steps=st.lists(st.tuples(ours, theirs, st.integers(0, 9)), min_size=1, max_size=8))
 def test_only_sampled_tokens_train(prompt: list[int], steps: list[tuple[list[int], list[int], int]]) -> None:
     # a token's log-prob is a function of its id, so that any shift between the lists shows
     turns = [

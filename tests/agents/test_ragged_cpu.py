@@ -44,13 +44,7 @@ def test_the_kernel_is_softmax_attention(
     The first `sharing` sequences have a prefix, the others have none."""
     num_heads, kv_heads = heads
     sizes = Sizes(
-        layers=2,
-        width=0,
-        heads=num_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        inner=0,
-        inner_padded=0,
+        layers=2, width=0, heads=num_heads, kv_heads=kv_heads, head_dim=head_dim, inner=0, inner_padded=0
     )
     rng = np.random.default_rng(len(counts))
     columns = round_up(own_tokens + max(counts), LANES)
@@ -100,11 +94,7 @@ def test_the_kernel_is_softmax_attention(
 
 
 @settings(max_examples=60)
-@given(
-    rows=st.integers(1, 20),
-    length=st.integers(1, 70),
-    outputs=st.integers(1, 70),
-)
+@given(rows=st.integers(1, 20), length=st.integers(1, 70), outputs=st.integers(1, 70))
 def test_a_product_of_a_packed_matrix_adds_to_what_is_there(rows: int, length: int, outputs: int) -> None:
     rng = np.random.default_rng(rows)
     a, matrix = (

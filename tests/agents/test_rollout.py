@@ -168,10 +168,7 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"num_samples": 0}, "num_samples=0"),
         ({"items": []}, "there are no items"),
         ({"items": [{"text": "6 * 7?"}], "reward": None}, "question"),
-        (
-            {"agent": FormatAgent("raw"), "instructions": "Be kind"},
-            "'Be kind': a FormatAgent has its own",
-        ),
+        ({"agent": FormatAgent("raw"), "instructions": "Be kind"}, "'Be kind': a FormatAgent has its own"),
         ({}, r"no endpoint: http://127.0.0.1:9/v1/models: ConnectError.*start the server"),
         ({"model": LocalModel(Path("models/none"))}, "no model in 'models/none'"),
     ],

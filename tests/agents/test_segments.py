@@ -87,11 +87,7 @@ def play_policy(sampler: Sampler, policy: ContextPolicy, *, limits: EpisodeLimit
 def test_what_was_sampled_trains_once_on_what_was_shown(
     seed: int, when_full: Literal["stop", "fold", "drop"], keep_thoughts: bool, budget: bool
 ) -> None:
-    policy = ContextPolicy(
-        when_full=when_full,
-        keep_thoughts=keep_thoughts,
-        show_budget=budget,
-    )
+    policy = ContextPolicy(when_full=when_full, keep_thoughts=keep_thoughts, show_budget=budget)
     sampler = Recorder(RandomWords(seed))
     trajectory = play_policy(sampler, policy)
     segments = pack(trajectory)

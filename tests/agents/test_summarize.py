@@ -104,6 +104,6 @@ def test_by_function_calling() -> None:
             ["6 * 7?"], agent="hermes", tools=["summarize"], model=Endpoint(server.url, "toy")
         )
     assert server.requests[1]["messages"] == [
-        {"role": "user", "content": f"6 * 7?\n\n{SUMMARY_HEADING}\nSay 42."},
+        {"role": "user", "content": f"6 * 7?\n\n{SUMMARY_HEADING}\nSay 42."}
     ]
     assert trajectory.turns[-1].action == "42"

@@ -238,11 +238,7 @@ def test_a_class_stays_a_class_and_its_instances_are_tools() -> None:
     search = BookSearch("Emma")
     assert search("q") == "q: Emma"
     [book] = collect_tools(search)
-    assert (book.name, book.description, book.timeout_s) == (
-        "book_search",
-        "Search all books.",
-        5,
-    )
+    assert (book.name, book.description, book.timeout_s) == ("book_search", "Search all books.", 5)
     assert call(book, {"query": "q"}).observation == "q: Emma"
 
 

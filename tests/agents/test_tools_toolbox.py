@@ -77,10 +77,7 @@ def test_two_tools_of_one_name_are_refused() -> None:
 def test_an_answer_that_is_refused_does_not_end_the_episode() -> None:
     assert [
         r.ends_episode for r in run_calls(Toolbox([answer]), ("answer", {}), ("answer", {"answer": "x"}))
-    ] == [
-        False,
-        True,
-    ]
+    ] == [False, True]
 
 
 def test_acting_steps_the_environment_and_keeps_its_reward() -> None:

@@ -12,16 +12,7 @@ import pytest
 from minigrid.core.world_object import Ball, WorldObj
 from minigrid.minigrid_env import MiniGridEnv
 
-from envs.builtin.babyai.env import (
-    LEVELS,
-    SPEC,
-    BabyAIEnv,
-    expert,
-    make_item,
-    make_level,
-    read_state,
-    split,
-)
+from envs.builtin.babyai.env import LEVELS, SPEC, BabyAIEnv, expert, make_item, make_level, read_state, split
 from envs.builtin.babyai.view import Move, find_path, list_commands, look
 from envs.types import StepResult
 

@@ -123,8 +123,7 @@ def test_what_is_here_is_not_downloaded_again(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
-    [({"bytes": 5}, "bytes is 3000000, not 5"), ({"sha256": "0" * 64}, "not 0{64}")],
+    ("fields", "message"), [({"bytes": 5}, "bytes is 3000000, not 5"), ({"sha256": "0" * 64}, "not 0{64}")]
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(
     server: Server, fields: dict[str, Any], message: str

@@ -59,12 +59,7 @@ def test_variables_live_from_run_to_run_and_a_last_expression_is_shown(sandbox: 
     assert [
         run.output
         for run in runs(sandbox, "x = 20\nprint('hi')", "x + 1", "None", "def f(): return 'ä'\nf()")
-    ] == [
-        "hi\n",
-        "21\n",
-        "",
-        "'ä'\n",
-    ]
+    ] == ["hi\n", "21\n", "", "'ä'\n"]
 
 
 def test_errors_are_told_as_python_tells_them(sandbox: Backend) -> None:

@@ -73,10 +73,7 @@ def test_a_text_is_an_action_and_the_seed_chooses_the_problem(address: str) -> N
     assert openings[0].endswith("\nForm of an action: message, string: the word")
     word = next(word for word in WORDS if openings[0].startswith(f"It begins with {word[0]}."))
     _, results = asyncio.run(_play(f"{address}/riddle", ["moon", word]))
-    assert results == [
-        StepResult("No."),
-        StepResult("Yes.", reward=1.0, terminated=True, success=True),
-    ]
+    assert results == [StepResult("No."), StepResult("Yes.", reward=1.0, terminated=True, success=True)]
 
 
 @pytest.mark.heavy

@@ -64,11 +64,7 @@ async def play_items(
         return texts[int(episode_id.split("/")[1])][turn]
 
     limits = EpisodeLimits(
-        max_turns=60,
-        max_tokens_per_turn=300,
-        context_length=100_000,
-        episode_timeout_s=60,
-        step_timeout_s=20,
+        max_turns=60, max_tokens_per_turn=300, context_length=100_000, episode_timeout_s=60, step_timeout_s=20
     )
     config = EpisodeConfig(agent=FormatAgent("action"), limits=limits)
     return await run_groups(
@@ -309,10 +305,7 @@ def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
 
     async def main() -> None:
         textcraft = get_env("textcraft")
-        async with (
-            listening(replace(textcraft, make=Hangs)) as silent,
-            listening(textcraft) as url,
-        ):
+        async with listening(replace(textcraft, make=Hangs)) as silent, listening(textcraft) as url:
             servers = Servers([silent, url], protocol="openenv")
             first = servers.make()
             assert await first.reset(make_item(1)) == "begun"

@@ -211,11 +211,7 @@ def test_a_server_by_url_is_used_and_one_that_is_not_there_is_said(
 ) -> None:
     shared_cache.cache_clear()
     try:
-        for url, queries in (
-            (server.url(), ["a"]),
-            ("redis://127.0.0.1:1", ["a", "a"]),
-            ("off", ["a", "a"]),
-        ):
+        for url, queries in ((server.url(), ["a"]), ("redis://127.0.0.1:1", ["a", "a"]), ("off", ["a", "a"])):
             monkeypatch.setenv("WINGSPAN_REDIS", url)
             retriever = CountingRetriever(url)
             for _ in range(2):

@@ -15,16 +15,10 @@ from envs.sandbox.seccomp import FORBIDDEN, LOADER, MACHINES, NAMESPACES, bpf, f
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """AUDIT_ARCH_… of linux/audit.h."""
-NUMBERS = {
-    "x86_64": {101, 135, 165, 248, 250, 272},
-    "aarch64": {117, 92, 40, 217, 219, 97},
-}
+NUMBERS = {"x86_64": {101, 135, 165, 248, 250, 272}, "aarch64": {117, 92, 40, 217, 219, 97}}
 """ptrace, personality, mount, add_key, keyctl, unshare: of asm/unistd_64.h and asm-generic/unistd.h."""
 CLONE = {"x86_64": 56, "aarch64": 220}
-EVERYDAY = {
-    "x86_64": (0, 1, 3, 9, 59, 61, 202, 231, 262),
-    "aarch64": (63, 64, 57, 222, 221, 260, 98, 94, 79),
-}
+EVERYDAY = {"x86_64": (0, 1, 3, 9, 59, 61, 202, 231, 262), "aarch64": (63, 64, 57, 222, 221, 260, 98, 94, 79)}
 """read, write, close, mmap, execve, wait4, futex, exit_group, newfstatat."""
 THREAD = 0x3D0F00
 """Flags of the C library's `clone` for a thread."""

@@ -128,11 +128,7 @@ async def openings(names: list[str]) -> dict[str, str]:
 
 @pytest.mark.heavy
 def test_an_item_opens_alike_in_every_process() -> None:
-    names = [
-        *RANDOM_DRAWS,
-        "textarena:FrozenLake-v0-random",
-        "gymnasium:Taxi-v4",
-    ]
+    names = [*RANDOM_DRAWS, "textarena:FrozenLake-v0-random", "gymnasium:Taxi-v4"]
     if importlib.util.find_spec("reasoning_gym"):
         names += ["reasoning-gym:zebra_puzzles", "reasoning-gym:pool_matrix"]
     elsewhere = subprocess.run(

@@ -20,8 +20,7 @@ from envs.types import Item, StepResult
 
 PACKAGES = [Package(name) for name in get_env("textworld").packages]
 pytestmark = pytest.mark.skipif(
-    any(requirement.find_remedy() for requirement in PACKAGES),
-    reason="uv pip install -e '.[textworld]'",
+    any(requirement.find_remedy() for requirement in PACKAGES), reason="uv pip install -e '.[textworld]'"
 )
 COINS, TREASURES, MEALS = (get_env(f"textworld:{kind}") for kind in KINDS)
 

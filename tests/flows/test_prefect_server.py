@@ -367,11 +367,7 @@ def test_the_automations_do_what_their_page_says(
     ).apply()
     with serving_in_thread(Starlette(routes=[Route("/", receive, methods=["POST"])])) as url:
         block = CustomWebhookNotificationBlock(
-            name="wingspan",
-            url=url,
-            json_data={"text": "{{subject}}: {{body}}"},
-            headers=None,
-            cookies=None,
+            name="wingspan", url=url, json_data={"text": "{{subject}}: {{body}}"}, headers=None, cookies=None
         ).save("wingspan")
         for automation, word, value in (
             ("collapse", "BLOCK_ID", block),
@@ -402,11 +398,7 @@ def test_the_automations_do_what_their_page_says(
 
     wait_until(lambda: bool(evaluations()))
     (parameters,) = evaluations()
-    assert parameters == {
-        "policy": str(workspace.resolve() / "policy"),
-        "envs": ["textcraft"],
-        "samples": 8,
-    }
+    assert parameters == {"policy": str(workspace.resolve() / "policy"), "envs": ["textcraft"], "samples": 8}
 
 
 # --- limits: runs that share GPUs or environments wait for each other

@@ -189,10 +189,7 @@ def has_ended(pid: int) -> bool:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
-)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_neither_files_nor_processes(
     toy: LineageToy, waiting: tuple["subprocess.Popen[str]", int], number: signal.Signals, status: int
 ) -> None:

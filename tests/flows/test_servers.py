@@ -215,10 +215,7 @@ def test_a_run_uses_servers_of_all_kinds_and_leaves_none_of_their_secrets(
     canaries = Canaries()
     project = Project.make(tmp_path_factory.mktemp("project"))
     ray_folder = Path(f"/tmp/ray-{secrets.token_hex(4)}")  # sockets have short paths
-    ray_access = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": canaries.ray,
-    }
+    ray_access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": canaries.ray}
     base = project.environment
     with ExitStack() as stack:
         open_server = stack.enter_context

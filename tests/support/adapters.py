@@ -18,5 +18,5 @@ def check_adapter(model: Path, policy: Path) -> None:
     assert all(torch.equal(value, trained[name]) for name, value in merged.items())
     changed = {name for name, value in trained.items() if not torch.equal(value, start[name])}
     assert {name.split(".")[-2] for name in changed} == {
-        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     }

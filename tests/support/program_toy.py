@@ -31,10 +31,7 @@ async def _talk(base_url: str, api_key: str, item: Item) -> list[dict[str, Any]]
             answer = await client.chat.completions.create(model="policy", messages=messages)
             says, usage = answer.choices[0].message.content, answer.usage
             assert usage is not None
-            messages += [
-                {"role": "assistant", "content": says},
-                {"role": "user", "content": "Sure?"},
-            ]
+            messages += [{"role": "assistant", "content": says}, {"role": "user", "content": "Sure?"}]
             talk.append(
                 {
                     "says": says,

@@ -19,13 +19,7 @@ from tests.support.algorithms import parse_online
 
 torch = pytest.importorskip("torch")
 
-from tasks.algorithms.conversations import (  # noqa: E402
-    Conversations,
-    discounted_returns,
-    gae,
-    rewards_of,
-    turns_of,
-)
+from tasks.algorithms.conversations import Conversations, discounted_returns, gae, rewards_of, turns_of  # noqa: E402
 from tasks.algorithms.losses import PolicyLoss, Tokens, Vanilla  # noqa: E402
 
 GROUPS = (

@@ -43,13 +43,7 @@ QWEN_7B = ModelSize(
     tied=False,
 )
 QWEN_05B = ModelSize(
-    parameters=494_032_768,
-    vocabulary=151_936,
-    width=896,
-    mlp_width=4864,
-    layers=24,
-    kv_width=128,
-    tied=True,
+    parameters=494_032_768, vocabulary=151_936, width=896, mlp_width=4864, layers=24, kv_width=128, tied=True
 )
 GPU = 80 * 10**9
 

@@ -30,10 +30,7 @@ def test_every_episode_is_counted_as_it_ends(tmp_path: Path) -> None:
     evaluate(
         pipeline,
         tmp_path,
-        Progress(
-            on_episodes=lambda done, total: calls.append((done, total)),
-            episode_file=episode_file,
-        ),
+        Progress(on_episodes=lambda done, total: calls.append((done, total)), episode_file=episode_file),
     )
     # Three items by two policies, each twice sampled and once greedily.
     assert calls[-1] == (18, 18)

@@ -133,7 +133,7 @@ def test_an_adapter_is_exported_alone_or_within_the_model(workspace: Path, tmp_p
     assert not (tmp_path / "merged" / ADAPTER).exists()
     PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "alone")
     assert {path.name for path in (tmp_path / "alone").iterdir()} == {
-        *(CARD, "adapter_config.json", "adapter_model.safetensors"),
+        *(CARD, "adapter_config.json", "adapter_model.safetensors")
     }
     assert 'library_name: "peft"' in (tmp_path / "alone" / CARD).read_text()
 

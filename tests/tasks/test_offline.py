@@ -35,10 +35,7 @@ TEST_ITEMS = toy_items(4, first=100)
 def turn(ids: Sequence[int], *, observation: Sequence[int] = (), prompt: Sequence[int] | None = None) -> Turn:
     return Turn(
         completion=Completion(
-            token_ids=list(ids),
-            logprobs=[-1.0] * len(ids),
-            finish_reason=FinishReason.STOP,
-            policy_version=0,
+            token_ids=list(ids), logprobs=[-1.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0
         ),
         text=toy_tokenizer().decode(list(ids), skip_special_tokens=True),
         action="",
@@ -180,10 +177,10 @@ def test_what_is_recorded_can_be_read_and_has_no_online_parameters() -> None:
     assert Pipeline.model_validate(recorded) == pipeline
     assert isinstance(pipeline.train, OfflineSettings)
     assert recorded["train"].keys() == {
-        *("algorithm", "steps", "steps_per_round", "lr", "micro_batch_tokens", "final_policy", "lora"),
+        *("algorithm", "steps", "steps_per_round", "lr", "micro_batch_tokens", "final_policy", "lora")
     }
     assert recorded["train"]["algorithm"].keys() == {
-        *("name", "beta", "win_threshold", "min_gap", "pairs_per_item", "samples", "batch_size", "data"),
+        *("name", "beta", "win_threshold", "min_gap", "pairs_per_item", "samples", "batch_size", "data")
     }
 
 

@@ -290,8 +290,7 @@ def with_log_probs(
 ) -> Trajectory:
     turns = [
         replace(
-            turn,
-            completion=replace(turn.completion, logprobs=log_probs(context, turn.completion.token_ids)),
+            turn, completion=replace(turn.completion, logprobs=log_probs(context, turn.completion.token_ids))
         )
         for context, turn in turns_of(trajectory)
     ]

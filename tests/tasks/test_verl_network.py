@@ -111,12 +111,7 @@ def _listening() -> set[tuple[str, int]]:
 
 @pytest.mark.parametrize(
     ("server_keys", "client_keys", "arrives"),
-    [
-        (b"token", b"token", True),
-        (b"token", b"other", False),
-        (b"token", None, False),
-        (None, None, True),
-    ],
+    [(b"token", b"token", True), (b"token", b"other", False), (b"token", None, False), (None, None, True)],
 )
 def test_the_queue_hears_only_who_has_the_token(
     verl: ModuleType,

@@ -9,13 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envs.errors import ConfigError
-from tasks.verl.cpu.packed_row import (
-    ATTENTION,
-    PromptBlock,
-    computed_pairs,
-    pack_row,
-    packed_attention,
-)
+from tasks.verl.cpu.packed_row import ATTENTION, PromptBlock, computed_pairs, pack_row, packed_attention
 from tests.support.tiny_model import save_tiny_model
 
 

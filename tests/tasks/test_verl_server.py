@@ -81,9 +81,7 @@ def test_a_dead_engine_in_a_living_actor_is_a_dead_sampler(
     assert ray.get(engine.server.state.remote()) == (0, 0)  # the actor lives
 
 
-def test_the_trainers_own_calls_to_a_dead_engine_start_training_anew(
-    start: Callable[[str], Engine],
-) -> None:
+def test_the_trainers_own_calls_to_a_dead_engine_start_training_anew(start: Callable[[str], Engine]) -> None:
     """A session goes on from the last checkpoint where a call ends in `SamplerDied`."""
     server = start("dead elsewhere").server
     with pytest.raises(SamplerDied, match="after step 0: the sampler's engine died"):

@@ -107,10 +107,7 @@ def test_training_that_stopped_at_a_collapse_goes_on_and_counts_every_step_once(
     best = max((first, second), key=lambda result: result.evaluation["success"])
     kept_weights, best_weights = (
         (path / "model.safetensors").read_bytes()
-        for path in (
-            folder / "best",
-            checkpoints.policy_folder(folder / "checkpoints", step=best.last_step),
-        )
+        for path in (folder / "best", checkpoints.policy_folder(folder / "checkpoints", step=best.last_step))
     )
     assert kept_weights == best_weights
 

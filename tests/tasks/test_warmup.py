@@ -87,9 +87,7 @@ def test_useless_turns_are_seen_and_imitated_only_where_asked(
 ) -> None:
     """A borrowed `look` does nothing; a borrowed `add 1` passes the target: such an episode is dropped."""
     monkeypatch.setattr(
-        sys.modules[__name__],
-        "EXPERT",
-        lambda item: [ExpertStep(thought="", action="look"), *adder(item)],
+        sys.modules[__name__], "EXPERT", lambda item: [ExpertStep(thought="", action="look"), *adder(item)]
     )
     settings = SETTINGS | {"noise": 0.4, "imitate_noise": imitate_noise}
     noisy = toy_pipeline(Path("none"), warmup=settings, data=TOY_DATA, rollout__context_length=500)

@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from agents.huggingface.files import PlainConfig, load_config
-from agents.samplers.cpu.forward import (
-    COUNT,
-    DOWN,
-    FIRST,
-    GATE_UP,
-    OUT,
-    QKV,
-    Model,
-    Sizes,
-    forward,
-    generate,
-)
+from agents.samplers.cpu.forward import COUNT, DOWN, FIRST, GATE_UP, OUT, QKV, Model, Sizes, forward, generate
 from agents.samplers.cpu.tiles import LANES, pack, round_up
 from agents.samplers.sampling import diverged_policy_error
 from envs.errors import ConfigError

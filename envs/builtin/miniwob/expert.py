@@ -171,10 +171,7 @@ EXPERTS: Mapping[str, Sequence[ExpertStep]] = {
         click("button", "Login"),
     ],
     "multi-orderings": [*map(_film, range(3)), click("StaticText", "Submit")],
-    "read-table": [
-        _write(lambda page: _value(page, find_pattern(page, "value of (.+) into the"))),
-        SUBMIT,
-    ],
+    "read-table": [_write(lambda page: _value(page, find_pattern(page, "value of (.+) into the"))), SUBMIT],
     "read-table-2": [_write(_label(0)), _write(_label(1), nth=1), SUBMIT],
     "scroll-text": [_write(lambda page: texts(page)[-1].split()[-1].strip(",."), nth=1), SUBMIT],
     "simple-algebra": [_write(_unknown), SUBMIT],

@@ -92,13 +92,7 @@ Helper = Callable[[Page, Sites, Sequence[str]], Awaitable[str]]
 
 
 async def score(
-    task: Task,
-    *,
-    answer: str,
-    pages: Pages,
-    sites: Sites,
-    judge: Judge | None,
-    helpers: Mapping[str, Helper],
+    task: Task, *, answer: str, pages: Pages, sites: Sites, judge: Judge | None, helpers: Mapping[str, Helper]
 ) -> float:
     """1.0 if the episode of `task` that ended with `answer` meets all rules, else 0.0."""
     rules = task.eval

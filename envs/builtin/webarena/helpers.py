@@ -91,9 +91,7 @@ async def _request_shop(sites: Sites, path: str, parameters: Mapping[str, str] |
             )
             token.raise_for_status()
             response = await client.get(
-                f"{base}/V1/{path}",
-                params=parameters,
-                headers={"Authorization": f"Bearer {token.json()}"},
+                f"{base}/V1/{path}", params=parameters, headers={"Authorization": f"Bearer {token.json()}"}
             )
             response.raise_for_status()
             return response.json()

@@ -66,15 +66,8 @@ def _find_page(task: Values) -> Steps:
 _PUBLISH: Steps = [click("button", "More actions"), click("button", "Publish"), stop()]
 
 _SHOP: Mapping[int, Callable[[Values], Steps]] = {
-    1: lambda task: [
-        *_find_product(task),
-        answer_with(r"StaticText '\$([\d.]+)'\n(?:.*\n){0,3}.*In stock"),
-    ],
-    2: lambda task: [
-        *_find_product(task),
-        SCROLL_DOWN,
-        answer_with(r"'Made in'[^\n]*\n[^\n]*cell '(\w+)'"),
-    ],
+    1: lambda task: [*_find_product(task), answer_with(r"StaticText '\$([\d.]+)'\n(?:.*\n){0,3}.*In stock")],
+    2: lambda task: [*_find_product(task), SCROLL_DOWN, answer_with(r"'Made in'[^\n]*\n[^\n]*cell '(\w+)'")],
     3: lambda task: [
         click("link", re.compile("Account")),
         click("link", "Order History"),

@@ -4,10 +4,7 @@ verl loads `tasks.verl.cpu.plugin` if `VERL_USE_EXTERNAL_MODULES` names it. The 
 `VERL_PLATFORM=cpu` is set, so that CPU-only processes of a GPU cluster never use it.
 """
 
-PLUGIN_ENV = {
-    "VERL_PLATFORM": "cpu",
-    "VERL_USE_EXTERNAL_MODULES": "tasks.verl.network,tasks.verl.cpu.plugin",
-}
+PLUGIN_ENV = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "tasks.verl.network,tasks.verl.cpu.plugin"}
 """Environment variables that a process needs before it imports verl."""
 
 THREADS_ENV = {"GOMP_SPINCOUNT": "10000"}

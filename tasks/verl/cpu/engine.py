@@ -93,11 +93,7 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return inputs, {"row": row, "temperature": temperature}
 
     def prepare_model_outputs(
-        self,
-        output: Any,
-        output_args: dict[str, Any],
-        micro_batch: TensorDict,
-        logits_processor_func: Any,
+        self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, torch.Tensor]:
         """Log-probs (and entropy and Σπ², if asked for) as verl lays them out: nested, [B, L]."""
         row: PackedRow = output_args["row"]
@@ -125,11 +121,7 @@ class CpuValueEngine(CpuTrainingEngine):
         return inputs, output_args
 
     def prepare_model_outputs(
-        self,
-        output: Any,
-        output_args: dict[str, Any],
-        micro_batch: TensorDict,
-        logits_processor_func: Any,
+        self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, torch.Tensor]:
         """Values as verl lays them out: nested, [B, L], a token's at the place of the token before it."""
         row: PackedRow = output_args["row"]

@@ -79,10 +79,7 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [
-            Path(__file__).parent / "templates",
-            Path(machina.MACHINA_MAIN_TEMPLATE_DIR),
-        ],
+        "DIRS": [Path(__file__).parent / "templates", Path(machina.MACHINA_MAIN_TEMPLATE_DIR)],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -95,9 +92,9 @@ TEMPLATES = [
                 "oscar.apps.communication.notifications.context_processors.notifications",
                 "oscar.core.context_processors.metadata",
                 "machina.core.context_processors.metadata",
-            ],
+            ]
         },
-    },
+    }
 ]
 
 DATABASES = {

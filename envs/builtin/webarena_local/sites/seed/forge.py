@@ -21,13 +21,7 @@ from envs.builtin.webarena_local.sites.seed.repositories import DEVELOPERS, make
 FORGE = "forge"
 """Folder of the Trac environments, one per project."""
 REPOSITORIES = "repositories"
-PERMISSIONS = (
-    "TICKET_CREATE",
-    "TICKET_MODIFY",
-    "TICKET_EDIT_DESCRIPTION",
-    "WIKI_CREATE",
-    "WIKI_MODIFY",
-)
+PERMISSIONS = ("TICKET_CREATE", "TICKET_MODIFY", "TICKET_EDIT_DESCRIPTION", "WIKI_CREATE", "WIKI_MODIFY")
 OPTIONS = (
     ("trac", "htdocs_location", "/static/trac"),  # Trac itself collects garbage after each file
     ("trac", "repository_sync_per_request", ""),
