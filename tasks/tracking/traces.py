@@ -24,6 +24,8 @@ EVALUATION_ITEMS = 10
 """Items of the test split whose sampled episodes, before and after training, become traces."""
 PER_STEP = 2
 """Items of the first and of the last step of a round, each with one of its episodes."""
+MAX_SPANS = 2_048
+"""Spans that MLflow writes at once. Its queue holds no more, and drops what comes then."""
 MAX_TASK = 500
 """Characters of the task, shown before the whole prompt."""
 
@@ -97,6 +99,8 @@ def log_traces(
     judges: Mapping[str, tuple[str, str]],
 ) -> None:
     """Record the `traces` whose names the run does not have yet; `judges`: of `judge_metrics`."""
+    import mlflow
+
     experiment_id = client.get_run(run_id).info.experiment_id
     existing_names = {
         trace.info.tags.get("mlflow.traceName")
@@ -104,10 +108,28 @@ def log_traces(
             locations=[experiment_id], run_id=run_id, max_results=500, include_spans=False
         )
     }
-    for trace in traces:
-        if trace.name not in existing_names:
-            trace_id = _log(trace, run_id=run_id, experiment_id=experiment_id, decode=decode)
+    for batch in _batches([trace for trace in traces if trace.name not in existing_names]):
+        trace_ids = [
+            _log(trace, run_id=run_id, experiment_id=experiment_id, decode=decode) for trace in batch
+        ]
+        mlflow.flush_trace_async_logging()
+        for trace_id, trace in zip(trace_ids, batch, strict=True):
             _assess(trace_id, trace.trajectory, judges=judges)
+
+
+def _batches(traces: Iterable[EpisodeTrace]) -> Iterator[list[EpisodeTrace]]:
+    """`traces` in order, as many at a time as have `MAX_SPANS` spans; a longer episode is alone."""
+    batch: list[EpisodeTrace] = []
+    spans = 0
+    for trace in traces:
+        count = 1 + 2 * len(trace.trajectory.turns)
+        if batch and spans + count > MAX_SPANS:
+            yield batch
+            batch, spans = [], 0
+        batch.append(trace)
+        spans += count
+    if batch:
+        yield batch
 
 
 def _assess(trace_id: str, trajectory: Trajectory, *, judges: Mapping[str, tuple[str, str]]) -> None:
@@ -149,6 +171,8 @@ def _log(trace: EpisodeTrace, *, run_id: str, experiment_id: str, decode: Decode
     at_ns = episode.start_time_ns
     turns = _turns(trajectory, prompt=prompt, decode=decode)
     for number, (turn, message, context) in enumerate(turns, start=1):
+        if number % (MAX_SPANS // 2) == 0:
+            mlflow.flush_trace_async_logging()
         at_ns = _log_turn(turn, number=number, message=message, context=context, episode=episode, at_ns=at_ns)
     episode.end(
         outputs={

@@ -39,7 +39,14 @@ from tasks.tracking.model import Promotion, promote_best, register
 from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric, without_password
 from tasks.tracking.store import check_store
 from tasks.tracking.system_metrics import SystemMonitor
-from tasks.tracking.traces import EpisodeTrace, evaluation_traces, judge_metrics, log_traces, round_traces
+from tasks.tracking.traces import (
+    MAX_SPANS,
+    EpisodeTrace,
+    evaluation_traces,
+    judge_metrics,
+    log_traces,
+    round_traces,
+)
 from tasks.verl.policies import decoder
 from tasks.verl.rewinds import RewindPoints, read_rewinds
 
@@ -368,7 +375,9 @@ class Tracker:
 
 def connect() -> "MlflowClient":
     """Connect to the tracking URI; the first time, MLflow creates its database."""
-    os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
+    # Otherwise MLflow writes each span by itself, in a transaction or a request of its own.
+    os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_SPAN_BATCH_SIZE", str(MAX_SPANS))
+    os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_WORKERS", "1")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     # MLflow tries a request for four minutes, and a run that is over would wait for each; what failed is

@@ -33,6 +33,7 @@ from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
 from tasks.tracking.facts import round_params
 from tasks.tracking.names import step_metric
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone
+from tasks.tracking.traces import MAX_SPANS
 from tasks.tracking.tracker import (
     Tracker,
     check_tracking,
@@ -278,6 +279,20 @@ def test_a_trace_shows_the_task_and_the_turns_with_the_times_they_took(
     assert [span.attributes["mlflow.chat.tokenUsage"]["input_tokens"] for span in (chat, second)] == [3, 6]
     assessments = {assessment.name: assessment.feedback.value for assessment in trace.info.assessments}
     assert assessments == {"success": False, "reward": 0.0}
+
+
+@pytest.mark.heavy
+def test_no_span_of_long_episodes_is_lost(workspace: Path, pipeline: Pipeline) -> None:
+    """MLflow's queue drops spans where more come than it holds; here one episode alone has more."""
+    write_results(workspace)
+    long, short = (episode(index, policy="after", mode="sampled") for index in range(2))
+    long = replace(long, turns=long.turns * (MAX_SPANS // 4 + 1))
+    write_trajectories(workspace / "evaluation_trajectories.jsonl", [long, short])
+    with Tracker("long", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.finish()
+    spans = {trace.info.tags["item"]: len(trace.data.spans) for trace in traces_of(workspace)}
+    assert spans == {t.item.item_id: 1 + 2 * len(t.turns) for t in (long, short)}
+    assert spans[long.item.item_id] > MAX_SPANS
 
 
 @pytest.mark.heavy
