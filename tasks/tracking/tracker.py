@@ -377,7 +377,8 @@ def connect() -> "MlflowClient":
     """Connect to the tracking URI; the first time, MLflow creates its database."""
     # Otherwise MLflow writes each span by itself, in a transaction or a request of its own.
     os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_SPAN_BATCH_SIZE", str(MAX_SPANS))
-    os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_WORKERS", "1")
+    if not tracking_uri().startswith("http"):  # a database file has one writer
+        os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_WORKERS", "1")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     # MLflow tries a request for four minutes, and a run that is over would wait for each; what failed is
