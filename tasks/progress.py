@@ -40,13 +40,12 @@ SILENT = Progress()
 
 @contextmanager
 def call_every(look: Callable[[], object], *, interval_s: float, name: str) -> Iterator[None]:
-    """Call `look` every `interval_s` while the block runs, in a thread called `name`, and once at its end."""
+    """Call `look` every `interval_s` while the block runs, in a thread called `name`."""
     is_over = Event()
 
     def watch() -> None:
         while not is_over.wait(interval_s):
             look()
-        look()
 
     thread = Thread(target=watch, name=name, daemon=True)
     thread.start()

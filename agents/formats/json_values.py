@@ -1,5 +1,5 @@
-"""JSON as policies write it: a value at a position in a text, and a tool call from such a value. And a turn's
-calls as records have them.
+"""JSON as policies write it: a value at a position in a text, a tool call from such a value, and a turn's
+calls as the text of its action.
 
 Never raises, and returns only values that can be written, sent and walked recursively. Each format decides
 where it looks for JSON. Nothing is repaired, because a call that is guessed would be rewarded.

@@ -32,6 +32,7 @@ _NEEDED_KEYS = (
 _OLDER_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 """Of config.json: what transformers translates into `rope_parameters`."""
 _GGUF = "transformers.modeling_gguf_pytorch_utils"
+_PLAIN = "transformers.tokenization_utils_tokenizers"
 
 
 def find_file(model: str | Path, name: str) -> Path | None:
@@ -57,8 +58,8 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     folder = Path(model)
     if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise ConfigError(
-            f"model {str(model)!r} has no tokenizer: the folder has no {TOKENIZER_FILES[0]}; save it beside "
-            "the model by tokenizer.save_pretrained"
+            f"model {str(model)!r} has no tokenizer: the folder has no {TOKENIZER_FILES[0]}; save one there "
+            "with tokenizer.save_pretrained"
         )
     try:
         if _is_plain(folder):
@@ -83,9 +84,8 @@ class PlainConfig(SimpleNamespace):
 def load_config(model: str | Path) -> "PlainConfig | PretrainedConfig":
     """The configuration of a folder or of a name on the hub.
 
-    The file of a Llama or a Qwen2 is read as it is where it leaves nothing out. For others, transformers
-    fills in defaults and translates older keys; its import takes two seconds. Raises `OSError` and
-    `ValueError`.
+    The complete file of a Llama or a Qwen2 needs no transformers, whose import takes two seconds and which,
+    for all others, fills in defaults and translates older keys. Raises `OSError` and `ValueError`.
     """
     file = Path(model) / "config.json"
     if file.is_file():
@@ -120,18 +120,22 @@ def _is_plain(folder: Path) -> bool:
 
 
 def _import_plain_tokenizer() -> Any:
-    """The class of plain tokenizers. Its module needs torch only to read GGUF files, which are none of ours:
-    during the import, a module that loads that reader when it is called stands in for it."""
+    """The class of plain tokenizers.
+
+    Its module imports transformers' reader of GGUF files, and with it torch. No tokenizer here is such a
+    file: during the first import, a module that imports the reader when it is called takes its place.
+    """
 
     def load_gguf_checkpoint(*args: Any, **options: Any) -> Any:
         return import_module(_GGUF).load_gguf_checkpoint(*args, **options)
 
-    with no_garbage_collection():
-        if _GGUF in sys.modules:
-            return import_module("transformers.tokenization_utils_tokenizers").TokenizersBackend
+    is_imported = not sys.modules.keys().isdisjoint((_GGUF, _PLAIN))
+    if not is_imported:
         sys.modules[_GGUF] = stand_in = ModuleType(_GGUF)
         stand_in.load_gguf_checkpoint = load_gguf_checkpoint  # type: ignore[attr-defined]
-        try:
-            return import_module("transformers.tokenization_utils_tokenizers").TokenizersBackend
-        finally:
+    try:
+        with no_garbage_collection():
+            return import_module(_PLAIN).TokenizersBackend
+    finally:
+        if not is_imported:
             del sys.modules[_GGUF]

@@ -8,7 +8,7 @@ from rich.text import Text
 
 
 def print_plain(text: str, *, console: Console, style: str | None = None) -> None:
-    """Print `text` as it is, with its lines whole."""
+    """Print `text` verbatim, without wrapping its lines."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 

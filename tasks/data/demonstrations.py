@@ -67,7 +67,7 @@ def prepare_cloning(pipeline: Pipeline, items: Split, *, folder: Path) -> tuple[
     conversations = _play_for_words(pipeline, items, tokenizer=tokenizer)
     words = find_spelled_words(tokenizer, conversations, at_most=settings.new_words)
     add_words(pipeline.model, tokenizer, words, folder, seed=pipeline.seed)
-    tokenizer = load_tokenizer(str(folder))
+    tokenizer = load_tokenizer(folder)
     demonstrations = asyncio.run(demonstrate(items.train, pipeline=pipeline, tokenizer=tokenizer))
     if settings.rename_words:
         ids = dict(zip(words, tokenizer.convert_tokens_to_ids(words), strict=True))

@@ -107,8 +107,11 @@ def _report_episodes(counts: Sequence[int], total: int, progress: Progress) -> I
             progress.on_episodes(done, total)
             before = done
 
-    with call_every(report, interval_s=POLL_S, name="episodes"):
-        yield
+    try:
+        with call_every(report, interval_s=POLL_S, name="episodes"):
+            yield
+    finally:
+        report()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

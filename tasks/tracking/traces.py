@@ -25,7 +25,7 @@ EVALUATION_ITEMS = 10
 PER_STEP = 2
 """Items of the first and of the last step of a round, each with one of its episodes."""
 MAX_SPANS = 2_048
-"""Spans that MLflow writes at once. Its queue holds no more, and drops what comes then."""
+"""Spans that MLflow writes at once; its queue holds no more and drops the rest."""
 MAX_TASK = 500
 """Characters of the task, shown before the whole prompt."""
 

@@ -375,7 +375,7 @@ class Tracker:
 
 def connect() -> "MlflowClient":
     """Connect to the tracking URI; the first time, MLflow creates its database."""
-    # Otherwise MLflow writes each span by itself, in a transaction or a request of its own.
+    # By default MLflow writes every span in its own transaction or request.
     os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_SPAN_BATCH_SIZE", str(MAX_SPANS))
     if not tracking_uri().startswith("http"):  # a database file has one writer
         os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_WORKERS", "1")
