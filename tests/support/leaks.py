@@ -7,6 +7,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,11 +94,12 @@ def _measure_resources(earlier: Set[psutil.Process]) -> tuple[int, int, int]:
     gc.collect()  # garbage is no leak
     this = psutil.Process()
     family = [this, *(child for child in this.children(recursive=True) if child not in earlier)]
-    return (
-        len(family),
-        sum(process.num_fds() for process in family),
-        sum(_own_memory(process.pid) for process in family),
-    )
+    handles = memory = 0
+    for process in family:
+        with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):  # it has just ended
+            handles += process.num_fds()
+            memory += _own_memory(process.pid)
+    return len(family), handles, memory
 
 
 def _own_memory(pid: int) -> int:
