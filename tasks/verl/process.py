@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from tasks.errors import RayDied, SamplerDied, names_dead_engine
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import gpu_model
 from tasks.verl.actor import StepRecord, Trainer
-from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV
+from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV, fork_server
 
 if TYPE_CHECKING:
     from tasks.rollout.served_policy import ServedAt
@@ -82,13 +83,14 @@ class RayTrainingProcess:
         """Raises `ConfigError` if the session has no place for `backend.workers`, or too little memory."""
         import ray
 
+        environment = runtime_env_of(pipeline)  # first, for the fork server to start beside Ray
         self._owns_ray |= connect_ray(pipeline)
-        placement, environment = place_workers(pipeline.backend), environment_of(pipeline)
+        placement = place_workers(pipeline.backend)
         if cluster_address():  # a local session is on this machine, which the plan has checked
-            check_nodes(pipeline, placement, environment=environment)
+            check_nodes(pipeline, placement, environment=environment["env_vars"])
         self._actor = (
             ray.remote(Trainer)
-            .options(num_cpus=0, runtime_env={"env_vars": environment})
+            .options(num_cpus=0, runtime_env=environment)
             .remote(
                 pipeline,
                 model=model,
@@ -122,11 +124,24 @@ class RayTrainingProcess:
     def close(self) -> None:
         if self._owns_ray:
             disconnect_ray()
+            fork_server.close()
             self._owns_ray = False
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = getattr(self._actor, method).remote(*args, **kwargs)
         return await_actor(answer, failure=f"training failed after step {self.step}")
+
+
+def runtime_env_of(pipeline: Pipeline) -> dict[str, Any]:
+    """Ray's `runtime_env` of the training process, which all that it starts inherits.
+
+    On this machine, the processes of a training on a CPU are forks of this process's fork server; this starts
+    it.
+    """
+    environment: dict[str, Any] = {"env_vars": environment_of(pipeline)}
+    if pipeline.backend.device == "cpu" and not cluster_address():
+        environment["py_executable"] = shlex.join(fork_server.python())
+    return environment
 
 
 def environment_of(pipeline: Pipeline) -> dict[str, str]:

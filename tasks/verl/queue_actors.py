@@ -1,45 +1,17 @@
-"""TransferQueue's two actors, which start without torch's compiler: a third of their start-up.
+"""TransferQueue's two actors, with the patches of `tasks/verl/network.py`.
 
 Ray sends a class that is decorated in its module by value, and its actor's imports begin with whatever that
 refers to. The bases of what is sent here are found by name: an actor imports this module first, and with it
-the patches of `tasks/verl/network.py`.
+the patches.
 """
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 
 from agents.process_memory import no_garbage_collection
 
-_COMPILER = "torch._dynamo"
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-@contextmanager
-def _no_compiler() -> Iterator[None]:
-    """Import no compiler meanwhile: tensordict marks functions for it, and nothing here compiles them."""
-    if _COMPILER in sys.modules:
-        yield
-        return
-
-    def assume_constant_result(function: F) -> F:
-        return function
-
-    stand_in = ModuleType(_COMPILER)
-    stand_in.assume_constant_result = assume_constant_result  # type: ignore[attr-defined]
-    stand_in.graph_break = lambda: None  # type: ignore[attr-defined]  # called by what is compiled
-    sys.modules[_COMPILER] = stand_in
-    try:
-        yield
-    finally:
-        del sys.modules[_COMPILER]
-
-
-with no_garbage_collection(), _no_compiler():
+with no_garbage_collection():
     import transfer_queue.controller
     import transfer_queue.interface
     import transfer_queue.storage.bootstrap.simple_storage_bootstrap as bootstrap

@@ -20,7 +20,8 @@ from tasks.cluster.session import connect_ray, disconnect_ray
 from tasks.config.pipelines import Pipeline
 from tasks.rollout.current_episode import EpisodeWriter
 from tasks.rollout.runner import RolloutSpec, make_runner
-from tasks.verl.process import await_actor, end_actor, environment_of
+from tasks.verl.cpu import fork_server
+from tasks.verl.process import await_actor, end_actor, runtime_env_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -71,7 +72,7 @@ class PolicyServers:
 
         return (
             ray.remote(ServersProcess)
-            .options(num_cpus=0, runtime_env={"env_vars": environment_of(self._pipeline)})
+            .options(num_cpus=0, runtime_env=runtime_env_of(self._pipeline))
             .remote(self._pipeline, model=model, placement=place_workers(self._pipeline.backend))
         )
 
@@ -95,6 +96,7 @@ def open_servers(pipeline: Pipeline) -> Iterator[PolicyServers]:
         servers.end()
         if owns_ray:
             disconnect_ray()
+            fork_server.close()
 
 
 class ServersProcess:

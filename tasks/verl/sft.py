@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from envs.errors import WingspanError
 from tasks.config.lora import LoraSettings
 from tasks.data.supervised import SupervisedRow
-from tasks.verl.cpu import CPU_MODEL_OPTIONS
+from tasks.verl.cpu import CPU_MODEL_OPTIONS, fork_server
 from tasks.verl.gpu_model import ADAMW_OPTIONS, gpu_model_options
 from tasks.verl.local_worker import join_process_group
 from tasks.verl.policies import copy_policy
@@ -84,9 +84,10 @@ def train_apart(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "request.json"
         path.write_text(request.to_json())
+        interpreter = fork_server.python() if request.device == "cpu" else [sys.executable]
         with (Path(folder) / "log").open("w+") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", type(request).__module__, str(path)],
+                [*interpreter, "-m", type(request).__module__, str(path)],
                 env={**os.environ, **environment, "WINGSPAN_THREADS": str(threads)},
                 stdout=subprocess.PIPE,
                 stderr=log,
