@@ -3,12 +3,13 @@ disk."""
 
 import asyncio
 import hashlib
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -123,34 +124,69 @@ def test_the_light_textworld_says_word_for_word_what_textworld_says(tmp_path: Pa
     assert theirs.stdout.split()[-1] == hashlib.sha256(json.dumps(states).encode()).hexdigest()
 
 
-def play_expert(name: str, index: int) -> tuple[str, list[StepResult]]:
-    """An item's opening, and the answers to its expert."""
+def play(name: str, index: int, actions: Sequence[str]) -> tuple[str, list[StepResult]]:
+    """An item's opening, and the answers to `actions`."""
 
-    async def play() -> tuple[str, list[StepResult]]:
+    async def play_here() -> tuple[str, list[StepResult]]:
         spec = get_env(name)
         assert spec.make_item is not None
-        env, item = spec.make(), spec.make_item(index)
-        opening = await read_opening(env, item)
-        results = [await env.step(step.resolve("")) for step in spec.expert(item)]
+        env = spec.make()
+        opening = await read_opening(env, spec.make_item(index))
+        results = [await env.step(action) for action in actions]
         await env.close()
         return opening, results
 
-    return asyncio.run(play())
+    return asyncio.run(play_here())
 
 
-@pytest.mark.parametrize(
-    "task",
-    [pytest.param(task, marks=[pytest.mark.heavy] * bool(n)) for n, task in enumerate(games.TASK_TYPES)],
-)
+def expert_actions(name: str, index: int) -> list[str]:
+    spec = get_env(name)
+    assert spec.make_item is not None
+    return [step.resolve("") for step in spec.expert(spec.make_item(index))]
+
+
+def shortest(task: str) -> int:
+    """An item with the smallest problem of a task."""
+    return min(items("unseen", task), key=lambda i: len(mini.GAMES.read(i).problem))
+
+
+BY_TASK = [pytest.param(task, marks=[pytest.mark.heavy] * bool(n)) for n, task in enumerate(games.TASK_TYPES)]
+
+
+@pytest.mark.parametrize("task", BY_TASK)
 def test_the_planner_s_plan_wins_and_meets_every_condition_only_then(task: str) -> None:
-    """`python -m bench.experts alfworld-mini` does it for all games."""
-    index = min(items("unseen", task), key=lambda i: len(mini.GAMES.read(i).problem))
-    _, results = play_expert("alfworld-mini", index)
+    index = shortest(task)
+    _, results = play("alfworld-mini", index, mini.GAMES.read(index).walkthrough)
     *before, last = results
     assert (last.reward, last.terminated, last.success) == (1.0, True, True)
     assert last.metrics == {"goal_conditions": 1.0}
     assert not any(result.terminated or result.reward for result in before)
     assert all(0 <= result.metrics["goal_conditions"] < 1 for result in before)
+
+
+@pytest.mark.parametrize("task", BY_TASK)
+def test_the_expert_wins_by_actions_that_are_listed_and_names_only_what_it_has_seen(task: str) -> None:
+    """`python -m bench.experts alfworld-mini` plays all games."""
+    index = shortest(task)
+    actions = expert_actions("alfworld-mini", index)
+    opening, results = play("alfworld-mini", index, actions)
+    assert [result.success for result in results] == [False] * (len(results) - 1) + [True]
+    observations = [opening, *(result.observation for result in results)]
+    for turn, action in enumerate(actions):
+        assert action in observations[turn].partition("Available actions: ")[2].split(", ")
+        for name in re.findall(r"[a-z]+ \d+", action):
+            assert any(re.search(rf"\b{name}\b", seen) for seen in observations[: turn + 1])
+
+
+def test_the_expert_looks_into_place_after_place() -> None:
+    """Until it sees what it needs, it has no reason to prefer one."""
+    index = bathroom()
+    actions = expert_actions("alfworld-mini", index)
+    visits = list(itertools.takewhile(lambda action: not action.startswith("take "), actions))
+    names = [name for action in visits for name in re.findall(r"[a-z]+ \d+", action)]
+    opening, _ = play("alfworld-mini", index, [])
+    places = re.findall(r"go to ([a-z]+ \d+)", opening)
+    assert list(dict.fromkeys(names)) == places[: len(set(names))]
 
 
 HEAT = Task(type="pick_heat_then_place_in_recep", object="Mug", receptacle="Desk", lamp="")
@@ -222,15 +258,12 @@ def test_it_is_told_as_agentgym_tells_it_and_lists_what_can_be_done() -> None:
 
 
 def test_what_older_versions_call_put_is_understood() -> None:
-    async def play() -> StepResult:
-        spec, index = get_env("alfworld-mini"), bathroom()
-        env = spec.make()
-        await env.reset(mini.GAMES.make_item(index))
-        for step in spec.expert(mini.GAMES.make_item(index)):
-            result = await env.step(re.sub(r"^move (.+) to ", r"put \1 in/on ", step.resolve("")))
-        return result
-
-    assert asyncio.run(play()).success
+    actions = [
+        re.sub(r"^move (.+) to ", r"put \1 in/on ", action)
+        for action in expert_actions("alfworld-mini", bathroom())
+    ]
+    _, results = play("alfworld-mini", bathroom(), actions)
+    assert results[-1].success
 
 
 @pytest.fixture
@@ -243,8 +276,7 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         cache.cache_clear()
     root = tmp_path / "alfworld" / "json_2.1.1"
     agentgym_games = real.agentgym_games()
-    plan = [step.resolve("") for step in mini.expert(mini.GAMES.make_item(bathroom()))]
-    write(root / agentgym_games[0], problem, walkthrough=plan)
+    write(root / agentgym_games[0], problem, walkthrough=list(problem.walkthrough))
     write(root / agentgym_games[1], problem, solvable=False)
     write(root / agentgym_games[2420], problem, only_problem=True)
     write(root / "train/pick_and_place_simple-Pen-None-Desk-307/trial_T2", problem)
@@ -327,7 +359,7 @@ def test_upstream_s_games_have_agentgym_s_numbers_then_their_own(upstream: Path)
 
 @pytest.mark.heavy
 def test_upstream_s_game_is_played_from_either_file(upstream: Path) -> None:
-    opening, results = play_expert("alfworld", 0)
+    opening, results = play("alfworld", 0, expert_actions("alfworld", 0))
     assert results[-1].success
     from_problem = read_game(upstream / real.list_games()[2420], remedy=REMEDY)
     assert (
@@ -374,7 +406,7 @@ def test_damaged_games_are_told_with_file_line_and_command(upstream: Path) -> No
     for damage in (whole.replace("(:init", "(:innit"), whole.replace("action GotoLocation", "action {")):
         file.write_text(damage)
         with pytest.raises(ConfigError, match=f"{file}: TextWorld cannot read this game"):
-            play_expert("alfworld", 0)
+            play("alfworld", 0, [])
 
 
 def test_specs_are_had_without_the_packages() -> None:

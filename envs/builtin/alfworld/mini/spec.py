@@ -1,14 +1,14 @@
 """The environment `alfworld-mini`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
 
 from envs.builtin.alfworld.env import AlfWorldEnv
-from envs.builtin.alfworld.expert import add_thoughts
 from envs.builtin.alfworld.items import GameItems
 from envs.builtin.alfworld.mini.make import MINI_DATA
 from envs.builtin.alfworld.mini.plans import plans
+from envs.builtin.alfworld.searcher import Searcher
 from envs.builtin.alfworld.spec import SPEC as ALFWORLD
 from envs.registry import ExpertStep, Split
 from envs.types import Item
@@ -42,10 +42,9 @@ def split(seed: int) -> Split:
     )
 
 
-def expert(item: Item) -> Sequence[ExpertStep]:
-    """The planner's plan."""
-    plan = {plan.game: plan.plan for plan in plans()}[_folders()[item.index]]
-    return add_thoughts(plan or ())
+def expert(item: Item) -> Iterable[ExpertStep]:
+    """A search that knows no more than a player. The planner's plan is in the game's file."""
+    return Searcher(GAMES.read(item.index)).solve()
 
 
 SPEC = replace(
