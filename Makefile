@@ -20,9 +20,9 @@ speedrun: $(RUNS)
 # tests anew, for seconds.
 PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 
-# One worker more than two cores: tests that wait for processes leave a core idle.
+# Two workers more than two cores: tests that wait for processes leave a core idle.
 test: install
-	@$(PYTEST) 3 -m "not servers"
+	@$(PYTEST) 4 -m "not servers"
 
 # A whole run against servers of Prefect, MLflow, Ray, Redis, S3 and a judge at once; it takes a quiet machine.
 test-servers: install
