@@ -9,14 +9,12 @@ is killed with it.
 """
 
 import asyncio
-import ctypes
 import gc
 import importlib
 import json
 import os
 import pickle
 import select
-import signal
 import socket
 import sys
 import traceback
@@ -26,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from envs.base import Environment
+from envs.runtime.forking import begin_fork, has_one_thread, kill_group, watch_children
 from envs.runtime.worker import Worker, serve
 
 MESSAGE_BYTES = 1 << 14
@@ -33,8 +32,6 @@ _BOOT = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
     "from envs.runtime.fork_server import main; main(int(sys.argv[1]), alone=len(sys.argv) > 2)"
 )
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +82,7 @@ class ForkServer:
         gc.collect()
         gc.freeze()  # otherwise the collector would write to pages that workers share
         control = self._control.fileno()
-        wake, signal_pipe = os.pipe()
-        os.set_blocking(signal_pipe, False)
-        signal.set_wakeup_fd(signal_pipe)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        wake = watch_children()
         while True:
             ready, _, _ = select.select([control, wake], [], [])
             if wake in ready:
@@ -100,7 +94,7 @@ class ForkServer:
                     break
                 self._handle(json.loads(message), sockets)
         for pid in self._living:
-            _kill(pid)
+            kill_group(pid)
 
     def _handle(self, request: Any, sockets: list[int]) -> None:
         if request == "fork":
@@ -111,18 +105,16 @@ class ForkServer:
             return
         self._ending = int(request)
         if self._ending in self._living:
-            _kill(self._ending)
+            kill_group(self._ending)
         self._reap()
 
     def _start_worker(self, connection: int) -> int:
-        if len(os.listdir("/proc/self/task")) > 1:
+        if not has_one_thread():
             return _spawn_worker(self._setup, connection)
         parent_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._control.close()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _run_worker(self._make, connection, parent_pid=parent_pid)
         with suppress(OSError):  # it may have exited already
             os.setpgid(pid, pid)
@@ -133,7 +125,7 @@ class ForkServer:
             child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if child is None:
                 break
-            _kill(child.si_pid)  # its group; until the child is reaped, no other process has its number
+            kill_group(child.si_pid)  # its group; until the child is reaped, no other process has its number
             _, status = os.waitpid(child.si_pid, 0)
             if child.si_pid in self._living:
                 self._living.remove(child.si_pid)
@@ -159,13 +151,8 @@ def _run_worker(make: Callable[[], Environment], connection: int, *, parent_pid:
     """Run a worker until the other end of `connection` closes."""
     status = 1
     try:
-        os.setpgid(0, 0)
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == parent_pid:
-            numpy = sys.modules.get("numpy")
-            if numpy is not None:  # `random` reseeds itself after a fork
-                numpy.random.seed()
-            asyncio.run(serve(Worker(make), socket.socket(fileno=connection)))
+        begin_fork(parent_pid)
+        asyncio.run(serve(Worker(make), socket.socket(fileno=connection)))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -190,8 +177,3 @@ def _spawn_worker(setup: Setup, connection: int) -> int:
     with suppress(BrokenPipeError), os.fdopen(writing, "wb") as stdin:
         stdin.write(setup.standard_input())
     return pid
-
-
-def _kill(group: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)

@@ -45,6 +45,7 @@ from tasks.stages.rounds import (
     write_prompts,
 )
 from tasks.verl.config import check_pipeline
+from tasks.verl.cpu import fork_server
 from tasks.verl.dpo import DpoRequest
 from tasks.verl.policies import copy_policy
 from tasks.verl.process import environment_of
@@ -124,7 +125,8 @@ class OfflineSession:
         return target
 
     def close(self) -> None:
-        """Do nothing: what a round needs has ended with it."""
+        """End the fork server of the processes that trained."""
+        fork_server.close()
 
     def _policy(self, index: int) -> Path:
         return self._folder / "policies" / f"{index:02d}"

@@ -62,7 +62,7 @@ class TrainingProcess(Protocol):
         """End it; `graceful`: let it end its own processes first."""
 
     def close(self) -> None:
-        """End the Ray session, if a launch has started it."""
+        """End the Ray session, if a launch has started it, and this process's fork server."""
 
 
 class RayTrainingProcess:
@@ -124,8 +124,8 @@ class RayTrainingProcess:
     def close(self) -> None:
         if self._owns_ray:
             disconnect_ray()
-            fork_server.close()
             self._owns_ray = False
+        fork_server.close()
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = getattr(self._actor, method).remote(*args, **kwargs)
@@ -140,7 +140,7 @@ def runtime_env_of(pipeline: Pipeline) -> dict[str, Any]:
     """
     environment: dict[str, Any] = {"env_vars": environment_of(pipeline)}
     if pipeline.backend.device == "cpu" and not cluster_address():
-        environment["py_executable"] = shlex.join(fork_server.python())
+        environment["py_executable"] = shlex.join(fork_server.interpreter_command())
     return environment
 
 

@@ -96,7 +96,7 @@ def open_servers(pipeline: Pipeline) -> Iterator[PolicyServers]:
         servers.end()
         if owns_ray:
             disconnect_ray()
-            fork_server.close()
+        fork_server.close()
 
 
 class ServersProcess:

@@ -84,7 +84,7 @@ def train_apart(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "request.json"
         path.write_text(request.to_json())
-        interpreter = fork_server.python() if request.device == "cpu" else [sys.executable]
+        interpreter = fork_server.interpreter_command() if request.device == "cpu" else [sys.executable]
         with (Path(folder) / "log").open("w+") as log:
             process = subprocess.Popen(
                 [*interpreter, "-m", type(request).__module__, str(path)],

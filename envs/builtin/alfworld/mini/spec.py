@@ -8,7 +8,7 @@ from envs.builtin.alfworld.env import AlfWorldEnv
 from envs.builtin.alfworld.items import GameItems
 from envs.builtin.alfworld.mini.make import MINI_DATA
 from envs.builtin.alfworld.mini.plans import plans
-from envs.builtin.alfworld.searcher import Searcher
+from envs.builtin.alfworld.mini.searcher import Searcher
 from envs.builtin.alfworld.spec import SPEC as ALFWORLD
 from envs.registry import ExpertStep, Split
 from envs.types import Item

@@ -10,6 +10,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from envs.builtin.alfworld.games import Game
+from envs.errors import ConfigError
 from envs.registry import ExpertStep
 
 _TREATMENTS = {
@@ -40,12 +41,12 @@ class Searcher:
     """Solves one game, whose state it follows."""
 
     def __init__(self, game: Game) -> None:
-        self._task = game.task
+        self._game, self._task = game, game.task
         facts = _read_facts(game.problem)
         names = _name({thing for rows in facts.values() for row in rows for thing in row})
         self._types = {names[thing]: kind.removesuffix("type") for thing, kind in facts["objecttype"]}
         closed = {thing for (thing,) in facts["openable"]}
-        locations = {thing: where for thing, where in facts["receptacleatlocation"]}  # noqa: C416 - lists
+        locations = {thing: location for thing, location in facts["receptacleatlocation"]}  # noqa: C416
         places = {
             thing: _Place(names[thing], kind.removesuffix("type"), locations[thing], thing in closed)
             for thing, kind in facts["receptacletype"]
@@ -71,26 +72,32 @@ class Searcher:
             return
         count = 2 if task.type == "pick_two_obj_and_place" else 1
         while len(self._objects_in(target, kind)) < count:
-            name = yield from self._take(kind, other_than=target)
+            name = yield from self._take(kind, excluded=target)
             yield from self._put(name, target)
 
     def _first(self, kind: str) -> _Place:
-        return next(place for place in self._places if place.type == kind)
+        for place in self._places:
+            if place.type == kind:
+                return place
+        raise ConfigError(f"{self._game.file}: there is no {kind} in this room")
 
     def _objects_in(self, place: _Place, kind: str) -> list[str]:
         return sorted(name for name in place.objects if self._types[name] == kind)
 
     def _find(
-        self, kind: str, other_than: _Place | None = None
+        self, kind: str, excluded: _Place | None = None
     ) -> Generator[ExpertStep, None, tuple[str, _Place]]:
         """Look for an object until one is seen; returns its name and where it is."""
         while True:
             for place in self._places:
                 objects = self._objects_in(place, kind)
-                if place.is_known and objects and place is not other_than:
+                if place.is_known and objects and place is not excluded:
                     return objects[0], place
-            unknown = next(place for place in self._places if not place.is_known)
-            yield from self._look_into(unknown, thought=f"I look for a {kind}.")
+            next_place = next((place for place in self._places if not place.is_known), None)
+            if next_place is None:
+                raise ConfigError(f"{self._game.file}: there is no {kind} in any place")
+            article = "an" if kind[0] in "aeiou" else "a"
+            yield from self._look_into(next_place, thought=f"I look for {article} {kind}.")
 
     def _look_into(self, place: _Place, *, thought: str) -> _Steps:
         if place.location == self._location and not place.is_closed:
@@ -103,15 +110,15 @@ class Searcher:
         if place.location != self._location:  # else the game knows no such action
             yield ExpertStep(thought=thought, action=f"go to {place.name}")
             self._location = place.location
-        place.is_known |= not place.is_closed
+            place.is_known |= not place.is_closed
 
     def _open(self, place: _Place, *, thought: str) -> _Steps:
         if place.is_closed:
             yield ExpertStep(thought=thought, action=f"open {place.name}")
             place.is_closed, place.is_known = False, True
 
-    def _take(self, kind: str, *, other_than: _Place | None = None) -> Generator[ExpertStep, None, str]:
-        name, place = yield from self._find(kind, other_than)
+    def _take(self, kind: str, *, excluded: _Place | None = None) -> Generator[ExpertStep, None, str]:
+        name, place = yield from self._find(kind, excluded)
         yield from self._go(place, thought=f"I take {name}.")
         yield ExpertStep(thought=f"I take {name}.", action=f"take {name} from {place.name}")
         place.objects.remove(name)
@@ -148,7 +155,11 @@ def _name(things: Collection[str]) -> Mapping[str, str]:
     """The game's names of what PDDL names by coordinates, numbered as by alfworld's `Demangler`."""
     kinds = defaultdict[str, list[str]](list)
     for thing in sorted(things, reverse=True):
-        kind, is_there, _ = thing.partition("_bar_")
-        if is_there:
+        kind, separator, _ = thing.partition("_bar_")
+        if separator:  # not a type
             kinds[kind + ("basin" if "basin" in thing else "")].append(thing)
-    return {thing: f"{kind} {n}" for kind, members in kinds.items() for n, thing in enumerate(members, 1)}
+    return {
+        thing: f"{kind} {number}"
+        for kind, members in kinds.items()
+        for number, thing in enumerate(members, start=1)
+    }
