@@ -68,6 +68,7 @@ PROCESSES = {
     "sampler": r"^ray::(Cpu|Vllm)Sampler",
     "update-worker": r"^ray::WorkerDict",
     "queue": r"^ray::(TransferQueue|SimpleStorage)",
+    "fork-server": r"-m tasks\.verl\.cpu\.fork_server ",
     "prefect-server": r"prefect\.server",
     "environment-worker": r"fork_server",
 }
