@@ -25,8 +25,10 @@ def watch_children() -> int:
 
 
 def begin_fork(parent_pid: int) -> None:
-    """Call it first in a fork: the kernel kills it when `parent_pid` ends; it has a process group and random
-    numbers of its own, and no longer watches children."""
+    """Make a new fork independent, but for its end: the kernel kills it when `parent_pid` ends.
+
+    It gets its own process group and random numbers, and its parent's handling of children ends.
+    """
     os.setpgid(0, 0)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it has ended already

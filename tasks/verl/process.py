@@ -83,14 +83,14 @@ class RayTrainingProcess:
         """Raises `ConfigError` if the session has no place for `backend.workers`, or too little memory."""
         import ray
 
-        environment = runtime_env_of(pipeline)  # first, for the fork server to start beside Ray
+        runtime_env = runtime_env_of(pipeline)  # first: the fork server imports while Ray starts
         self._owns_ray |= connect_ray(pipeline)
         placement = place_workers(pipeline.backend)
         if cluster_address():  # a local session is on this machine, which the plan has checked
-            check_nodes(pipeline, placement, environment=environment["env_vars"])
+            check_nodes(pipeline, placement, environment=runtime_env["env_vars"])
         self._actor = (
             ray.remote(Trainer)
-            .options(num_cpus=0, runtime_env=environment)
+            .options(num_cpus=0, runtime_env=runtime_env)
             .remote(
                 pipeline,
                 model=model,
@@ -138,10 +138,10 @@ def runtime_env_of(pipeline: Pipeline) -> dict[str, Any]:
     On this machine, the processes of a training on a CPU are forks of this process's fork server; this starts
     it.
     """
-    environment: dict[str, Any] = {"env_vars": environment_of(pipeline)}
+    runtime_env: dict[str, Any] = {"env_vars": environment_of(pipeline)}
     if pipeline.backend.device == "cpu" and not cluster_address():
-        environment["py_executable"] = shlex.join(fork_server.interpreter_command())
-    return environment
+        runtime_env["py_executable"] = shlex.join(fork_server.interpreter_command())
+    return runtime_env
 
 
 def environment_of(pipeline: Pipeline) -> dict[str, str]:

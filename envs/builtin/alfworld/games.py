@@ -28,6 +28,13 @@ TASK_TYPES = (
 )
 """ALFWorld's six, in its order."""
 
+TREATMENTS = {
+    "pick_clean_then_place_in_recep": ("clean", "SinkBasin"),
+    "pick_heat_then_place_in_recep": ("heat", "Microwave"),
+    "pick_cool_then_place_in_recep": ("cool", "Fridge"),
+}
+"""Task type → what is done to the object, and the type of the receptacle that does it."""
+
 ROOMS = ("kitchen", "livingroom", "bedroom", "bathroom")
 """Rooms by the hundreds of a scene's number, which are 0 and 2 to 4."""
 

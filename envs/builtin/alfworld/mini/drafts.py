@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from envs.builtin.alfworld.games import TASK_TYPES, Task, describe_task, make_grammar
+from envs.builtin.alfworld.games import TASK_TYPES, TREATMENTS, Task, describe_task, make_grammar
 from envs.builtin.alfworld.mini.problem import write_problem
 from envs.builtin.alfworld.mini.rooms import LAMP, Room, RoomLayout, furnish, make_room, pickupable_types
 from envs.builtin.alfworld.upstream import constants
@@ -23,13 +23,6 @@ FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}
 
 MAX_PROBLEM_LENGTH = 57_000
 """Characters; the planner searches a larger house for minutes, and the game takes seconds to start."""
-
-_STATIONS = {
-    "pick_clean_then_place_in_recep": ("SinkBasin", "Cleanable"),
-    "pick_heat_then_place_in_recep": ("Microwave", "Heatable"),
-    "pick_cool_then_place_in_recep": ("Fridge", "Coolable"),
-}
-"""Task type → (the receptacle that does it, the objects' property)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +95,7 @@ def _rooms(kind: str, *, unseen: bool) -> Sequence[int]:
 def _supports(kind: str, room: Room) -> bool:
     if kind == "look_at_obj_in_light":
         return LAMP in room.types
-    return kind not in _STATIONS or _STATIONS[kind][0] in room.receptacle_types
+    return kind not in TREATMENTS or TREATMENTS[kind][1] in room.receptacle_types
 
 
 def _tasks(kind: str, layout: RoomLayout) -> list[Task]:
@@ -112,8 +105,9 @@ def _tasks(kind: str, layout: RoomLayout) -> list[Task]:
     if kind == "look_at_obj_in_light":
         has_lamp = bool(layout.find_objects(LAMP))
         return [Task(type=kind, object=target, receptacle="", lamp=LAMP) for target in objects if has_lamp]
-    if kind in _STATIONS:
-        objects = [target for target in objects if target in able[_STATIONS[kind][1]]]
+    if kind in TREATMENTS:
+        verb, _ = TREATMENTS[kind]
+        objects = [target for target in objects if target in able[f"{verb.capitalize()}able"]]
     if kind == "pick_two_obj_and_place":
         objects = [target for target in objects if len(layout.find_objects(target)) > 1]
     holds = constants().VAL_RECEPTACLE_OBJECTS
@@ -126,7 +120,7 @@ def _tasks(kind: str, layout: RoomLayout) -> list[Task]:
 
 
 def _is_done(kind: str, target: str, receptacle: str, layout: RoomLayout) -> bool:
-    if kind in _STATIONS:
+    if kind in TREATMENTS:
         return False
     kinds = {entity.name: entity.type for entity in layout.room.receptacles}
     containers = [layout.containers.get(entity.name, "") for entity in layout.find_objects(target)]

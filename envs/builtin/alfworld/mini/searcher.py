@@ -9,16 +9,10 @@ from collections import defaultdict
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from envs.builtin.alfworld.games import Game
+from envs.builtin.alfworld.games import TREATMENTS, Game
 from envs.errors import ConfigError
 from envs.registry import ExpertStep
 
-_TREATMENTS = {
-    "pick_clean_then_place_in_recep": ("clean", "sinkbasin"),
-    "pick_heat_then_place_in_recep": ("heat", "microwave"),
-    "pick_cool_then_place_in_recep": ("cool", "fridge"),
-}
-"""Task type → the verb, and the type of the place where it is done."""
 _FACT = re.compile(r"\((\w+) ([^()]+)\)")
 
 _Steps = Generator[ExpertStep, None, None]
@@ -64,15 +58,15 @@ class Searcher:
             yield from self._turn_on(task.lamp.lower())
             return
         target = self._first(task.receptacle.lower())
-        if task.type in _TREATMENTS:
-            verb, station = _TREATMENTS[task.type]
+        if task.type in TREATMENTS:
+            verb, receptacle = TREATMENTS[task.type]
             name = yield from self._take(kind)
-            yield from self._treat(name, verb, self._first(station))
+            yield from self._treat(name, verb, self._first(receptacle.lower()))
             yield from self._put(name, target)
             return
         count = 2 if task.type == "pick_two_obj_and_place" else 1
         while len(self._objects_in(target, kind)) < count:
-            name = yield from self._take(kind, excluded=target)
+            name = yield from self._take(kind, target=target)
             yield from self._put(name, target)
 
     def _first(self, kind: str) -> _Place:
@@ -85,13 +79,13 @@ class Searcher:
         return sorted(name for name in place.objects if self._types[name] == kind)
 
     def _find(
-        self, kind: str, excluded: _Place | None = None
+        self, kind: str, target: _Place | None = None
     ) -> Generator[ExpertStep, None, tuple[str, _Place]]:
-        """Look for an object until one is seen; returns its name and where it is."""
+        """Look for an object until one is seen that is not in `target`; returns its name and its place."""
         while True:
             for place in self._places:
                 objects = self._objects_in(place, kind)
-                if place.is_known and objects and place is not excluded:
+                if place.is_known and objects and place is not target:
                     return objects[0], place
             next_place = next((place for place in self._places if not place.is_known), None)
             if next_place is None:
@@ -117,8 +111,8 @@ class Searcher:
             yield ExpertStep(thought=thought, action=f"open {place.name}")
             place.is_closed, place.is_known = False, True
 
-    def _take(self, kind: str, *, excluded: _Place | None = None) -> Generator[ExpertStep, None, str]:
-        name, place = yield from self._find(kind, excluded)
+    def _take(self, kind: str, *, target: _Place | None = None) -> Generator[ExpertStep, None, str]:
+        name, place = yield from self._find(kind, target)
         yield from self._go(place, thought=f"I take {name}.")
         yield ExpertStep(thought=f"I take {name}.", action=f"take {name} from {place.name}")
         place.objects.remove(name)
