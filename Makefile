@@ -20,7 +20,7 @@ speedrun: $(RUNS)
 # tests anew, for seconds.
 PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 
-# Two workers more than two cores: tests that wait for processes leave a core idle.
+# Four workers on two cores: tests that wait for processes leave a core idle.
 test: install
 	@$(PYTEST) 4 -m "not servers"
 

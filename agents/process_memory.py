@@ -39,7 +39,7 @@ def keep_freed_memory() -> None:
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Collect no garbage meanwhile: for long imports, a fifth of whose time goes into collections that find
-    none. What there is at the end stays and is never looked through again."""
+    none. What there is at the end stays, and is not looked through before `gc.unfreeze`."""
     is_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The base of every block of settings, how an invalid one is described, and the block of a judge.
+"""The base of every block of settings, how an invalid one is described, and blocks of endpoints and judges.
 
 A block is declared once, beside the code that it is given to, and is the type of its block in
 `pipelines.yaml` (`tasks/config/pipelines.py`). Configuration is read without importing `agents.rewards`.
@@ -65,6 +65,23 @@ def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[st
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """By the names that users write."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+class EndpointSettings(Settings):
+    """An OpenAI-compatible endpoint, and limits on its use (`agents.clients.endpoint.Endpoint.of`)."""
+
+    url: str
+    """Up to the version, e.g. `http://127.0.0.1:8000/v1`."""
+    model: str
+    key_from: str | None = None
+    """Name of the environment variable that holds the key; no file holds the key itself."""
+    request_timeout_s: Seconds = 60.0
+    tries: Positive = 5
+    """Of one request, the first included."""
+    requests_per_s: Annotated[float, Field(gt=0)] | None = None
+    """Of each process; None does not limit them."""
+    concurrent: Positive = 16
+    """Requests at the same time."""
 
 
 class JudgeSettings(Settings):

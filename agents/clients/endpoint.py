@@ -10,12 +10,13 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 
 from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
 from agents.formats.json_values import InvalidJson, decode_at, skip_space
+from agents.settings import EndpointSettings
 from envs.errors import ConfigError, describe, to_line
 from envs.network.client import DENIALS, MAX_DETAIL, Backoff, TryAgain, describe_response, send, tls_context
 from envs.redaction import register_secret
@@ -56,7 +57,9 @@ class RequestLimits:
 
     def check(self, subject: str) -> None:
         """Raise `ConfigError` for a number that is not above 0; `subject` begins the text."""
-        for name in ("request_timeout_s", "tries", "backoff_s", "requests_per_s", "concurrent"):
+        for name in (
+            *("request_timeout_s", "tries", "backoff_s", "max_backoff_s", "requests_per_s", "concurrent"),
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{subject}: {name}={value}; give a number above 0")
@@ -92,6 +95,12 @@ class Endpoint(RequestLimits):
     _: KW_ONLY
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of each request's body, before all others; None takes one out."""
+
+    @classmethod
+    def of(cls, settings: EndpointSettings) -> Self:
+        """The endpoint of `settings`. Raises `ConfigError` for an invalid URL or name of a variable."""
+        limits = settings.model_dump(include={"request_timeout_s", "tries", "requests_per_s", "concurrent"})
+        return cls(settings.url, settings.model, api_key_variable=settings.key_from, **limits)
 
     def __post_init__(self) -> None:
         self.check("endpoint")

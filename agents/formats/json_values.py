@@ -155,7 +155,7 @@ def format_action(turn: ParsedTurn) -> str:
 def parse_calls(action: str) -> list[ToolCall]:
     """The calls of an action that `format_action` wrote; empty if it is anything else."""
     calls = []
-    for line in action.splitlines():
+    for line in action.split("\n"):  # JSON may hold the other characters that end a line
         match = _CALL.fullmatch(line)
         try:
             arguments = json.loads(match["arguments"]) if match else None

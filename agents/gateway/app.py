@@ -99,6 +99,8 @@ class _Handlers:
         body = await self._read(EndSession, request)
         session = self.sessions.find(request.path_params["id"])
         self.sessions.end(session)
+        if session.fault is not None:  # the episode lacks an answer, whatever its program made of it
+            raise session.fault
         return json_response({"trajectory": session.trajectory(reward=body.reward, success=body.success)})
 
     async def chat(self, request: Request) -> Response:

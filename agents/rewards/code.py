@@ -21,20 +21,28 @@ from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.function import reward
 from agents.rewards.text import verdict
 from envs.base import Environment
-from envs.errors import ConfigError
+from envs.errors import ConfigError, EnvCrashed
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import SANDBOX, choose_backend
 from envs.sandbox.workspace import WithWorkspace, read_files
 
-TEST_TIMEOUT_S = 10.0
-"""Seconds of one test."""
-TOTAL_TIMEOUT_S = 60.0
+TEST_CPU_S = 10.0
+"""CPU seconds of one test, which do not depend on what else the machine does."""
+TEST_TIMEOUT_S = 30.0
+"""Seconds of one test, which a program that waits for something exceeds."""
+TOTAL_TIMEOUT_S = 180.0
 """Seconds of all tests of one answer; tests that have not run by then have failed."""
 OUTPUT_CHARS = 200_000
 """Of one test; a program that prints more fails it."""
 
-_FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)(?:\r?\n)?```", re.DOTALL | re.IGNORECASE)
+_BLOCK = re.compile(
+    r"(?:^[ \t]*```[ \t]*(?P<language>[^\s`]*)[^\n`]*|```[ \t]*(?:python3?|py)[ \t]*)\r?\n"
+    r"(?P<code>.*?)(?:(?<=\n)[ \t]*)?```",
+    re.DOTALL | re.IGNORECASE | re.MULTILINE,
+)
+"""A block of any language that opens a line, or of Python anywhere; a closing fence opens no other."""
+_PYTHON = ("", "py", "python", "python3")
 _LIMITER = ConcurrencyLimiter(os.cpu_count() or 1)
 
 _FEED = """
@@ -65,8 +73,10 @@ Test = str | InputOutput
 
 def extract_code(response: str) -> str | None:
     """The last Python code block (three backquotes) of `response`; None if there is none."""
-    blocks = _FENCE.findall(response)
-    return blocks[-1] if blocks else None
+    blocks = [
+        match["code"] for match in _BLOCK.finditer(response) if (match["language"] or "").lower() in _PYTHON
+    ]
+    return blocks[-1].removesuffix("\n").removesuffix("\r") if blocks else None
 
 
 def read_tests(tests: object, *, entry_point: str | None = None) -> list[Test]:
@@ -104,7 +114,10 @@ async def count_passed(code: str, tests: Sequence[Test], *, backend: Backend) ->
     Raises `MissingDependency` if the backend does not work, `EnvCrashed` if no interpreter starts.
     """
     interpreter = Interpreter(
-        backend, limits=SandboxLimits(), run_timeout_s=TEST_TIMEOUT_S + 1.0, output_chars=OUTPUT_CHARS
+        backend,
+        limits=SandboxLimits(cpu_s=TEST_CPU_S),
+        run_timeout_s=TEST_TIMEOUT_S + 1.0,
+        output_chars=OUTPUT_CHARS,
     )
     deadline = time.monotonic() + TOTAL_TIMEOUT_S
     count = 0
@@ -180,9 +193,12 @@ async def workspace_tests(
 
     `test_files` (path in `/work` → text) are written first and replace what is there: the agent has never
     seen them and cannot have changed them. It may have changed everything else, including the programs that
-    run them. Raises `ConfigError` for an environment without a workspace.
+    run them. Raises `ConfigError` for an environment without a workspace, `EnvCrashed` if its sandbox ended
+    before the tests.
     """
     if not isinstance(env, WithWorkspace):
         raise ConfigError(f"{type(env).__name__} has no workspace to run tests in; use env: workspace")
     reply = await env.workspace.put(read_files({"test_files": test_files}, name="test_files"))
+    if reply.has_ended:
+        raise EnvCrashed(f"the files of the tests could not be written: {reply.text}")
     return verdict(not reply.is_error and await env.workspace.succeeds(test_command))

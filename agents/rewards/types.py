@@ -14,6 +14,7 @@ from envs.types import Item
 PREFIX = "reward/"
 """Of the names of a reward's metrics among a trajectory's."""
 ALWAYS = ("final_response", "trajectory", "transcript", "item", "fields")
+ENV = "env"
 """Names that every reward may take, besides `env`, if there is one, and the item's fields."""
 
 
@@ -49,7 +50,7 @@ class RewardInput:
         """The values of those of `names` that exist."""
         free = {**self.item.metadata, **self.fields}
         if self.env is not None:
-            free["env"] = self.env
+            free[ENV] = self.env
         return {
             name: getattr(self, name) if name in ALWAYS else free[name]
             for name in names
@@ -104,11 +105,15 @@ def check_items(reward: Reward, items: Iterable[Item], *, with_env: bool = True)
     `with_env`: whether their episodes have an environment. Raises `ConfigError`, naming an item, and
     `MissingDependency`.
     """
-    always = {"env"} if with_env else set()
-    kinds = {frozenset({*always, *item.metadata, *item.fields}): item for item in items}
+    kinds = {frozenset({*item.metadata, *item.fields}): item for item in items}
     for names, item in kinds.items():
+        if ENV in names:
+            raise ConfigError(
+                f"{item.item_id}: the data has a field {ENV!r}, which is the name of the environment; "
+                "rename the field"
+            )
         try:
-            reward.check(names)
+            reward.check({ENV, *names} if with_env else names)
         except ConfigError as error:
             raise ConfigError(f"{item.item_id}: {error}") from None
 

@@ -40,6 +40,8 @@ INSTALL = (
 )
 """The three packages are for images and sound, and need not fit vLLM's torch."""
 PREFILL_TOKENS = 8192
+CACHE_BYTES = 2_000_000_000
+"""Of keys and values."""
 """Prompt tokens of one step, unless the context is longer."""
 CLOSE_S = 5.0
 """How long `close` waits for the process before it kills it."""
@@ -83,7 +85,6 @@ class VllmSampler:
         python: Path,
         context_length: int,
         max_sequences: int = 256,
-        cache_gb: float = 2.0,
         seed: int = 0,
         threads: int = 1,
         on_death: Callable[[], object] = lambda: None,
@@ -91,9 +92,8 @@ class VllmSampler:
         """Start the process without waiting for it.
 
         `model`: a folder in Hugging Face format. `python`: as `find_python` finds it. `context_length`: of
-        a whole episode, in tokens. `max_sequences`: completions at the same time. `cache_gb`: memory of keys
-        and values, committed only as it is used. `threads`: of OpenMP. `on_death`: called in another thread
-        if the process ends before `close`.
+        a whole episode, in tokens. `max_sequences`: completions at the same time. `threads`: of OpenMP.
+        `on_death`: called in another thread if the process ends before `close`.
         """
         self._folder = Path(model)
         self._context_length = context_length
@@ -116,7 +116,7 @@ class VllmSampler:
             # vLLM winds the generator of a seed back between a prompt's pieces, which torch cannot on a CPU
             "enable_chunked_prefill": False,
             "enable_prefix_caching": True,
-            "kv_cache_memory_bytes": int(cache_gb * 1e9),
+            "kv_cache_memory_bytes": CACHE_BYTES,  # committed only as it is used
             "logprobs_mode": "processed_logprobs",  # after temperature
             "generation_config": "vllm",  # not the model's own defaults
             "skip_tokenizer_init": not self._has_tokenizer,

@@ -9,7 +9,6 @@ import copy
 import functools
 import inspect
 import re
-import time
 import types
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
@@ -121,15 +120,10 @@ class Tool:
 
         Raises `WingspanError`s of the tool, and `ConfigError` for a stateful tool without an environment.
         """
-        start = time.perf_counter()
         result = await self._answer(arguments, env)
         step = result.step
         ends_episode = self.finish or (step is not None and (step.terminated or step.truncated))
-        return replace(
-            result,
-            ends_episode=ends_episode and result.status is ToolStatus.OK,
-            seconds=time.perf_counter() - start,
-        )
+        return replace(result, ends_episode=ends_episode and result.status is ToolStatus.OK)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself."""

@@ -61,8 +61,6 @@ class ToolResult:
     long."""
     step: StepResult | None = None
     """The environment's whole result, with reward and success, if the call was a step."""
-    seconds: float = 0.0
-    """From the call to its result, including the wait for a slot of `max_concurrency`."""
 
 
 @dataclass(slots=True)

@@ -102,7 +102,7 @@ class OpenEnvEnv:
     async def _schema(self) -> dict[str, Any]:
         url = f"{self._address}/schema"
         try:
-            async with httpx.AsyncClient(timeout=CONNECT_TIMEOUT_S) as client:
+            async with httpx.AsyncClient(timeout=CONNECT_TIMEOUT_S, trust_env=False) as client:
                 answer = await client.get(url)
             schema: dict[str, Any] = answer.raise_for_status().json()["action"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
@@ -112,7 +112,13 @@ class OpenEnvEnv:
     async def _connect(self) -> ClientConnection:
         url = f"ws{self._address.removeprefix('http')}/ws"
         try:
-            return await connect(url, open_timeout=CONNECT_TIMEOUT_S, max_size=MAX_MESSAGE)
+            return await connect(
+                url,
+                open_timeout=CONNECT_TIMEOUT_S,
+                ping_interval=None,  # a busy server is not dead: the episode has a time limit
+                max_size=MAX_MESSAGE,
+                proxy=None,
+            )
         except (OSError, TimeoutError, WebSocketException) as error:
             raise self._crash(f"connecting to {url}", error) from error
 

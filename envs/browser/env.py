@@ -24,10 +24,12 @@ class BrowserEnv:
 
     async def close(self) -> None:
         """End the session and release the browser."""
-        await self._end_session()
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            await lease.release()
+        try:
+            await self._end_session()
+        finally:  # also if the caller gives up on a session that does not end
+            lease, self._lease = self._lease, None
+            if lease is not None:
+                await lease.release()
 
     async def _lease_browser(self) -> Chromium:
         if self._lease is None:

@@ -298,8 +298,15 @@ def split(seed: int) -> Split:
     )
 
 
-@cache
 def _solver() -> Jvm:
+    """The JVM that solves, which stays up; another if it has died."""
+    if not _start_solver().is_alive:
+        _start_solver.cache_clear()
+    return _start_solver()
+
+
+@cache
+def _start_solver() -> Jvm:
     jvm = Jvm(heap_size=SOLVER_HEAP_SIZE)
     atexit.register(jvm.close)
     return jvm

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from envs.errors import describe, to_line
+from envs.errors import ConfigError, EnvCrashed, describe, to_line
 
 T = TypeVar("T")
 
@@ -55,6 +55,10 @@ class Backoff:
         return await attempt()
 
 
+ASK = Backoff(attempts=4, first_s=1.0, max_s=30.0)
+"""Of `ask_json`."""
+
+
 async def send(
     http: httpx.AsyncClient, method: str, url: str, *, timeout_s: float, **options: Any
 ) -> httpx.Response:
@@ -75,6 +79,30 @@ async def send(
         wait_s = float(header) if header.isdecimal() else None
         raise TryAgain(describe_response(response), wait_s=wait_s)
     return response
+
+
+async def ask_json(method: str, url: str, *, timeout_s: float, **options: Any) -> Any:
+    """The JSON that a server answers, after retries; ignores proxies of the environment.
+
+    Raises `ConfigError` for a denial (`DENIALS`), `EnvCrashed` for everything else that is no answer.
+    """
+
+    async def attempt() -> Any:
+        response = await send(http, method, url, timeout_s=timeout_s, **options)
+        if response.status_code in DENIALS:
+            raise ConfigError(f"{describe_response(response)}; correct the URL or the key")
+        if response.status_code >= 400:
+            raise EnvCrashed(describe_response(response))
+        try:
+            return response.json()
+        except ValueError as error:
+            raise TryAgain(f"{url}: no JSON ({error})") from error
+
+    async with httpx.AsyncClient(timeout=None, verify=tls_context(), trust_env=False) as http:
+        try:
+            return await ASK.retry(attempt)
+        except TryAgain as error:
+            raise EnvCrashed(str(error)) from error
 
 
 def describe_response(response: httpx.Response) -> str:

@@ -49,7 +49,7 @@ def pull(data_set: DataSet, *, progress: DownloadProgress, pause_s: float = PAUS
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder.with_name(f".{data_set.name}.lock")):
         receipt = read_receipt(folder).get("files", {})
-        absent_files = [file for file in data_set.files if not _is_here(file, folder, receipt)]
+        absent_files = [file for file in data_set.files if not _is_here(file, data_set, receipt)]
         _check_disk(absent_files, folder)
         for file in absent_files:
             recorded_sha256 = receipt.get(file.path, {}).get("sha256")
@@ -96,12 +96,14 @@ def _check_downloadable(data_set: DataSet) -> None:
         raise ConfigError(f"data set {name!r} is made, not downloaded; run: wingspan data make {name}")
 
 
-def _is_here(file: DataFile, folder: Path, receipt: dict[str, dict[str, object]]) -> bool:
+def _is_here(file: DataFile, data_set: DataSet, receipt: dict[str, dict[str, object]]) -> bool:
     entry = receipt.get(file.path)
     if entry is None or entry["url"] != file.url:
         return False
-    path = folder / file.path
-    return file.unpack or (path.is_file() and path.stat().st_size == entry["bytes"])
+    if file.unpack:  # of what it held, only the required paths are known
+        return all((data_set.folder / path).exists() for path in data_set.required_paths)
+    path = data_set.folder / file.path
+    return path.is_file() and path.stat().st_size == entry["bytes"]
 
 
 def _check_disk(files: list[DataFile], folder: Path) -> None:

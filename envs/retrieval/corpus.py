@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.errors import ConfigError, MissingDependency
+from envs.errors import ConfigError
 
 OFFSETS = "offsets.npy"
 FORM = '{"id": "0", "contents": "\\"Title\\"\\nText"}'
@@ -40,7 +40,7 @@ class Reader:
     def __iter__(self) -> Iterator[Line]:
         """Every line. Raises `ConfigError` for an invalid line, naming file, line and the expected form."""
         offset = 0
-        with open_corpus(self._path) as file:
+        with self._path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
                 self._digest.update(raw)
                 if raw.strip():
@@ -67,7 +67,7 @@ class Corpus:
         """`folder` holds the offsets that a `Reader` saved."""
         self._path = path
         self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
-        with open_corpus(path) as file:
+        with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
@@ -79,16 +79,6 @@ class Corpus:
         end = int(self._offsets[number + 1]) if number + 1 < len(self) else len(self._map)
         raw = self._map[start:end]
         return _parse(raw.split(b"\n", 1)[0], source=f"{self._path}, passage {number}")
-
-
-def open_corpus(path: Path):  # type: ignore[no-untyped-def]  # BufferedReader, which mypy knows itself
-    """The file, to be read as bytes; raises `MissingDependency` where it is not there."""
-    try:
-        return path.open("rb")
-    except FileNotFoundError:
-        raise MissingDependency(
-            f"there is no corpus {path}; correct the path, or put the file there"
-        ) from None
 
 
 def _parse(raw: bytes, *, source: str) -> tuple[str, str]:

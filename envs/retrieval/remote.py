@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from envs.errors import ConfigError, SearchFailed, describe
-from envs.network.client import Backoff, TryAgain, describe_response, send, tls_context
+from envs.network.client import DENIALS, Backoff, TryAgain, describe_response, send, tls_context
 from envs.retrieval.types import Passage
 
 ATTEMPTS = 4
@@ -83,6 +83,8 @@ class RemoteRetriever:
             if response.status_code >= 400:
                 if optional:
                     return None
+                if response.status_code in DENIALS:
+                    raise ConfigError(f"the retriever {describe_response(response)}; correct its URL")
                 raise SearchFailed(f"the retriever {describe_response(response)}")
             try:
                 return response.json()

@@ -28,7 +28,7 @@ async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
                 if len(tasks) % TURNS_PER_ITERATION == 0:
                     await asyncio.sleep(0)  # thousands of new tasks would hold the event loop
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the others are the cancellations
+        raise errors.exceptions[0] from None  # others, if any, failed while they were being cancelled
     return [task.result() for task in tasks]
 
 

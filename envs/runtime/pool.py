@@ -123,16 +123,20 @@ class EnvPool:
         `fresh` asks for a new instance instead of a warm one. Raises `EnvCrashed` if it cannot be made.
         """
         instance = await self._wait_for_slot(timeout_s)
-        try:
-            if instance is not None and (fresh or not instance.is_alive):
-                self._num_replaced += 1
+        if instance is not None and (fresh or not instance.is_alive):
+            self._num_replaced += 1
+            try:
                 await _close(instance)
-                instance = None
-            if instance is None:
+            except BaseException:
+                self._discard(instance)
+                raise
+            instance = None
+        if instance is None:
+            try:
                 instance = self._create()
-        except BaseException:
-            self._free_slot()
-            raise
+            except BaseException:
+                self._free_slot()
+                raise
         try:
             yield instance
         except BaseException:

@@ -73,6 +73,8 @@ class ProcessHost:
             with theirs:
                 answer = self._ask("fork", [theirs.fileno()])
             if isinstance(answer, dict):
+                if "failed" in answer:
+                    raise EnvCrashed(f"the environment's process could not be started: {answer['failed']}")
                 self._end_server()
                 raise restore_error(answer, subject="loading the environment in its process")
         except WingspanError:

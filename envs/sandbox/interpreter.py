@@ -127,8 +127,12 @@ class Interpreter:
         except TimeoutError:
             hello = b""
         if hello != b"ready\n":
+            status = self._process.returncode
             await self.close()
-            raise EnvCrashed(f"the sandboxed interpreter did not start within {START_TIMEOUT_S:g} s")
+            problem = f"did not start within {START_TIMEOUT_S:g} s"
+            if hello or status is not None:
+                problem = f"ended before it was ready (status {status})"
+            raise EnvCrashed(f"the sandboxed interpreter {problem}")
         self._first = await asyncio.to_thread(
             self._backend.first_process, self._process.pid, label=self._label
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envs.base import Environment
-from envs.errors import ConfigError
+from envs.errors import ConfigError, EnvCrashed
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import choose_backend
@@ -37,6 +37,8 @@ class Reply:
     text: str
     is_error: bool = False
     """The operation was rejected or ended; the text says why. A command's exit status is not an error."""
+    has_ended: bool = False
+    """The sandbox ended before the operation was complete, and its files are gone."""
 
 
 class Workspace:
@@ -85,8 +87,11 @@ class Workspace:
         return await self.operate_on_files("put", files=dict(files))
 
     async def succeeds(self, command: str) -> bool:
-        """Run `command` as `shell` does; return whether it ends in time with status 0. Its output is
-        discarded and cannot fake success, which is a new random word each time."""
+        """Run `command` as `shell` does; return whether it ends in time with status 0.
+
+        What the command prints is discarded: success is a new random word. Code that `python` ran before can
+        still fake it, by changing the interpreter that starts the command.
+        """
         word = secrets.token_hex(16)
         reply = await self._do(_SHELL, command=command, word=word)
         return not reply.is_error and reply.text.strip() == word
@@ -110,7 +115,9 @@ class Workspace:
         if run.end_reason is None:
             return Reply(run.output)
         return Reply(
-            f"[the sandbox was ended: {run.end_reason}; its variables and files are gone]", is_error=True
+            f"[the sandbox was ended: {run.end_reason}; its variables and files are gone]",
+            is_error=True,
+            has_ended=True,
         )
 
 
@@ -139,11 +146,14 @@ class WithWorkspace:
         self.workspace = workspace
 
     async def reset(self, item: Item) -> str | Observation:
-        """Start `item` in an empty workspace; raise `ConfigError` for files that cannot be written."""
+        """Start `item` in an empty workspace; raise `ConfigError` for files that cannot be written, and
+        `EnvCrashed` if the sandbox ends meanwhile."""
         await self.workspace.close()
         observation = await self._env.reset(item)
         if files := read_files(item.fields):
             reply = await self.workspace.put(files)
+            if reply.has_ended:
+                raise EnvCrashed(f"{item.item_id}: its files could not be written: {reply.text}")
             if reply.is_error:
                 raise ConfigError(f"{item.item_id}: its files cannot be written: {reply.text}")
         return observation
@@ -152,5 +162,7 @@ class WithWorkspace:
         return await self._env.step(action)
 
     async def close(self) -> None:
-        await self.workspace.close()
-        await self._env.close()
+        try:
+            await self.workspace.close()
+        finally:
+            await self._env.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envs.errors import describe
+from envs.errors import ConfigError, describe
 from flows.cli.options import IfChanged, PipelineName, Settings, Workspace, parse_secrets, parse_settings
 
 if TYPE_CHECKING:
@@ -43,26 +43,25 @@ def run(
 ) -> None:
     """Run a pipeline from its data to its report, or resume it where it stopped."""
     from flows.endings.guardian import guard
-    from flows.endings.stopping import Stoppable, leave
-    from flows.orchestrator.runs import TemporaryServer, is_server_configured
-    from flows.plan import check_run, lock, make_unchecked_plan
+    from flows.endings.stopping import Stoppable
+    from flows.orchestrator.runs import TemporaryServer, server_url
+    from flows.plan import check_run, lock, make_plan
 
     guard()
     with Stoppable(_resume_line()):
-        overrides = parse_settings(settings or [])
         prefect_failure = None
-        plan = make_unchecked_plan(pipeline, overrides=overrides, workspace=workspace)
+        plan = make_plan(
+            pipeline,
+            overrides=parse_settings(settings or []),
+            workspace=workspace,
+            serve_policy=serve_policy,
+            if_changed=if_changed,
+            is_candidate=promote,
+        )
         evaluation = None if serve_policy else _read_finished(plan)
         if evaluation is None:
-            server = None if is_server_configured() else TemporaryServer()  # starts while the run is checked
-            plan = check_run(
-                pipeline,
-                overrides=overrides,
-                workspace=workspace,
-                serve_policy=serve_policy,
-                if_changed=if_changed,
-                is_candidate=promote,
-            )
+            server = None if server_url() else TemporaryServer()  # starts while the run is checked
+            check_run(plan)
             if plan.served_at is not None:
                 typer.echo(f"during training, the policy answers at {plan.served_at.url} as model 'policy'")
             with lock(plan.workspace):
@@ -70,25 +69,32 @@ def run(
                     server.use()
                 from flows.train_agent import run_with_prefect  # imports Prefect
 
-                evaluation, prefect_failure = run_with_prefect(plan, overrides=overrides)
+                evaluation, prefect_failure = run_with_prefect(plan)
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_format_rate(before)} before, {_format_rate(after)} after")
     typer.echo(f"report: {plan.workspace / 'report' / 'index.html'}")
     typer.echo(next_commands(pipeline, workspace=plan.workspace, settings=settings or []))
     if prefect_failure is not None:
-        typer.echo(
-            f"Prefect's record of this run is incomplete ({describe(prefect_failure)[:200]}); "
-            "everything else is finished",
-            err=True,
-        )
-        leave(None, status=0)  # at exit, Prefect would keep sending events to the server that died
+        leave_incomplete_record(prefect_failure)
+
+
+def leave_incomplete_record(prefect_failure: Exception) -> None:
+    """End the process after work that Prefect's server did not survive."""
+    from flows.endings.stopping import leave
+
+    typer.echo(
+        f"Prefect's record of this run is incomplete ({describe(prefect_failure)[:200]}); everything else is "
+        "finished",
+        err=True,
+    )
+    leave(None, status=0)  # at exit, Prefect would keep sending events to the server that died
 
 
 def _read_finished(plan: "Plan") -> dict[str, Any] | None:
     """The evaluation of a finished run; None if anything is left to do, or a Prefect server is to know."""
-    from flows.orchestrator.runs import is_server_configured
+    from flows.orchestrator.runs import server_url
 
-    if is_server_configured() or not plan.workspace.exists():
+    if server_url() or not plan.workspace.exists():
         return None
     from flows.plan import lock
     from flows.run import read_finished
@@ -184,13 +190,17 @@ def deploy(
     ] = None,
 ) -> None:
     """Make Prefect deployments of pipelines, evaluations and sweeps, for workers to run (PREFECT_API_URL)."""
-    from flows.orchestrator.runs import check_server, configure_prefect
+    from flows.orchestrator.runs import check_server, server_url
     from tasks.config.pipelines import load_pipeline, pipeline_names
 
     secrets = parse_secrets(secret or [])
     chosen_pipelines = {name: load_pipeline(name) for name in pipelines or pipeline_names()}
+    if server_url() is None:
+        raise ConfigError(
+            "no Prefect server is configured; start one with `prefect server start`, and set PREFECT_API_URL "
+            "to its address, such as http://127.0.0.1:4200/api"
+        )
     check_server()
-    configure_prefect(needs_lasting_server=True)
     from flows.commands.deploy import deploy as deploy_pipelines
     from flows.orchestrator.limits import missing_limits, needed_slots
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.options import PipelineName, Settings, parse_axes, parse_seeds, parse_settings
+from flows.cli.run import leave_incomplete_record
 
 
 def sweep(
@@ -46,7 +47,7 @@ def sweep(
     from flows.commands.compare import show
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable
-    from flows.orchestrator.runs import configure_prefect
+    from flows.orchestrator.runs import TemporaryServer, server_url
     from flows.sweep.plan import plan_sweep
 
     guard()
@@ -63,15 +64,16 @@ def sweep(
             ]
             print_table(("run", "state", "workspace"), rows)
             return
-        configure_prefect()
+        if server_url() is None:
+            TemporaryServer().use()
         from flows.sweep.flow import sweep_with_prefect
 
         parameters = {"seeds": numbers, "vary": axes, "overrides": overrides}
-        result = sweep_with_prefect(plan, parameters=parameters, temporary=temporary)
+        result, prefect_failure = sweep_with_prefect(plan, parameters=parameters, temporary=temporary)
     show(result.comparison, console=Console())
     typer.echo(f"best: {result.best.name} with success {result.success:.3f}: {result.best.workspace}")
     if result.promotion is None:
-        typer.echo(f"champion of {pipeline}: as before; by the paired test, the best is not better")
+        typer.echo(f"champion of {pipeline}: as before; the best run is it already, or no better by the test")
     else:
         test = result.promotion.test
         typer.echo(
@@ -79,3 +81,5 @@ def sweep(
             f"{test['difference']} ({test['interval']}), p = {test['p_value']} × {test['candidates']} runs"
         )
     typer.echo(f"comparison: {result.page}")
+    if prefect_failure is not None:
+        leave_incomplete_record(prefect_failure)

@@ -1,10 +1,9 @@
 """`wingspan doctor`: what a pipeline may need, whether it is there, and the command that installs it.
 
-The checks are those that a run makes before it starts (`flows/plan.py`) and more. All of them are made,
-whichever fail, and optional requirements are listed too. Nothing is started or changed.
+Makes each check that it can, whichever fail, and lists optional requirements too. If nothing is missing, it
+makes all checks of a run (`flows/plan.py`). Nothing is started or changed.
 """
 
-import os
 import platform
 import shutil
 import socket
@@ -78,8 +77,7 @@ def examine(name: str) -> list[Finding]:
     except ImportError:
         return findings  # which name the missing package
     backend = pipeline.backend
-    return [
-        *findings,
+    findings += [
         *_environments(pipeline),
         *_sandboxes(),
         _finding(Redis.name, Redis().find_remedy(), "a cache of searches", is_needed=False),
@@ -92,6 +90,9 @@ def examine(name: str) -> list[Finding]:
         _loopback(),
         _network(),
     ]
+    if all(finding.state is not State.MISSING for finding in findings):
+        findings.append(_start(name))
+    return findings
 
 
 def _python() -> Finding:
@@ -174,6 +175,8 @@ def _sandboxes() -> Iterator[Finding]:
 
 
 def _gpus(pipeline: "Pipeline") -> Finding:
+    from tasks.cluster.address import cluster_address
+
     backend = pipeline.backend
     try:
         listing = subprocess.run(
@@ -182,7 +185,7 @@ def _gpus(pipeline: "Pipeline") -> Finding:
         count = len(listing.stdout.splitlines())
     except (OSError, subprocess.SubprocessError):
         count = 0
-    is_local = backend.device == "cuda" and not os.environ.get("RAY_ADDRESS")
+    is_local = backend.device == "cuda" and not cluster_address()
     num_needed = backend.workers if is_local else 0
     num_found = f"{count} of {num_needed}" if num_needed else str(count)
     if count < num_needed:
@@ -238,7 +241,7 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
 def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
     """The checks that a run makes before it starts."""
     from flows.lineage.stages import default_workspace
-    from flows.orchestrator.runs import check_server
+    from flows.orchestrator.runs import check_server, server_url
     from flows.plan import check_disk, check_model
     from tasks.config.episodes import check_agent
     from tasks.data.files import check_data
@@ -246,7 +249,7 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
     from tasks.verl.config import check_pipeline
 
     free = f"{shutil.disk_usage(Path()).free / 1e9:.0f} GB free"
-    server = os.environ.get("PREFECT_API_URL") or "a temporary server"
+    server = server_url() or "a temporary server"
     agent = pipeline.agent.program or pipeline.agent.format
     of_pipeline = f"pipeline {name}"
     checks: list[_Check] = [
@@ -273,6 +276,16 @@ def _items(pipeline: "Pipeline", *, purpose: str) -> Iterator[_Check]:
         check_environments(pipeline)
         check_model(pipeline)
         yield ("items", "they fit the model", purpose, lambda: check_items(pipeline))
+
+
+def _start(name: str) -> Finding:
+    """Whether `wingspan run` would start; the lines before give the reasons for most of its refusals."""
+    from flows.plan import check_run, make_plan
+
+    def check() -> None:
+        check_run(make_plan(name, overrides={}, workspace=None))
+
+    return _result_of("run", "all checks pass", f"wingspan run {name}", check)
 
 
 def _memory(pipeline: "Pipeline") -> Finding:

@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.lineage.stages import Stage, cache_key, stage_key, would_resume
 from flows.orchestrator.runs import open_local_results, read_receipt
-from flows.plan import Plan, check_run
+from flows.plan import Plan, check_run, make_plan
 from tasks.cluster.address import cluster_address
 from tasks.config.capacity import read_model_size
 from tasks.config.memory import device_memories, memory_needs
@@ -41,8 +41,10 @@ class Forecast:
 def preview(
     name: str, *, overrides: Mapping[str, Any], workspace: Path | None
 ) -> tuple[Plan, list[Forecast]]:
-    """The plan of a run, checked, and what would happen to its stages. Raises as `make_plan` does."""
-    plan = check_run(name, overrides=overrides, workspace=workspace)
+    """The plan of a run, checked, and what would happen to its stages. Raises as `make_plan` and
+    `check_plan` do."""
+    plan = make_plan(name, overrides=overrides, workspace=workspace)
+    check_run(plan)
     forecasts: list[Forecast] = []
     for stage in plan.stages.values():
         forecasts.append(_forecast(stage, earlier=forecasts))

@@ -298,7 +298,7 @@ def _input_md5(path: Path) -> str:
     if path.exists():
         return path_md5(path)
     if _is_of_hub(path):
-        return f"hub:{path}"  # a model on the hub is hashed by its name and revision
+        return f"hub:{path}"  # of a model on the hub, only the name is hashed
     raise ConfigError(f"{path} is not there, and a stage reads it; first run the stage that writes it")
 
 

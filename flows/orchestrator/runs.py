@@ -12,13 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import httpx
 
-from envs.errors import ConfigError, WingspanError, to_line
+from envs.errors import ConfigError, WingspanError, describe, to_line
 from envs.files import read_json, write_json
 from flows.lineage.stages import Receipt
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import State
     from prefect.results import ResultStore
+
+T = TypeVar("T")
 
 RECORD = "prefect.json"
 """File in the workspace that names the last Prefect flow run that worked in it."""
@@ -55,35 +59,21 @@ uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
 """
 
 
-def configure_prefect(*, needs_lasting_server: bool = False) -> None:
-    """Apply our defaults to unset settings, and start a temporary server unless one is configured.
+def server_url() -> str | None:
+    """The URL of the configured server, lasting or temporary; None if there is none.
 
-    `needs_lasting_server`: what the command writes must outlive it. Call before Prefect's import. Raises
-    `WingspanError` if the temporary server does not start, `ConfigError` if a lasting one is needed.
+    Applies our defaults to unset settings: call before Prefect's import.
     """
-    if not is_server_configured():
-        if needs_lasting_server:
-            raise ConfigError(
-                "no Prefect server is configured; start one with `prefect server start`, and set "
-                "PREFECT_API_URL to its address, such as http://127.0.0.1:4200/api"
-            )
-        TemporaryServer().use()
-
-
-def is_server_configured() -> bool:
-    """Whether there is a server already, lasting or temporary. Call before Prefect's import."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     from prefect.settings import get_current_settings
 
-    return get_current_settings().api.url is not None
+    return os.environ.get("PREFECT_API_URL") or get_current_settings().api.url
 
 
 def has_lasting_server() -> bool:
     """Whether flow runs are on a configured server, which other runs may use as well."""
-    from prefect.settings import get_current_settings
-
-    url = get_current_settings().api.url
+    url = server_url()
     return url is not None and url != os.environ.get(_TEMPORARY_URL)
 
 
@@ -144,17 +134,53 @@ class TemporaryServer:
 
 def check_server() -> None:
     """Raise `ConfigError` if a Prefect server is configured that does not answer."""
-    url = os.environ.get("PREFECT_API_URL")
-    if not url:
+    url = server_url()
+    if url is None:
         return
     try:
         # Any answer counts: Prefect's client checks the authorization.
         httpx.get(f"{url.rstrip('/')}/health", timeout=5)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
-            f"PREFECT_API_URL={url} does not answer ({error}); start that server, "
-            "or unset the variable to use a temporary one"
+            f"PREFECT_API_URL={url} does not answer ({error}); start that server, or unset the variable "
+            "(in a profile: prefect config unset PREFECT_API_URL) to use a temporary one"
         ) from None
+
+
+def orchestrate(
+    work: Callable[..., T], *, name: str, run_name: str, parameters: Mapping[str, Any]
+) -> tuple[T, Exception | None]:
+    """Call `work` with `parameters`, which Prefect's page shows, in a run of the flow `name`.
+
+    Prefect orchestrates the work but does not own it: if its server dies, the work finishes, and the
+    exception that left Prefect's record incomplete is returned besides the result. Raises what `work` raises,
+    and `WingspanError` if Prefect fails before `work` is called.
+    """
+    from prefect import flow
+
+    results: list[T] = []
+    failures: list[Exception] = []
+
+    @wraps(work)
+    def call(**parameters: Any) -> None:
+        try:
+            results.append(work(**parameters))
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    prefect_failure: Exception | None = None
+    try:
+        flow(name=name, flow_run_name=lambda: run_name)(call)(**parameters)
+    except Exception as error:
+        prefect_failure = error
+    if failures:
+        raise failures[0]
+    if prefect_failure is not None and not results:
+        raise WingspanError(
+            f"Prefect could not begin the run: {describe(prefect_failure)[:300]}"
+        ) from prefect_failure
+    return results[0], prefect_failure
 
 
 def open_local_results() -> "ResultStore":

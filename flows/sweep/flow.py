@@ -30,7 +30,7 @@ from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
 from flows.orchestrator.artifacts import artifact_key
 from flows.orchestrator.events import emit_promoted
-from flows.orchestrator.runs import cancel
+from flows.orchestrator.runs import cancel, orchestrate
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
 from tasks.comparison.compare import Comparison, compare
 from tasks.comparison.runs import read_run
@@ -94,19 +94,18 @@ def sweep(
         return summarise(run_sweep(plan, temporary=temporary))
 
 
-def sweep_with_prefect(plan: SweepPlan, *, parameters: Mapping[str, Any], temporary: str) -> SweepResult:
-    """Run `plan`, which was made of `parameters`, as the flow `sweep`."""
-    results: list[SweepResult] = []
+def sweep_with_prefect(
+    plan: SweepPlan, *, parameters: Mapping[str, Any], temporary: str
+) -> tuple[SweepResult, Exception | None]:
+    """Run `plan`, which was made of `parameters`, as the flow `sweep`. See `orchestrate`."""
 
-    def work(
-        pipeline: str, seeds: Any, vary: Any, overrides: Any, at_once: int, folder: str
-    ) -> dict[str, Any]:
-        results.append(run_sweep(plan, temporary=temporary))
-        return summarise(results[0])
+    def work(pipeline: str, seeds: Any, vary: Any, overrides: Any, at_once: int, folder: str) -> SweepResult:
+        return run_sweep(plan, temporary=temporary)
 
-    orchestrate = flow(name=sweep.name, flow_run_name="{pipeline}")(work)
-    orchestrate(plan.name, at_once=plan.at_once, folder=str(plan.folder), **parameters)
-    return results[0]
+    plan_parameters = {"pipeline": plan.name, "at_once": plan.at_once, "folder": str(plan.folder)}
+    return orchestrate(
+        work, name=sweep.name, run_name=plan.name, parameters={**parameters, **plan_parameters}
+    )
 
 
 def summarise(result: SweepResult) -> dict[str, Any]:

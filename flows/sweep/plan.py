@@ -15,7 +15,7 @@ from typing import Any
 
 from envs.errors import ConfigError
 from flows.cli.options import to_options
-from flows.plan import check_run, find_disk_need
+from flows.plan import check_run, find_disk_need, make_plan
 from tasks.cluster.address import cluster_address
 from tasks.comparison.sides import check_same_items
 from tasks.config.capacity import read_model_size
@@ -132,9 +132,9 @@ def plan_variants(
         raise ConfigError(f"a sweep of one run: wingspan run {name} does that; give more seeds or values")
     _check_comparable(runs)
     plan = SweepPlan(name=name, runs=runs, at_once=at_once, folder=folder)
-    check_at_once(plan)
+    _check_at_once(plan)
     for run in plan.unfinished:
-        check_run(name, overrides=run.overrides, workspace=run.workspace)
+        check_run(make_plan(name, overrides=run.overrides, workspace=run.workspace))
     _check_disk(plan)
     return plan
 
@@ -211,7 +211,7 @@ def _test_items(run: SweepRun) -> dict[str, Any]:
     return {item.item_id: item for item in split(run.pipeline.data).test}
 
 
-def check_at_once(plan: SweepPlan) -> None:
+def _check_at_once(plan: SweepPlan) -> None:
     """Raise `ConfigError` if this machine lacks the cores or the memory for that many runs, or if they use
     GPUs. The largest needs count, so it does not matter which runs work at the same time."""
     count = min(plan.at_once, len(plan.runs))

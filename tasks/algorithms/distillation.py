@@ -7,27 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from agents.settings import Positive, Seconds, Settings, describe_invalid
+from agents.settings import EndpointSettings, Seconds, describe_invalid
 from tasks.algorithms.algorithm import Aggregation, Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations
 
 
-class TeacherEndpoint(Settings):
-    """A server that returns the log-probs of a prompt of token ids, as vLLM's `/v1/completions` does."""
+class TeacherEndpoint(EndpointSettings):
+    """A server that returns the log-probs of a prompt of token ids, as vLLM's `/v1/completions` does. A step
+    fails after the last of a request's `tries`."""
 
-    url: str
-    """Up to the version, e.g. `http://127.0.0.1:8000/v1`."""
-    model: str
-    key_from: str | None = None
-    """Name of the environment variable that holds the key; no file holds the key itself."""
     request_timeout_s: Seconds = 600.0
     """For one segment of a conversation."""
-    tries: Positive = 5
-    """Of one request, the first included; the step fails after the last."""
-    concurrent: Positive = 16
-    """Requests at the same time."""
 
 
 def _parse_teacher(value: Any) -> Any:

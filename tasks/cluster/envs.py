@@ -11,6 +11,7 @@ from envs.errors import EnvCrashed, to_line
 from envs.registry import EnvSpec
 from envs.runtime.hosted import Host
 from envs.runtime.worker import Worker
+from tasks.errors import actor_deaths
 
 CPUS = 0.05
 """CPUs that an actor reserves: environments mostly wait for the policy."""
@@ -36,7 +37,7 @@ class RayHost:
     async def start(self) -> "RayChannel":
         """A new actor. Raises `EnvCrashed` if it does not come up."""
         import ray
-        from ray.exceptions import RayActorError
+        from ray.exceptions import ActorUnschedulableError, RuntimeEnvSetupError
 
         actor = (
             ray.remote(_Actor)
@@ -45,7 +46,7 @@ class RayHost:
         )
         try:
             return RayChannel(actor, pid=await actor.pid.remote())
-        except RayActorError as error:
+        except (*actor_deaths(), ActorUnschedulableError, RuntimeEnvSetupError) as error:
             raise EnvCrashed(
                 f"the actor of an environment did not start: {to_line(error, limit=160)}"
             ) from None
@@ -68,11 +69,9 @@ class RayChannel:
         return not self._is_lost and not self._life.done()
 
     async def call(self, request: list[Any]) -> dict[str, Any]:
-        from ray.exceptions import RayActorError
-
         try:
             answer: dict[str, Any] = await self._actor.answer.remote(request)
-        except RayActorError as error:
+        except actor_deaths() as error:
             self._is_lost = True
             raise EnvCrashed(f"the environment's actor died: {to_line(error, limit=160)}") from None
         return answer
@@ -98,7 +97,5 @@ class _Actor(Worker):
 
 async def _until_dead(actor: Any) -> None:
     """Return when the actor has died: that ends its endless call."""
-    from ray.exceptions import RayActorError
-
-    with suppress(RayActorError):
+    with suppress(*actor_deaths()):
         await actor.live.remote()

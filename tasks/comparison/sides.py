@@ -9,7 +9,6 @@ from envs.errors import ConfigError
 from tasks.evaluation.outcomes import Samples
 from tasks.evaluation.record import RECORD
 from tasks.runs.folders import RunFolder, find_runs
-from tasks.viewer.links import RunPages
 
 SUCCESS = "success"
 GREEDY = "greedy success"
@@ -25,11 +24,6 @@ class Source:
     """Unique in a comparison."""
     lines: Mapping[str, int]
     """Item → line of its first sampled episode, of the trained policy."""
-
-    @property
-    def pages(self) -> RunPages:
-        """Its pages in the viewer."""
-        return RunPages(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -318,7 +318,7 @@ def _episodes(side: Side, item: str) -> LinkedCell:
     """How many samples solve `item`, with links to its first episode in each source."""
     samples = side.samples[SUCCESS].get(item, [])
     links = [
-        (source.name, source.pages.trajectory(source.lines[item]))
+        (source.name, RunPages(source.name).trajectory(source.lines[item]))
         for source in side.sources
         if item in source.lines
     ]

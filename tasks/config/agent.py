@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from agents.rollout.conversation import ContextPolicy
-from agents.settings import JudgeSettings, Settings
+from agents.settings import EndpointSettings, JudgeSettings, Settings
 
 
 def _check_reward(value: Any) -> Any:
@@ -20,20 +20,11 @@ def _check_reward(value: Any) -> Any:
     return value
 
 
-class JudgeBlock(JudgeSettings):
-    """One of `judges`: a judge, and the endpoint that serves it (`agents.clients.endpoint.Endpoint`)."""
+class JudgeBlock(JudgeSettings, EndpointSettings):
+    """One of `judges`: a judge, and the endpoint that serves it."""
 
-    url: str
-    """Of an OpenAI-compatible endpoint, up to the version, e.g. `http://127.0.0.1:8000/v1`."""
-    model: str
-    key_from: str | None = None
-    """Name of the environment variable that holds the key; no file holds the key itself."""
     prompt: Path | None = None
     """A file with the prompt, which names in braces what it is filled with; None is the default prompt."""
-    requests_per_s: float | None = None
-    concurrent: int = 16
-    request_timeout_s: float = 60.0
-    tries: int = 5
 
 
 class AgentSettings(Settings):

@@ -74,20 +74,12 @@ class ModelSize:
 
 def state_bytes(pipeline: Pipeline, size: ModelSize) -> int:
     """Per worker: sharded weights, gradients and optimizer state, a critic's included."""
-    policy = TRAINING_BYTES * _trained_parameters(pipeline, size)
-    if pipeline.train.lora is not None:
-        policy += WEIGHT_BYTES * size.parameters
-    return (policy + TRAINING_BYTES * _critic_parameters(pipeline, size)) // pipeline.backend.workers
-
-
-def _trained_parameters(pipeline: Pipeline, size: ModelSize) -> int:
-    """Of the policy."""
-    lora = pipeline.train.lora
-    return size.parameters if lora is None else size.adapter_parameters(lora)
-
-
-def _critic_parameters(pipeline: Pipeline, size: ModelSize) -> int:
-    return size.critic_parameters if isinstance(pipeline.train.algorithm, ActorCritic) else 0
+    train = pipeline.train
+    trained = size.parameters if train.lora is None else size.adapter_parameters(train.lora)
+    frozen = 0 if train.lora is None else size.parameters
+    if isinstance(train.algorithm, ActorCritic):
+        trained += size.critic_parameters
+    return (TRAINING_BYTES * trained + WEIGHT_BYTES * frozen) // pipeline.backend.workers
 
 
 def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:

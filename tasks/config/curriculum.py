@@ -48,10 +48,5 @@ class CurriculumSettings(Settings):
 
     def weigh(self, success: float | None) -> float:
         """The weight of an item with the last success rate `success`."""
-        weights: dict[Pool, float] = {
-            "unseen": self.unseen,
-            "hard": self.hard,
-            "medium": self.medium,
-            "easy": self.easy,
-        }
-        return weights[self.pool_of(success)]
+        weight: float = getattr(self, self.pool_of(success))
+        return weight

@@ -54,6 +54,4 @@ def _check_endpoint(judge: LLMJudge) -> None:
 
 @lru_cache(maxsize=64)
 def _make_judge(name: str, settings: JudgeBlock, prompt: str) -> LLMJudge:
-    limits = settings.model_dump(include={"request_timeout_s", "tries", "requests_per_s", "concurrent"})
-    endpoint = Endpoint(settings.url, settings.model, api_key_variable=settings.key_from, **limits)
-    return LLMJudge(endpoint, settings, name=name, prompt=prompt)
+    return LLMJudge(Endpoint.of(settings), settings, name=name, prompt=prompt)

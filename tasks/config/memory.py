@@ -30,7 +30,7 @@ VLLM_PROCESS_BYTES = 1_800_000_000
 """Of one vLLM process on a CPU, without weights, keys and values (measured)."""
 CPU_CACHE_BYTES = 2_000_000_000
 """The most that a CPU sampler keeps of keys and values of episodes: half of `CpuEngine`'s `cache_gb`, and
-`VllmSampler`'s."""
+all of vLLM's (`agents/samplers/vllm.py`)."""
 CPU_LOGIT_BYTES = 16
 """Per logit of a micro-batch on a CPU: the logits, their log-softmax, and the gradients of both, in fp32."""
 A_GPU = "a GPU of {place}"

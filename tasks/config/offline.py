@@ -111,20 +111,17 @@ def check_offline(pipeline: "Pipeline") -> None:
             f"rollout.group_size {rollout.group_size}: {algorithm.name} compares episodes of one item; give "
             "2 or more"
         )
-    if train.lora is not None and isinstance(algorithm, Imitation) and algorithm.adds_to_original:
-        _check_words(pipeline)
+    is_from_model = isinstance(algorithm, Imitation) and algorithm.adds_to_original
+    new_words = 0 if pipeline.warmup is None else pipeline.warmup.new_words
+    if train.lora is not None and is_from_model and new_words:
+        raise ConfigError(
+            f"warmup.new_words {new_words}: {algorithm.name} trains from model, and train.lora trains no "
+            "embeddings, which new words need; leave out one of them"
+        )
     if algorithm.needs_original and pipeline.warmup is None and not algorithm.data:
         raise ConfigError(
             f"{algorithm.name} adds what it samples to the original data, of which there are none; give a "
             "warmup with demonstrations, or train.algorithm.data"
-        )
-
-
-def _check_words(pipeline: "Pipeline") -> None:
-    if pipeline.warmup is not None and pipeline.warmup.new_words:
-        raise ConfigError(
-            f"warmup.new_words {pipeline.warmup.new_words}: {pipeline.train.algorithm.name} trains from "
-            "model, and train.lora trains no embeddings, which new words need; leave out one of them"
         )
 
 

@@ -1,6 +1,5 @@
 """The block `train.optimizer`: how a gradient becomes a step."""
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -48,10 +47,3 @@ class OptimizerSettings(Settings):
         if self.schedule == "constant":
             return 1.0
         return 0.1 if self.min_lr_ratio is None else self.min_lr_ratio
-
-    def ratio(self, step: int, *, steps: int) -> float:
-        """Share of the learning rate in training step `step` of `steps`, counted from 1."""
-        if step < self.warmup_steps:
-            return step / self.warmup_steps
-        progress = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
-        return self.last_ratio + (1 - self.last_ratio) * (1 + math.cos(math.pi * progress)) / 2

@@ -92,7 +92,8 @@ class _History:
         return None if now is None or not values else now - min(values)
 
     def fall_without(self, metric: Metric, other_metric: Metric) -> float | None:
-        """How far `metric` is below its highest earlier window, if `other` is not below its value there."""
+        """How far `metric` is below its highest earlier window, if `other_metric` is not below its value
+        there."""
         pairs = [
             (value, other_value)
             for part in self._parts()

@@ -67,12 +67,14 @@ def check_tokens(
 
 def _read(file: Path) -> Iterator[Trajectory]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # JSON may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"train.algorithm.data: {file} cannot be read ({describe(error)}); give files of trajectories"
         ) from None
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             yield trajectory_from_dict(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:

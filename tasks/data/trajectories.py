@@ -70,7 +70,7 @@ def _turn_from_dict(values: dict[str, Any]) -> Turn:
             **values,
             "completion": Completion(**{**completion, "finish_reason": finish_reason}),
             "observation_ids": tuple(values["observation_ids"]),
-            "observation_spans": tuple((start, end) for start, end in values.get("observation_spans", [])),
+            "observation_spans": tuple((start, end) for start, end in values["observation_spans"]),
             "prompt_ids": None if prompt_ids is None else tuple(prompt_ids),
             "images": _read_images(values, "images"),
             "prompt_images": _read_images(values, "prompt_images"),

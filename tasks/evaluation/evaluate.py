@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from agents.clients.endpoint import Endpoint
 from agents.samplers.local import LocalModel
@@ -32,8 +31,9 @@ def evaluate_policy(
 ) -> EvaluationRecord:
     """Run the episodes of `request` and write `record.json` and `trajectories.jsonl` to `out`.
 
-    Episodes are written as they end. Raises `ConfigError` and `MissingDependency` before any episode for what
-    can be found then; a failed episode is counted and is no outcome.
+    Episodes are written as they end, to a file beside those of an earlier evaluation until all are there.
+    Raises `ConfigError` and `MissingDependency` before any episode for what can be found then; a failed
+    episode is counted and is no outcome.
     """
     plan = make_evaluation(request, policy)
     pipeline = plan.pipeline
@@ -53,9 +53,12 @@ def evaluate_policy(
         progress.on_episodes(done, total)
 
     model = policy if isinstance(policy, Endpoint) else str(policy.folder)
-    with open_policy(pipeline, model=model, on_trajectory=end) as run, _open(out / TRAJECTORIES) as file:
+    incomplete = out / f"{TRAJECTORIES}.partial"
+    out.mkdir(parents=True, exist_ok=True)
+    with open_policy(pipeline, model=model, on_trajectory=end) as run, incomplete.open("w") as file:
         groups = run(plan.items, plan.spec)
     record = make_record(plan, policy, groups, seconds=time.perf_counter() - start)
+    incomplete.replace(out / TRAJECTORIES)
     record.write(out)
     return record
 
@@ -112,8 +115,3 @@ def default_folder(policy: SavedPolicy | Endpoint, request: EvaluationRequest) -
 def _slug(text: str) -> str:
     safe_text = "".join(character if character.isalnum() else "-" for character in text)
     return "-".join(filter(None, safe_text.split("-")))
-
-
-def _open(file: Path) -> TextIO:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file.open("w")

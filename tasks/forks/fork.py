@@ -134,11 +134,16 @@ async def _gather(plan: ForkPlan, actor: _Actor, callbacks: Callbacks, *, name: 
     config = _make_config(plan, actor.tokenizer)
     spec = next(spec for spec in environments(plan.pipeline) if spec.name == item.env)
     envs = EnvManager([spec], capacity=min(plan.samples, rollout.max_live_envs))
+
+    def on_trajectory(trajectory: Trajectory) -> None:
+        if callbacks.on_trajectory is not None:
+            callbacks.on_trajectory(replace(trajectory, labels=plan.labels))
+
     group = GroupSpec(
         name=name,
         num_samples=plan.samples,
         max_attempts=1 if plan.policy is None else rollout.max_attempts,  # a person would have to act again
-        callbacks=callbacks,
+        callbacks=replace(callbacks, on_trajectory=on_trajectory),
     )
 
     async def run_attempt(attempt: Attempt) -> Trajectory:
@@ -165,16 +170,13 @@ async def _gather(plan: ForkPlan, actor: _Actor, callbacks: Callbacks, *, name: 
                 on_turn=on_turn,
                 edit_result=replay.edit,
             )
-        return replace(replay.finish(trajectory), labels=plan.labels)
+        return replay.finish(trajectory)
 
     try:
         (trajectories,) = await gather_groups([item], group, run_attempt=run_attempt)
     finally:
         await envs.close()
-    return [
-        replace(trajectory, labels=plan.labels) if trajectory.has_failed else trajectory
-        for trajectory in trajectories
-    ]
+    return [replace(trajectory, labels=plan.labels) for trajectory in trajectories]
 
 
 def _make_config(plan: ForkPlan, tokenizer: "PreTrainedTokenizerBase | None") -> EpisodeConfig:

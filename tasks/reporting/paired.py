@@ -13,7 +13,7 @@ MAX_EXACT = 18
 FLIPS = 100_000
 """Random assignments of signs where there are more."""
 _ROUNDING = 1e-9
-"""Relative difference below which two sums are equal."""
+"""Difference below which two sums are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

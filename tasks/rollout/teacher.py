@@ -165,8 +165,7 @@ def _check_source(
 def _connect(
     source: TeacherEndpoint, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None", policy: str
 ) -> EndpointScorer:
-    limits = source.model_dump(include={"request_timeout_s", "tries", "concurrent"})
-    scorer = EndpointScorer(Endpoint(source.url, source.model, api_key_variable=source.key_from, **limits))
+    scorer = EndpointScorer(Endpoint.of(source))
     _check_length(scorer.max_length, pipeline)
     if tokenizer is not None:
         _check_texts(scorer, tokenizer, policy=policy)

@@ -5,6 +5,7 @@ under the same limits. On a CPU both are evaluated at once, each with a sampler 
 verl's generation servers load one policy after the other.
 """
 
+import pickle
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.types import Trajectory
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError, WingspanError, describe
 from envs.files import write_json
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
@@ -34,21 +35,20 @@ from tasks.stages.rounds import start_policy
 if TYPE_CHECKING:
     from tasks.verl.servers import PolicyServers
 
-_counts: Any = None
-"""Finished episodes by policy index, in memory that the processes share; each writes only the counts of the
-policies that it evaluates."""
 POLL_S = 0.5
 """Time between two sums of the counts."""
+_SPAWN = get_context("spawn")  # a fork of torch's threads would hang
 
 
 def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:
     """Write `evaluation.json`, `evaluation_outcomes.json` and `evaluation_trajectories.jsonl`.
 
-    The first holds `{"before" | "after": {"sampled" | "greedy": <tasks.data.trajectories.summarise>}}`, with
-    pass@k and pass^k of the sampled episodes as `pass_at_<k>` and `pass_hat_<k>`; the second, instead of a
-    summary, `{<item>: [<success of each sample>]}`. The third holds the first trajectory of every item,
-    policy and mode, which its `labels` name. Policy versions are training steps: 0 before, the last one
-    after. A terminal shows episodes of the trained policy. Raises `ConfigError` for a missing policy.
+    The first holds `{"before" | "after": {"sampled" | "greedy": <tasks.data.trajectories.summarise>}}`,
+    with pass@k and pass^k of the sampled episodes as `pass_at_<k>` and `pass_hat_<k>`; the second, instead
+    of a summary, `{<item>: [<success of each sample>]}`. The third holds the first trajectory of every
+    item, policy and mode, which its `labels` name. Policy versions are training steps: 0 before, those of
+    the whole training after, although `train.final_policy: best` may be older. A terminal shows episodes of
+    the trained policy. Raises `ConfigError` for a missing policy.
     """
     items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
     policies = (
@@ -60,17 +60,15 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
             raise ConfigError(
                 f"no model in {policy.model}; run the stage that writes it, warmup or train, first"
             )
-    work = partial(_evaluate_policy, pipeline, items, progress.episode_file)
     total = len(policies) * len(items) * (pipeline.evaluate.samples_per_item + 1)
-    spawn = get_context("spawn")
-    counts = spawn.RawArray("q", len(policies))
+    counts = _SPAWN.RawArray("q", len(policies))
+    work = partial(_evaluate_policy, pipeline, items, progress.episode_file, counts)
     with _report_episodes(counts, total, progress):
         if pipeline.backend.device == "cpu":
-            results = _in_parallel(work, policies, counts)
+            results = _in_parallel(work, policies)
         else:
             from tasks.verl.servers import open_servers
 
-            _count_in(counts)
             with open_servers(pipeline) as servers:
                 results = [work(policy, servers) for policy in policies]
     named_results = {policy.name: result for policy, result in zip(policies, results, strict=True)}
@@ -88,12 +86,6 @@ class _Policy:
     name: str
     model: Path | str
     version: int
-
-
-def _count_in(counts: Any) -> None:
-    """Count this process's episodes in `counts`."""
-    global _counts
-    _counts = counts
 
 
 @contextmanager
@@ -123,23 +115,17 @@ class _Evaluation:
     examples: list[Trajectory]
 
 
-def _in_parallel(
-    work: Callable[[_Policy], _Evaluation], policies: Sequence[_Policy], counts: Any
-) -> list[_Evaluation]:
-    """Call `work` for every policy in its own process, one core each; no process outlives the call.
-
-    `counts` is shared memory in which the processes count their episodes.
-    """
-    context = get_context("spawn")  # a fork of torch's threads would hang
+def _in_parallel(work: Callable[[_Policy], _Evaluation], policies: Sequence[_Policy]) -> list[_Evaluation]:
+    """Call `work` for every policy in its own process, one core each; no process outlives the call."""
     processes: list[SpawnProcess] = []
     indices: dict[Connection, int] = {}
     evaluations: dict[int, _Evaluation] = {}
     try:
         with _interrupts_blocked():
             for index, policy in enumerate(policies):
-                receiving, sending = context.Pipe(duplex=False)
+                receiving, sending = _SPAWN.Pipe(duplex=False)
                 indices[receiving] = index
-                processes.append(context.Process(target=_send, args=(sending, work, policy, counts)))
+                processes.append(_SPAWN.Process(target=_send, args=(sending, work, policy)))
                 processes[-1].start()
                 sending.close()
         while len(evaluations) < len(policies):
@@ -167,15 +153,23 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _send(sending: Connection, work: Callable[[_Policy], _Evaluation], policy: _Policy, counts: Any) -> None:
-    _count_in(counts)
+def _send(sending: Connection, work: Callable[[_Policy], _Evaluation], policy: _Policy) -> None:
     try:
         answer: _Evaluation | Exception = work(policy)
     except Exception as error:
-        error.add_note(traceback.format_exc())  # pickling drops the traceback
-        answer = error
+        answer = _portable(error)
+        answer.add_note(traceback.format_exc())  # pickling drops the traceback
     with suppress(BrokenPipeError):  # the parent process was stopped meanwhile
         sending.send(answer)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or its text if it does not survive pickling."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return WingspanError(f"evaluation: {describe(error)}")
+    return error
 
 
 def _receive(receiving: Connection) -> _Evaluation:
@@ -193,14 +187,16 @@ def _evaluate_policy(
     pipeline: Pipeline,
     items: Sequence[Item],
     episode_file: Path | None,
+    counts: Any,
     policy: _Policy,
     servers: "PolicyServers | None" = None,
 ) -> _Evaluation:
+    """`counts`: finished episodes by policy index, in memory that the processes share."""
     settings, turns = pipeline.evaluate, evaluation_turns(pipeline)
     results = _Evaluation(summaries={}, successes={}, examples=[])
 
     def count(_: Trajectory) -> None:
-        _counts[policy.index] += 1
+        counts[policy.index] += 1
 
     with open_policy(
         pipeline,

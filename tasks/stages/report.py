@@ -172,7 +172,7 @@ def mlflow_run(workspace: Path) -> dict[str, str]:
         return {}
     store = without_password(record["uri"])
     run = {"id": record["run_id"], "store": store}
-    if store.startswith(("http://", "https://")) and "experiment_id" in record:
+    if store.startswith(("http://", "https://")):
         run["url"] = store.rstrip("/") + run_page(record["experiment_id"], record["run_id"])
     return run
 

@@ -1,12 +1,14 @@
 """Rounds of training, which the online and the offline train stage share.
 
-Owns what a round leaves in `train/`: its result, `rounds/NN.json`, the best policy so far, and the lines of
-`metrics.jsonl`. Which policy training starts from and which one it hands on is decided here, too.
+Owns what a round leaves in `train/`: its result, `rounds/NN.json`, the best policy so far and its round,
+and the lines of `metrics.jsonl`. Which policy training starts from and which one it hands on is decided
+here, too.
 """
 
 import json
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -14,17 +16,20 @@ from pathlib import Path
 
 from agents.types import Trajectory
 from envs.errors import ConfigError
-from envs.files import read_json, write_atomically
+from envs.files import read_json, write_atomically, write_json
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
 from tasks.data.items import evaluation_turns, read_items, spread, training_order
 from tasks.data.trajectories import summarise
 from tasks.rollout.runner import RolloutSpec
+from tasks.verl.checkpoints import policy_folder
 from tasks.verl.policies import copy_policy
 
 BEST = "best"
 """In `train/`: the policy of the round with the most successful quick evaluation, in Hugging Face format."""
+_BEST_ROUND = "best.json"
+"""`{"index": of the round whose policy is in `BEST`}`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,21 +106,36 @@ def evaluate_round(
     evaluation = summarise([trajectory for group in groups for trajectory in group])
     seconds = steps.seconds + time.perf_counter() - start
     result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
-    _keep_if_best(folder, evaluation, policy=policy)
+    best = find_best(folder)
+    # Of equals, the earlier stays. A round in which no episode counted is never the best.
+    if "success" in evaluation and (best is None or evaluation["success"] > best.evaluation["success"]):
+        _keep(folder, steps.index, policy=policy)
     write_atomically(round_file(folder, steps.index), json.dumps(asdict(result), indent=1))
     return result
 
 
-def _keep_if_best(folder: Path, evaluation: Mapping[str, float], *, policy: Path) -> None:
-    """Copy `policy`, whose quick evaluation is given, to `BEST` if no earlier round was as successful.
+def _keep(folder: Path, index: int, *, policy: Path) -> None:
+    """Copy the `policy` of round `index` to `BEST`. `folder`: `train/`."""
+    (folder / _BEST_ROUND).unlink(missing_ok=True)
+    copy_policy(policy, folder / BEST)
+    write_json(folder / _BEST_ROUND, {"index": index})
 
-    `folder`: `train/`. Of equals, the earlier stays. A round in which no episode counted is never the best.
-    """
-    if "success" not in evaluation:
-        return
-    target, best = folder / BEST, find_best(folder)
-    if best is None or not target.exists() or evaluation["success"] > best.evaluation["success"]:
-        copy_policy(policy, target)
+
+def choose_best(folder: Path, checkpoints: Path) -> None:
+    """Make `BEST` the policy of the most successful round that has ended and whose checkpoint is still there;
+    of equals, of the earlier. Without one, there is no `BEST`. `folder`: `train/`."""
+    candidates = [
+        (result, policy)
+        for result in read_rounds(folder)
+        if "success" in result.evaluation
+        and (policy := policy_folder(checkpoints, step=result.last_step)).exists()
+    ]
+    if candidates:
+        best, policy = max(candidates, key=lambda candidate: candidate[0].evaluation["success"])
+        _keep(folder, best.index, policy=policy)
+    else:
+        (folder / _BEST_ROUND).unlink(missing_ok=True)
+        shutil.rmtree(folder / BEST, ignore_errors=True)
 
 
 def read_rounds(folder: Path) -> list[RoundResult]:
@@ -124,18 +144,26 @@ def read_rounds(folder: Path) -> list[RoundResult]:
 
 
 def find_best(folder: Path) -> RoundResult | None:
-    """The most successful of the finished rounds in `folder`, the earlier of equals."""
-    return max(
-        (result for result in read_rounds(folder) if "success" in result.evaluation),
-        key=lambda result: result.evaluation["success"],
-        default=None,
-    )
+    """The round whose policy is in `BEST` in `folder` (`train/`), if it has ended: the most successful one,
+    unless training went back to before a better one."""
+    kept = read_json(folder / _BEST_ROUND)
+    return read_round(folder, kept["index"]) if kept else None
 
 
 def final_policy(pipeline: Pipeline, folder: Path, *, last: Path) -> Path:
     """The policy that `train.final_policy` chooses, in `folder` (`train/`) or `last`."""
-    best = folder / BEST
-    return best if pipeline.train.final_policy == "best" and best.exists() else last
+    return last if _final_round(pipeline, folder) is None else folder / BEST
+
+
+def final_step(pipeline: Pipeline, folder: Path) -> int:
+    """The training steps of the policy that `train.final_policy` chooses."""
+    best = _final_round(pipeline, folder)
+    return pipeline.train.steps if best is None else best.last_step
+
+
+def _final_round(pipeline: Pipeline, folder: Path) -> RoundResult | None:
+    """None for the last one."""
+    return find_best(folder) if pipeline.train.final_policy == BEST else None
 
 
 def drop_steps_after(path: Path, step: int) -> None:

@@ -2,17 +2,15 @@
 
 Owns the files under `train/` and `policy/`, the Ray session, and the restart when the training process
 dies: a new process resumes from the last checkpoint, and later steps are repeated and counted once. The
-loop over the rounds is in `flows/train_agent.py`, the training step in `tasks/verl/actor.py`. So does a
-training that collapses, with `train.watch.on_collapse: rewind`: `tasks/verl/rewinds.py` says from where.
-What a round leaves, and how it is evaluated, is in `tasks/stages/rounds.py`.
+same happens where training collapses, with `train.watch.on_collapse: rewind`: `tasks/verl/rewinds.py` says
+from where. The loop over the rounds is in `flows/train_agent.py`, the training step in
+`tasks/verl/actor.py`. What a round leaves, and how it is evaluated, is in `tasks/stages/rounds.py`.
 """
 
 import json
 import logging
-import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -25,14 +23,14 @@ from tasks.cluster.session import keep_logs
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts
 from tasks.data.trajectories import write_trajectories
-from tasks.errors import Collapsed, RayDied, SamplerDied
+from tasks.errors import Collapsed, RayDied, SamplerDied, actor_deaths
 from tasks.progress import SILENT, Progress
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.rounds import (
-    BEST,
     RoundResult,
     TrainedRound,
     check_start,
+    choose_best,
     drop_steps_after,
     evaluate_round,
     final_policy,
@@ -112,8 +110,7 @@ class TrainSession:
         if not self._process.is_launched and not all(
             self._round_file(i).exists() for i in range(self.num_rounds)
         ):
-            with suppress(RayDied):  # `train_round` starts another
-                self._launch()
+            self._launch()
 
     def train_round(self, index: int) -> TrainedRound:
         """Train the remaining steps of the round; nothing to do if it has ended.
@@ -246,15 +243,14 @@ class TrainSession:
 
     def _restarting(self, work: Callable[[], T]) -> T:
         """Call `work`, again with a new training process each time that one dies or training goes back."""
-        from ray.exceptions import RayActorError
-
+        deaths: tuple[type[Exception], ...] = (*actor_deaths(), RayDied, SamplerDied)
         while True:
             try:
                 self._ensure_started()
                 return work()
             except _Rewound:
                 continue
-            except (RayActorError, RayDied, SamplerDied) as error:
+            except deaths as error:
                 keep_logs(self._logs)
                 self._end_process(graceful=False)
                 # Ray keeps a dead trainer's placement group until the whole session has ended.
@@ -298,12 +294,11 @@ class TrainSession:
                 file.unlink()
         self._steps = read_json_lines(self._folder / "metrics.jsonl")
         self._progress.on_history(self._steps)
-        best = find_best(self._folder)
-        if best is not None and best.last_step > checkpoint.step:
-            shutil.rmtree(self._folder / BEST, ignore_errors=True)
         for result in read_rounds(self._folder):
             if result.last_step > checkpoint.step:
                 self._round_file(result.index).unlink()
+        if find_best(self._folder) is None:
+            choose_best(self._folder, self._checkpoints)
         self._is_resumed = True
 
     def _launch(self) -> None:
@@ -346,8 +341,7 @@ class TrainSession:
         step = self._process.step
         if step > (self._steps[-1]["step"] if self._steps else 0):
             record = StepRecord.read(checkpoints.checkpoint_folder(self._checkpoints, step=step))
-            if record is not None:
-                self._report_alerts(self._write_step(record), is_saved=True)
+            self._report_alerts(self._write_step(record), is_saved=True)
 
     def _rewind_if_due(self) -> None:
         """Report the alerts of the last step if an earlier session was killed before it could go back."""

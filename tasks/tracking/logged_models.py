@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.config.pipelines import Pipeline
 from tasks.evaluation.outcomes import EVALUATION, read_evaluation
-from tasks.stages.rounds import BEST, find_best, read_rounds, round_file, start_policy
+from tasks.stages.rounds import BEST, final_step, find_best, read_rounds, round_file, start_policy
 from tasks.tracking.batches import ItemFile, log_metrics, metrics_of
 from tasks.tracking.names import summary_metric
 
@@ -55,9 +55,8 @@ class KeptPolicy:
 
 def find_kept_policies(pipeline: Pipeline, workspace: Path, *, items: int) -> list[KeptPolicy]:
     """The policies of the run in `workspace`, whose test split has `items`, in the order of their steps."""
-    last, train = pipeline.train.steps, workspace / "train"
-    best = find_best(train) if (train / BEST / "config.json").exists() else None
-    final_step = best.last_step if best and pipeline.train.final_policy == BEST else last
+    train = workspace / "train"
+    best, step_of_final = find_best(train), final_step(pipeline, train)
     start = str(start_policy(pipeline, workspace))
     evaluation, at_ms = read_evaluation(workspace), written_ms(workspace / EVALUATION)
 
@@ -71,12 +70,12 @@ def find_kept_policies(pipeline: Pipeline, workspace: Path, *, items: int) -> li
         KeptPolicy(name="start", step=0, path=start, scores=full_scores("before", step=0)),
         KeptPolicy(
             name=FINAL,
-            step=final_step,
+            step=step_of_final,
             path=str(workspace / "policy"),
-            scores=[*full_scores("after", step=last), *_quick_scores(train, step=final_step)],
+            scores=[*full_scores("after", step=step_of_final), *_quick_scores(train, step=step_of_final)],
         ),
     ]
-    if best is not None and best.last_step != final_step:
+    if best is not None and best.last_step != step_of_final:
         step, path = best.last_step, str(train / BEST)
         policies.append(KeptPolicy(name=BEST, step=step, path=path, scores=_quick_scores(train, step=step)))
     return sorted(policies, key=lambda policy: policy.step)

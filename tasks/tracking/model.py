@@ -143,8 +143,6 @@ def _successes(client: "MlflowClient", version: "ModelVersion", *, champion: str
     best = client.get_model_version(version.name, champion)
     if best.run_id is None or any(best.tags.get(key) != version.tags.get(key) for key in COMPARABLE):
         return None
-    if not any(file.path == OUTCOMES for file in client.list_artifacts(best.run_id)):
-        return None  # recorded before outcomes were
     with TemporaryDirectory() as folder:
         return read_outcomes(Path(client.download_artifacts(best.run_id, OUTCOMES, folder)))["after"][
             "sampled"

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from tasks.tracking.search import all_pages
+
 INTERVAL_S = 60.0
 """Seconds between two heartbeats."""
 SILENCE_S = 300.0
@@ -46,7 +48,7 @@ class RecordedRun:
 
 def read_runs(client: Any, *, experiment_id: str) -> list[RecordedRun]:
     """All runs except those of rounds, the latest first."""
-    runs = client.search_runs([experiment_id], max_results=1000, order_by=["attributes.start_time DESC"])
+    runs = all_pages(client.search_runs, [experiment_id], order_by=["attributes.start_time DESC"])
     return [
         RecordedRun(
             name=run.info.run_name,
@@ -63,7 +65,7 @@ def read_runs(client: Any, *, experiment_id: str) -> list[RecordedRun]:
 def mark_gone(client: Any, *, experiment_id: str) -> None:
     """Mark as killed every run that is recorded as running and whose process is gone."""
     running = f"attributes.status = 'RUNNING' and tags.`{PID}` != ''"
-    for run in client.search_runs([experiment_id], filter_string=running, max_results=1000):
+    for run in all_pages(client.search_runs, [experiment_id], filter_string=running):
         if is_gone(run.data.tags, now=time.time()):
             end(client, run.info.run_id, status="KILLED")
 
@@ -71,9 +73,8 @@ def mark_gone(client: Any, *, experiment_id: str) -> None:
 def end(client: Any, run_id: str, *, status: str) -> None:
     """Set the final status of a run and of its rounds, where they are still open."""
     run = client.get_run(run_id)
-    rounds = client.search_runs(
-        [run.info.experiment_id], filter_string=f"tags.`mlflow.parentRunId` = '{run_id}'", max_results=1000
-    )
+    children = f"tags.`mlflow.parentRunId` = '{run_id}'"
+    rounds = all_pages(client.search_runs, [run.info.experiment_id], filter_string=children)
     for target in (*rounds, run):
         if target.info.status == "RUNNING":
             client.set_terminated(target.info.run_id, status=status)

@@ -15,6 +15,7 @@ from agents.types import Trajectory, Turn
 from tasks.config.agent import AgentSettings
 from tasks.data.trajectories import read_trajectories, sampled_tokens
 from tasks.tracking.names import metric_key
+from tasks.tracking.search import all_pages
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -104,8 +105,8 @@ def log_traces(
     experiment_id = client.get_run(run_id).info.experiment_id
     existing_names = {
         trace.info.tags.get("mlflow.traceName")
-        for trace in client.search_traces(
-            locations=[experiment_id], run_id=run_id, max_results=500, include_spans=False
+        for trace in all_pages(
+            client.search_traces, locations=[experiment_id], run_id=run_id, include_spans=False
         )
     }
     for batch in _batches([trace for trace in traces if trace.name not in existing_names]):

@@ -37,6 +37,7 @@ from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.logged_models import find_kept_policies, log_policies, written_ms
 from tasks.tracking.model import Promotion, promote_best, register
 from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric, without_password
+from tasks.tracking.search import all_pages
 from tasks.tracking.store import check_store
 from tasks.tracking.system_metrics import SystemMonitor
 from tasks.tracking.traces import (
@@ -188,7 +189,11 @@ class Tracker:
         next_beat, last_beat = time.monotonic() + recorded_runs.INTERVAL_S, None
         while not self._left.wait(system_metrics.INTERVAL_S):
             if self._system is not None:
-                self._system.sample()
+                try:
+                    self._system.sample()
+                except Exception as error:  # a beat that stops would have the run marked as killed
+                    _log.warning("system metrics end here: %s", describe(error))
+                    self._system = None
             # A store that does not answer takes longer than a beat: they must not pile up before other jobs.
             if time.monotonic() >= next_beat and (last_beat is None or last_beat.done()):
                 next_beat = time.monotonic() + recorded_runs.INTERVAL_S
@@ -476,7 +481,7 @@ def _exists(client: "MlflowClient", run_id: str) -> bool:
 def _children(client: "MlflowClient", parent: "Run") -> dict[int, "Run"]:
     """Round number, from 1 → its run."""
     ours = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
-    runs = client.search_runs([parent.info.experiment_id], filter_string=ours, max_results=1000)
+    runs = all_pages(client.search_runs, [parent.info.experiment_id], filter_string=ours)
     return {int(run.data.tags["round"]): run for run in runs}
 
 

@@ -101,8 +101,6 @@ class StepRecord:
     """The groups of the step's first items."""
     raise_reason: str = ""
     """As in `StepSample`."""
-    saved: bool
-    """A whole checkpoint of this step is on disk."""
 
     @property
     def line(self) -> dict[str, Any]:
@@ -117,13 +115,11 @@ class StepRecord:
         write_trajectories(folder / _TRAJECTORIES, self.trajectories)
 
     @classmethod
-    def read(cls, folder: Path) -> "StepRecord | None":
-        """What `write` wrote to a whole checkpoint; None for one from before there was such a file."""
-        if not (folder / _METRICS).exists():
-            return None
+    def read(cls, folder: Path) -> "StepRecord":
+        """What `write` wrote to a whole checkpoint."""
         values = json.loads((folder / _METRICS).read_text())
         trajectories = list(read_trajectories(folder / _TRAJECTORIES))
-        return cls(**values, trajectories=trajectories, saved=True)
+        return cls(**values, trajectories=trajectories)
 
 
 class Trainer:
@@ -187,11 +183,11 @@ class Trainer:
         from tasks.verl.trainer import StepTrainer
         from tasks.verl.vision import verl_processor
 
-        steps = checkpoints.complete_steps(self._checkpoints)
-        if not steps or steps[-1] < self._pipeline.train.steps:
+        train, steps = self._pipeline.train, checkpoints.complete_steps(self._checkpoints)
+        if not steps or steps[-1] < train.steps:
             # now, not after the steps up to it
-            checkpoints.make_room(self._checkpoints, model=self._model, train=self._pipeline.train)
-        train = self._pipeline.train
+            kept = steps if train.watch.on_collapse == "rewind" else ()
+            checkpoints.make_room(self._checkpoints, model=self._model, train=train, steps_to_keep=kept)
         validate_config(
             self._config,
             use_reference_policy=train.kl is not None,
@@ -264,11 +260,7 @@ class Trainer:
             metrics[f"seconds_{phase}"] = sum(verl_seconds.get(part, 0.0) for part in parts)
         trajectories = [t for group in rollout.sample.groups[:SAMPLED_ITEMS] for t in group]
         record = StepRecord(
-            step=step,
-            metrics=metrics,
-            trajectories=trajectories,
-            raise_reason=rollout.sample.raise_reason,
-            saved=save,
+            step=step, metrics=metrics, trajectories=trajectories, raise_reason=rollout.sample.raise_reason
         )
         self._record = record
         if save:

@@ -52,7 +52,7 @@ def make_room(folder: Path, *, model: str, train: TrainSettings, steps_to_keep: 
             break
         if old in steps_to_keep:
             continue
-        shutil.rmtree(checkpoint_folder(folder, step=old))
+        _delete(folder, step=old)
         free_bytes = _free_bytes(folder)
     if free_bytes < required_bytes:
         raise WingspanError(
@@ -69,14 +69,21 @@ def mark_complete(folder: Path, *, step: int, steps_to_keep: Collection[int] = (
     write_atomically(checkpoint / _RECORD, json.dumps(_sums(checkpoint)))
     for old in complete_steps(folder)[:-MAX_CHECKPOINTS]:
         if old not in steps_to_keep:
-            shutil.rmtree(checkpoint_folder(folder, step=old))
+            _delete(folder, step=old)
 
 
 def delete_after(folder: Path, *, step: int) -> None:
     """Delete the checkpoints of later steps than `step`, the last one first."""
     for late in reversed(complete_steps(folder)):
         if late > step:
-            shutil.rmtree(checkpoint_folder(folder, step=late))
+            _delete(folder, step=late)
+
+
+def _delete(folder: Path, *, step: int) -> None:
+    """Delete a checkpoint, its record first: what a kill leaves of it is torn."""
+    checkpoint = checkpoint_folder(folder, step=step)
+    (checkpoint / _RECORD).unlink()
+    shutil.rmtree(checkpoint)
 
 
 def complete_steps(folder: Path) -> list[int]:
@@ -148,7 +155,9 @@ def _fault(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint; None if it matches its record."""
     record = checkpoint / _RECORD
     try:
-        checksums: Mapping[str, _Sum] = {name: (size, crc) for name, (size, crc) in _read(record).items()}
+        checksums: Mapping[str, _Sum] = {
+            name: (size, crc) for name, (size, crc) in json.loads(record.read_text()).items()
+        }
     except (OSError, ValueError, AttributeError, TypeError):
         return f"{record} is no record of its files"
     files = [checkpoint / name for name in checksums]
@@ -164,11 +173,6 @@ def _fault(checkpoint: Path) -> str | None:
             if crc != recorded_crc:
                 return f"{file} is not what was written"
     return None
-
-
-def _read(record: Path) -> dict[str, list[int]]:
-    actual: dict[str, list[int]] = json.loads(record.read_text())
-    return actual
 
 
 def _sums(checkpoint: Path) -> dict[str, _Sum]:

@@ -17,7 +17,7 @@ from tasks.cluster.address import cluster_address
 from tasks.cluster.placement import check_nodes, place_workers
 from tasks.cluster.session import check_ray, connect_ray, disconnect_ray, result_of
 from tasks.config.pipelines import Pipeline
-from tasks.errors import RayDied, SamplerDied, names_dead_engine
+from tasks.errors import RayDied, SamplerDied, actor_deaths, names_dead_engine
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import gpu_model
 from tasks.verl.actor import StepRecord, Trainer
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class TrainingProcess(Protocol):
     """Trains step by step. It is launched, then started; after `end` it can be launched again.
 
-    Every call raises `RayActorError`, `RayDied` or `SamplerDied` if what it needs has died, and
+    Every call raises one of `actor_deaths`, `RayDied` or `SamplerDied` if what it needs has died, and
     `WingspanError` for other failures.
     """
 
@@ -181,15 +181,16 @@ def end_actor(actor: Any, *, graceful: bool = False) -> None:
 def await_actor(answer: Any, *, failure: str) -> Any:
     """Wait for a call of an actor; `failure` is what is said if it fails for a reason that has no type here.
 
-    Raises the `WingspanError` or `RayActorError` that it ended with, `ConfigError` if that is what ended the
-    start of an actor, `SamplerDied` if it is due to a dead engine of vLLM, and `WingspanError` for anything
-    else.
+    Raises the `WingspanError` or the one of `actor_deaths` that it ended with, `ConfigError` if that is what
+    ended the start of an actor, `SamplerDied` if it is due to a dead engine of vLLM, and `WingspanError` for
+    anything else.
     """
     from ray.exceptions import RayActorError, RayTaskError, UnserializableException
 
+    deaths = actor_deaths()
     try:
         return result_of(answer)
-    except (RayTaskError, RayActorError, UnserializableException) as error:
+    except (RayTaskError, *deaths, UnserializableException) as error:
         # The text is a nested remote traceback; only the innermost cause matters.
         cause: BaseException = error
         while isinstance(cause, RayTaskError):
@@ -198,9 +199,9 @@ def await_actor(answer: Any, *, failure: str) -> Any:
             name, _, message = str(cause).splitlines()[-1].partition(": ")  # Ray keeps no more than the text
             if name == f"{ConfigError.__module__}.{ConfigError.__qualname__}":
                 raise ConfigError(message) from error
-        if isinstance(error, RayActorError):
+        if isinstance(error, deaths):
             raise
-        if isinstance(cause, WingspanError | RayActorError):
+        if isinstance(cause, (WingspanError, *deaths)):
             raise cause from error
         if names_dead_engine(error):  # raised in the actor, e.g. as it puts the sampler to sleep
             raise SamplerDied(f"{failure}: the sampler's engine died") from error

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tasks.errors import actor_deaths
+
 POLL_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -21,11 +23,10 @@ def start_queue(config: Any) -> "ActorWatch":
     """
     import ray
     import transfer_queue as tq
-    from ray.exceptions import RayActorError
 
     try:
         tq.init(config)
-    except RayActorError:  # if `init` were called again, it would wait for the end of this one
+    except actor_deaths():  # if `init` were called again, it would wait for the end of this one
         _end_process()
     count = config.backend.SimpleStorage.num_data_storage_units
     storage_units = [ray.get_actor(f"TransferQueueStorageUnit#{number}") for number in range(count)]
@@ -52,12 +53,11 @@ class ActorWatch:
 
     def _watch(self) -> None:
         import ray
-        from ray.exceptions import RayActorError
 
         while not self._is_stopped.wait(POLL_S):
             try:
                 ray.get([actor.__ray_ready__.remote() for actor in self._actors])
-            except RayActorError as error:
+            except actor_deaths() as error:
                 if not self._is_stopped.is_set():
                     _log.error("an actor that this process needs has died: %s", error)
                     self._on_death()

@@ -27,7 +27,7 @@ from envs.runtime.metrics import PoolMetrics
 from envs.types import Image, Item
 from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import is_fresh, is_informative, is_usable
-from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
+from tasks.errors import Diverged, NoEpisodes, SamplerDied, actor_deaths, names_dead_engine
 from tasks.rollout.current_episode import EpisodeWriter
 from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec, make_runner
@@ -76,7 +76,7 @@ class VerlSampler:
         episode_id: str,
     ) -> Completion:
         """One completion; raises `SamplerDied` if the server or its engine died, which no retry can fix."""
-        from ray.exceptions import RayActorError, RayError
+        from ray.exceptions import RayError
 
         try:
             output = await self._client.generate(
@@ -95,7 +95,7 @@ class VerlSampler:
                     "logprobs": True,
                 },
             )
-        except RayActorError as error:
+        except actor_deaths() as error:
             raise SamplerDied(f"the sampler died: {type(error).__name__}") from error
         except RayError as error:
             if names_dead_engine(error):
@@ -184,7 +184,7 @@ class RolloutManager:
         sample = self._take_sample(step)
         if self._pipeline.train.async_ is None and self._server is not None:
             self._run(self._server.pause())  # the trainer goes on with the sampler asleep
-        trajectories = [t for group in sample.groups for t in group]
+        trajectories = [t for group in (*sample.groups, *sample.batch) for t in group]
         if not any(map(is_usable, trajectories)):
             raise NoEpisodes(f"step {step}: {why_none(trajectories)}")
         check_log_probs(sample.batch, step=step, lr=self._pipeline.train.lr)
@@ -238,13 +238,13 @@ class RolloutManager:
     def finish_ahead(self) -> None:
         """Wait for the episodes that are sampled ahead; to be called before the sampler's weights change.
 
-        An episode is therefore sampled by one policy, and which one is a function of its step. Raises as
-        `generate_sequences` does.
+        An episode is therefore sampled by one policy, and which one is a function of its step. Raises
+        `SamplerDied` if the sampler is gone.
         """
         if self._ahead is not None:
             self._ahead.result()
-            if self._server is not None:
-                self._run(self._server.pause())
+        if self._server is not None:
+            self._run(self._server.pause())
 
     def save_ahead(self, folder: Path) -> None:
         """Write the episodes that were sampled ahead to a checkpoint's `folder`; it lacks their policy."""

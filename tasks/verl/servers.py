@@ -18,6 +18,7 @@ from envs.types import Item
 from tasks.cluster.placement import Placement, place_workers
 from tasks.cluster.session import connect_ray, disconnect_ray
 from tasks.config.pipelines import Pipeline
+from tasks.errors import actor_deaths
 from tasks.rollout.current_episode import EpisodeWriter
 from tasks.rollout.runner import RolloutSpec, make_runner
 from tasks.verl.cpu import fork_server
@@ -57,11 +58,9 @@ class PolicyServers:
         return episodes
 
     def _await(self, answer: Any, *, model: str) -> Any:
-        from ray.exceptions import RayActorError
-
         try:
             return await_actor(answer, failure=f"episodes with {model} failed")
-        except RayActorError as error:
+        except actor_deaths() as error:
             raise WingspanError(
                 f"episodes with {model} failed: a process of the servers died ({type(error).__name__}); run "
                 "the same command again"

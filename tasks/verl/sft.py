@@ -6,6 +6,7 @@ Says one JSON line a step.
 """
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from envs.errors import WingspanError
 from tasks.config.lora import LoraSettings
 from tasks.data.supervised import SupervisedRow
+from tasks.errors import Diverged
 from tasks.verl.cpu import CPU_MODEL_OPTIONS, fork_server
 from tasks.verl.gpu_model import ADAMW_OPTIONS, gpu_model_options
 from tasks.verl.local_worker import join_process_group
@@ -86,31 +88,40 @@ def train_apart(
         path.write_text(request.to_json())
         interpreter = fork_server.interpreter_command() if request.device == "cpu" else [sys.executable]
         with (Path(folder) / "log").open("w+") as log:
-            process = subprocess.Popen(
+            with subprocess.Popen(
                 [*interpreter, "-m", type(request).__module__, str(path)],
                 env={**os.environ, **environment, "WINGSPAN_THREADS": str(threads)},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 start_new_session=True,  # Ctrl-C reaches only this process, which then kills it
-            )
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    if not line.startswith("{"):
-                        continue  # other output of verl
-                    lines.append(line.rstrip())
-                    on_step(json.loads(line))
-            except BaseException:
-                process.kill()
-                raise
-            if process.wait() != 0:
+            ) as process:
+                assert process.stdout is not None
+                try:
+                    for line in process.stdout:
+                        numbers = _read_numbers(line)
+                        if numbers is not None:
+                            lines.append(line.rstrip())
+                            on_step(numbers)
+                except BaseException:
+                    process.kill()
+                    raise
+            if process.returncode != 0:
                 log.seek(0)
                 lines = [line for line in log.read().splitlines() if line.strip()]
                 raise WingspanError(
                     f"the process of supervised training failed: {lines[-1] if lines else process.returncode}"
                 )
     return lines
+
+
+def _read_numbers(line: str) -> dict[str, float] | None:
+    """The numbers of a step; None for what libraries print."""
+    try:
+        numbers = json.loads(line)
+    except ValueError:
+        return None
+    return numbers if isinstance(numbers, dict) else None
 
 
 def run(request: SftRequest) -> Iterator[dict[str, float]]:
@@ -156,6 +167,7 @@ def start_worker(request: SftRequest, loss: Callable[..., Any]) -> Any:
             optimizer_config=FSDPOptimizerConfig(
                 lr=request.lr,
                 lr_scheduler_type="cosine",
+                zero_indexed_step=False,  # else the first step would have no learning rate
                 lr_warmup_steps_ratio=LR_WARMUP,
                 min_lr_ratio=0.1,
                 total_training_steps=request.steps,
@@ -199,12 +211,19 @@ def nest(values: Sequence[Sequence[float]]) -> "torch.Tensor":
 
 
 def train_batch(worker: Any, data: "TensorDict") -> dict[str, float]:
-    """One optimizer step; returns `loss`, `grad_norm` and `lr`."""
+    """One optimizer step; returns `loss`, `grad_norm` and `lr`.
+
+    Raises `Diverged` if one is not a number: verl would go on without the update.
+    """
     from verl.utils import tensordict_utils as tu
 
     tu.assign_non_tensor(data, update_lr_scheduler=True)
     metrics = tu.get(worker.train_batch(data), "metrics")
-    return {name: float(metrics[name]) for name in ("loss", "grad_norm", "lr")}
+    values = {name: float(metrics[name]) for name in ("loss", "grad_norm", "lr")}
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise Diverged(f"supervised training diverged: {name} is {value}; lower its learning rate")
+    return values
 
 
 def shuffled_batches(request: SftRequest, examples: Sequence[int]) -> Iterator[list[int]]:

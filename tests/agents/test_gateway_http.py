@@ -238,3 +238,20 @@ def test_a_sampler_that_fails_is_an_error_of_the_server() -> None:
         assert session.trajectory().turns == ()
 
     run(work())
+
+
+def test_a_session_whose_last_answer_failed_has_no_trajectory() -> None:
+    async def work() -> None:
+        gateway = make_gateway(make_sampler(["Action: add 3"]))
+        async with gateway.listening() as url, httpx.AsyncClient(base_url=url) as http:
+            body = {"item": {"item_id": "toy_7", "env": "toy"}}
+            session_info = (await http.post("/sessions", json=body)).json()
+            async with client_of(session_info["base_url"]) as client:
+                says = to_history(await ask(client, [QUESTION]))
+                with pytest.raises(openai.InternalServerError, match="turn 2"):
+                    await ask(client, [QUESTION, says, QUESTION])
+            response = await http.post(f"/sessions/{session_info['id']}/end", json={"reward": 0.0})
+            assert response.status_code >= 500
+            assert "turn 2" in response.json()["error"]["message"]
+
+    run(work())

@@ -25,14 +25,14 @@ from agents.rewards import (
     reward,
 )
 from agents.rewards.environment import environment, environment_success
-from agents.rewards.types import ALWAYS, Reward
+from agents.rewards.types import ALWAYS, Reward, check_items
 from agents.types import StopReason, Trajectory
 from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, EpisodeFault, MissingDependency, RewardFailed
 from envs.requirements.detection import Package
 from envs.types import Item
 from tests.support.reward_toy import make_reward_input, make_trajectory
-from tests.support.toy import ToyEnv
+from tests.support.toy import ToyEnv, toy_item
 
 
 def compute(subject: Reward, reward_input: RewardInput) -> RewardResult:
@@ -93,6 +93,8 @@ def test_a_parameter_that_nothing_fills_is_found_before_anything_starts() -> Non
         reward(lambda env: 0.0).check([])
     with pytest.raises(ConfigError, match=r"'trajectory'.*rename the field"):
         exact.check(["ground_truth", "trajectory"])
+    with pytest.raises(ConfigError, match=r"toy_1: the data has a field 'env'.*rename the field"):
+        check_items(exact, [replace(toy_item(1), fields={"ground_truth": "x", "env": "prod"})])
 
 
 def test_what_a_reward_needs_is_found_before_anything_starts() -> None:

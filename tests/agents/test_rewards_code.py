@@ -61,7 +61,8 @@ def test_input_and_output() -> None:
 @pytest.mark.heavy
 @in_sandbox
 def test_a_program_that_hangs_is_wrong_and_tried_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewards_code, "TEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(rewards_code, "TEST_CPU_S", 1.0)
+    monkeypatch.setattr(rewards_code, "TEST_TIMEOUT_S", 5.0)
     result = value_of(
         "n = int(input())\nwhile n == 1: pass\nprint(n)",
         tests={"inputs": ["0", "1", "2"], "outputs": ["0", "1", "2"]},
@@ -69,6 +70,9 @@ def test_a_program_that_hangs_is_wrong_and_tried_no_further(monkeypatch: pytest.
     assert result.reward == 0.0
     assert result.metrics["passed"] == pytest.approx(1 / 3)
     assert value_of("while True: pass", tests=["assert True"]).reward == 0.0
+    waits = "import time\ntime.sleep(2)\nprint(input())"  # which takes no CPU time
+    assert value_of(waits, tests={"inputs": ["1"], "outputs": ["1"]}).reward == 1.0
+    assert value_of(waits.replace("2", "60"), tests={"inputs": ["1"], "outputs": ["1"]}).reward == 0.0
 
 
 def test_a_response_without_code_is_wrong() -> None:
@@ -83,6 +87,11 @@ def test_the_last_code_block() -> None:
     assert extract_code("```\na\n```") == "a"
     assert extract_code("```python\n```") == ""
     assert extract_code("`a`") is None
+    assert extract_code("```bash\nls\n```\nNow:\n```python\nc\n```\nDone.") == "c"
+    assert extract_code("```bash\nls\n```") is None
+    assert extract_code("so ```ls``` and\n1. this:\n   ```py\n   d = 1\n   ```\n") == "   d = 1"
+    assert extract_code("Run: ```python\r\ne\r\n```") == "e"
+    assert extract_code("```python\nf```") == "f"
 
 
 def test_tests_as_data_sets_have_them() -> None:

@@ -392,7 +392,6 @@ def test_a_tool_that_hangs_is_an_observation() -> None:
         result = call(hanging)
         assert result.status is ToolStatus.TIMED_OUT
         assert result.observation == f"{hanging.name} took longer than 0.1 s and was ended"
-        assert 0.1 <= result.seconds < 10
     may_end.set()
     assert has_ended.is_set()
 

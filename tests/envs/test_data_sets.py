@@ -179,6 +179,9 @@ def test_archives_are_unpacked(server: Server, name: str) -> None:
     assert not (folder / name).exists()
     fetch(a_set(server, name, unpack=True, required_paths=("in/a.txt",)))
     assert len(server.requests) == 1
+    (folder / "in/a.txt").unlink()
+    fetch(a_set(server, name, unpack=True, required_paths=("in/a.txt",)))
+    assert (folder / "in/a.txt").read_text() == "A"
 
 
 def test_one_file_in_gzip_is_unpacked(server: Server) -> None:

@@ -196,6 +196,26 @@ def test_a_lost_fork_server_is_replaced() -> None:
     asyncio.run(main())
 
 
+def test_a_process_that_cannot_be_started_costs_no_other_one() -> None:
+    async def main() -> None:
+        host = ProcessHost(Rogue)
+        first, second = HostedEnv(host), HostedEnv(host)
+        await first.reset(ITEM)
+        server = psutil.Process(psutil.Process(first.pid).ppid())
+        limits = server.rlimit(psutil.RLIMIT_NOFILE)
+        server.rlimit(psutil.RLIMIT_NOFILE, (server.num_fds(), limits[1]))  # it can receive no socket
+        with pytest.raises(EnvCrashed, match="could not be started"):
+            await second.prepare()
+        server.rlimit(psutil.RLIMIT_NOFILE, limits)
+        assert "rogue_7" in await read_opening(second, ITEM)
+        assert first.is_alive
+        assert psutil.Process(second.pid).ppid() == server.pid
+        await second.close()
+        await close_all(first, host)
+
+    asyncio.run(main())
+
+
 def test_workers_share_what_was_imported_and_have_their_own_randomness() -> None:
     async def main() -> None:
         host = ProcessHost(Rogue, preload=("json", "no_such_module"))

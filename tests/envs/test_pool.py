@@ -139,6 +139,43 @@ def test_fresh_means_a_new_instance_within_the_cap() -> None:
     asyncio.run(main())
 
 
+class ClosesOnRequest(ToyEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_close = asyncio.Event()
+
+    async def close(self) -> None:
+        await self.may_close.wait()
+        await super().close()
+
+
+def test_giving_up_while_an_instance_is_replaced_frees_its_slot_when_it_is_closed() -> None:
+    async def main() -> None:
+        make = Factory(ClosesOnRequest)
+        pool = EnvPool(make, capacity=1)
+        async with pool.lease():
+            pass
+
+        async def replace() -> None:
+            async with pool.lease(fresh=True):
+                pass
+
+        waiting = asyncio.create_task(replace())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        assert pool.metrics.live == 1  # it still runs
+        make.instances[0].may_close.set()
+        async with pool.lease(timeout_s=5):
+            assert make.instances[0].is_closed
+            assert len(make.instances) == 2
+            make.instances[1].may_close.set()
+        await pool.close()
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_waiter_and_a_cancelled_user_leave_no_hole() -> None:
     async def main() -> None:
         make = Factory(ToyEnv)

@@ -12,6 +12,10 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from envs.browser.expert_steps import click, find
 from envs.browser.program import CHROMIUM
@@ -34,8 +38,10 @@ from envs.builtin.webarena.login import log_in, storage_state
 from envs.builtin.webarena.sites import PUBLIC, SITES_ANSWER, Sites
 from envs.builtin.webarena.tasks import TASK_FILE, RequiredContents, Task, read_tasks, tasks
 from envs.errors import ConfigError, EnvCrashed, MissingDependency
+from envs.network.client import Backoff
 from envs.types import Item, StepResult
 from tests.support.chat_server import chat_server, says
+from tests.support.http_server import serving_in_thread
 from tests.support.web_site import Site, site
 
 chromium = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
@@ -243,13 +249,38 @@ def test_a_judge_says_so_in_its_last_line() -> None:
             assert "the question" in server.requests[0]["messages"][0]["content"]
         return answer
 
-    assert [ask(text) for text in ("Well.\nCorrect", "incorrect", "Partially correct.")] == [
-        True,
-        False,
-        False,
-    ]
-    with pytest.raises(EnvCrashed, match="gives no verdict"):
-        ask("I cannot say.")
+    assert ask("Well.\nCorrect")
+    assert ask("**Verdict: correct**")
+    assert not ask("incorrect")
+    assert not ask("Partially correct.")
+    for text in ("I cannot say.", "It is not correct.", "Correct?\nNo"):
+        with pytest.raises(EnvCrashed, match="gives no verdict"):
+            ask(text)
+
+
+def test_a_judge_that_is_busy_is_asked_again_and_one_that_refuses_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("envs.network.client.ASK", Backoff(attempts=3, first_s=0.01))
+    statuses: list[int] = []
+
+    async def answer(_: Request) -> Response:
+        status = statuses.pop(0)
+        body = {"choices": [{"message": {"content": "correct"}}]} if status == 200 else {"error": "no"}
+        return JSONResponse(body, status_code=status)
+
+    app = Starlette(routes=[Route("/chat/completions", answer, methods=["POST"])])
+    with serving_in_thread(app) as url:
+
+        def ask(*replies: int) -> bool:
+            statuses[:] = replies
+            return asyncio.run(ModelJudge(url, "toy").same_answer(question="q", reference="r", answer="a"))
+
+        assert ask(429, 503, 200)
+        with pytest.raises(EnvCrashed, match="answered 503"):
+            ask(503, 503, 503)
+        with pytest.raises(ConfigError, match=r"answered 401: .*correct the URL or the key"):
+            ask(401)
 
 
 class Shop:
@@ -496,5 +527,5 @@ def test_the_shop_is_asked_through_its_own_interface() -> None:
     assert judge(_looks("last", f"{author}('B02')", {"exact_match": "Ada"}), base=base) == 0.0
     server.shutdown()
     server.server_close()
-    with pytest.raises(EnvCrashed, match="does not answer"):
+    with pytest.raises(EnvCrashed, match=r"integration/admin/token: ConnectError"):
         judge(_looks(last, "", {}), base=base)

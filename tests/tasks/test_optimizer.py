@@ -131,11 +131,6 @@ def test_the_defaults_are_verls(verl: ModuleType) -> None:
         assert (tuple(actual) if name == "betas" else actual) == reference, name
 
 
-def test_a_warm_up_alone_ends_in_a_constant() -> None:
-    ratios = [OptimizerSettings(warmup_steps=4).ratio(step, steps=8) for step in range(1, 9)]
-    assert ratios == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]
-
-
 @pytest.mark.parametrize(
     ("block", "message"),
     [

@@ -457,7 +457,7 @@ def test_kept_policies_are_ranked_by_their_score_on_a_named_data_set(
     write_round(workspace, 1, steps=(3, 4))
     write_results(workspace)
     (workspace / "train" / "best").mkdir()
-    (workspace / "train" / "best" / "config.json").write_text("{}")
+    (workspace / "train" / "best.json").write_text('{"index": 1}')
     with Tracker("ten", pipeline=pipeline, workspace=workspace) as tracker:
         tracker.finish()
     parent, _ = runs_of(workspace)

@@ -1,14 +1,17 @@
 """What a training session does without starting anything: refusals, and finished rounds."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from envs.errors import ConfigError, WingspanError
 from tasks.data.items import write_items
-from tasks.stages.rounds import RoundResult, drop_steps_after
+from tasks.stages.rounds import RoundResult, choose_best, drop_steps_after, find_best
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
@@ -81,7 +84,7 @@ def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> N
     file = tmp_path / "train" / "metrics.jsonl"
     checkpoint = tmp_path / "train" / "checkpoints" / "global_step_2"
     checkpoint.mkdir(parents=True)
-    StepRecord(step=2, metrics={"success": 0.5}, trajectories=[], saved=True).write(checkpoint)
+    StepRecord(step=2, metrics={"success": 0.5}, trajectories=[]).write(checkpoint)
     checkpoints.mark_complete(checkpoint.parent, step=2)
     write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
     file.write_text(json.dumps({"step": 1, "success": 0.25}) + "\n")
@@ -130,6 +133,40 @@ def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(
     assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
     assert "goes back to step 2" in caplog.text
     assert "weights has 0 of 100 bytes" in caplog.text
+
+
+def test_the_best_policy_is_that_of_a_round_that_is_still_believed(tmp_path: Path) -> None:
+    """Training goes back to before its best round: the best of those before it takes its place."""
+    folder = tmp_path / "train"
+    for index, success in enumerate((0.5, 0.3, 0.9)):
+        last = 2 * index + 2
+        policy = checkpoints.policy_folder(folder / "checkpoints", step=last)
+        policy.mkdir(parents=True)
+        (policy / "config.json").write_text(json.dumps({"round": index}))
+        save_file({"weight": torch.zeros(1)}, policy / "model.safetensors")
+        checkpoints.mark_complete(folder / "checkpoints", step=last, steps_to_keep={2, 4, 6})
+        done = RoundResult(
+            index=index, first_step=last - 1, last_step=last, evaluation={"success": success}, seconds=1.0
+        )
+        (folder / "rounds").mkdir(exist_ok=True)
+        (folder / "rounds" / f"{index:02d}.json").write_text(json.dumps(asdict(done)))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in range(1, 7)))
+
+    def best() -> tuple[int, int]:
+        result = find_best(folder)
+        assert result is not None
+        return result.index, json.loads((folder / "best" / "config.json").read_text())["round"]
+
+    choose_best(folder, folder / "checkpoints")
+    assert best() == (2, 2)
+    (checkpoints.policy_folder(folder / "checkpoints", step=6) / "config.json").write_text("")
+    with TrainSession(toy_pipeline(Path("m"), train__steps=6), tmp_path) as session:
+        assert session.evaluate_round(session.train_round(1)).last_step == 4
+    assert best() == (0, 0)
+    shutil.rmtree(folder / "checkpoints")
+    choose_best(folder, folder / "checkpoints")
+    assert find_best(folder) is None
+    assert not (folder / "best").exists()
 
 
 def test_a_remote_traceback_in_an_error_is_cut_to_its_cause() -> None:

@@ -546,5 +546,7 @@ def test_an_action_that_is_no_call_is_not_taken_for_one(action: str) -> None:
 
 
 def test_several_calls_are_one_a_line() -> None:
+    (call,) = parse_calls('answer({"text": "one\u2028two"})')
+    assert call.arguments == {"text": "one\u2028two"}
     calls = parse_calls('search({"query": "a) {b"})\nanswer({"text": "x\\ny"})')
     assert calls == [ToolCall("search", {"query": "a) {b"}), ToolCall("answer", {"text": "x\ny"})]

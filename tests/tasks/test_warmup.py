@@ -15,7 +15,7 @@ from agents.huggingface.files import load_tokenizer
 from agents.prompting.renderer import Renderer
 from agents.tools.episode import act
 from agents.tools.toolbox import Toolbox
-from envs.errors import ConfigError
+from envs.errors import ConfigError, WingspanError
 from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item, Message
 from tasks.config.pipelines import Pipeline
@@ -264,6 +264,21 @@ def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_
     assert {t.dtype for t in after.values()} == {torch.float32}
     assert AutoTokenizer.from_pretrained(folder).get_vocab() == toy_tokenizer().get_vocab()
     assert AutoTokenizer.from_pretrained(folder).chat_template == toy_tokenizer().chat_template
+
+
+@pytest.mark.heavy
+def test_a_training_that_diverges_ends_with_the_reason(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    register()
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(1))
+    model = save_tiny_model(tmp_path / "model")
+    (file,) = model.glob("*.safetensors")
+    save_file({name: tensor * float("nan") for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(WingspanError, match="supervised training diverged: loss is nan"):
+        warmup(toy_pipeline(model, warmup=SETTINGS), tmp_path)
+    assert not (tmp_path / "warmup" / "config.json").exists()
 
 
 def loss_of(model: Any, demonstration: Demonstration) -> float:

@@ -39,7 +39,7 @@ class Verdict:
     has_mathematics: bool
     """The response holds mathematics."""
     is_decided: bool = True
-    """False if the answer took more CPU time or memory than a comparison may."""
+    """False if it took more CPU time than a comparison may; what takes more memory is not mathematics."""
 
 
 class MathProcesses:
@@ -59,7 +59,10 @@ class MathProcesses:
         installed, `RuntimeError` if the process fails for another reason than its limits.
         """
         with self._free:
-            process = self._idle.pop() if self._idle else _Process()
+            try:
+                process = self._idle.pop()
+            except IndexError:
+                process = _Process()
             try:
                 answer = process.ask({"gold": list(gold), "response": response, "cpu_s": self._cpu_s})
             except BaseException:

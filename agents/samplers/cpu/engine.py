@@ -8,7 +8,6 @@ and futures.
 """
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -72,8 +71,6 @@ class EngineStats:
     """Passes through the model, of however many sequences."""
     evictions: int = 0
     """Episodes whose slot was given to another."""
-    seconds: float = 0.0
-    """Wall time inside `step`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +105,6 @@ class CpuEngine:
         max_sequences: int = 256,
         cache_gb: float = 4.0,
         seed: int = 0,
-        policy_version: int = 0,
         threads: int = 1,
     ) -> None:
         """`context_length`: tokens of a whole episode; `max_sequences`: episodes in the cache;
@@ -124,7 +120,7 @@ class CpuEngine:
                 "(max_position_embeddings in config.json); lower rollout.context_length"
             )
         self.shape = shape
-        self.policy_version = policy_version
+        self.policy_version = 0
         self._context = context_length
         self._seed = seed
         self._model = Llama(shape, weights, max_context=context_length)
@@ -137,7 +133,6 @@ class CpuEngine:
         self._waiting: dict[str, Request] = {}  # by episode, first come first
         self._jobs: dict[str, _Job] = {}  # by episode
         self._counts: Counter[str] = Counter()
-        self._seconds = 0.0
         self._clock = 0
         self._hot: list[CachedSequence] = []
         self._threads = threads
@@ -152,7 +147,7 @@ class CpuEngine:
     def stats(self) -> EngineStats:
         """Counts since the engine was made."""
         counts = {name: int(count) for name, count in self._counts.items()}
-        return EngineStats(**counts, evictions=self._scheduler.evictions, seconds=self._seconds)
+        return EngineStats(**counts, evictions=self._scheduler.evictions)
 
     def submit(self, request: Request) -> None:
         """Add a request; `step` will return its completion. Raises `ConfigError` for an invalid one."""
@@ -208,13 +203,10 @@ class CpuEngine:
 
         If it raises, the cache is no longer consistent: call `reset` before another step.
         """
-        start = time.perf_counter()
         self._clock += 1
         self._admit()
         self._choose_hot()
-        completions = self._advance(self._hot) if self._hot else []
-        self._seconds += time.perf_counter() - start
-        return completions
+        return self._advance(self._hot) if self._hot else []
 
     def _count(self, **increments: int) -> None:
         """Add to fields of `EngineStats`."""

@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -43,15 +44,12 @@ class CpuSampler:
         *,
         context_length: int,
         max_sequences: int = 256,
-        cache_gb: float = 4.0,
         seed: int = 0,
-        policy_version: int = 0,
         threads: int = 1,
     ) -> None:
         """`model`: a folder in Hugging Face format. `context_length`: tokens of a whole episode.
-        `max_sequences`: episodes in the cache. `cache_gb`: the memory limit of keys and values, half for
-        episodes and half for shared prompts; memory is taken as they grow. `threads`: the number of threads
-        that share the sequences of each step.
+        `max_sequences`: episodes in the cache. `threads`: the number of threads that share the sequences of
+        each step.
 
         Raises `ConfigError` if the model or a value is not supported.
         """
@@ -69,9 +67,7 @@ class CpuSampler:
             weights,
             context_length=context_length,
             max_sequences=max_sequences,
-            cache_gb=cache_gb,
             seed=seed,
-            policy_version=policy_version,
             threads=threads,
         )
         self._folder = Path(model)
@@ -79,6 +75,8 @@ class CpuSampler:
         self._ids = itertools.count()
         self._answers: dict[int, Callable[[Completion | WingspanError], None]] = {}
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._is_closed = False
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="cpu-sampler", daemon=True)
         self._thread.start()
 
@@ -115,8 +113,9 @@ class CpuSampler:
             self._answers[request.request_id] = _resolver(answer)
             try:
                 self._engine.submit(request)
-            except WingspanError as error:
-                self._answers.pop(request.request_id)(error)
+            except Exception as error:  # for the caller, whatever it is; the engine is unchanged
+                failure = error if isinstance(error, WingspanError) else SamplerFailed(describe(error))
+                self._answers.pop(request.request_id)(failure)
 
         def cancel() -> None:
             # a newer request of the same episode must go on
@@ -127,7 +126,8 @@ class CpuSampler:
         try:
             return await answer
         except asyncio.CancelledError:
-            self._enqueue(cancel)
+            with suppress(SamplerFailed):  # closed meanwhile
+                self._enqueue(cancel)
             raise
 
     async def load_weights(self, weights: "Mapping[str, torch.Tensor]", *, policy_version: int) -> None:
@@ -138,17 +138,15 @@ class CpuSampler:
         """
         await self._ask(lambda: self._engine.load_weights(weights, policy_version=policy_version))
 
-    async def policy_version(self) -> int:
-        """The global step of the weights in use."""
-        return await self._ask(lambda: self._engine.policy_version)
-
     async def stats(self) -> "EngineStats":
         """Counts since the start."""
         return await self._ask(lambda: self._engine.stats)
 
     def close(self) -> None:
         """End the thread; requests that still wait raise `SamplerFailed`."""
-        self._commands.put(None)
+        with self._lock:
+            self._is_closed = True
+            self._commands.put(None)
         self._thread.join()
         self._engine.close()
 
@@ -166,9 +164,10 @@ class CpuSampler:
         return await answer
 
     def _enqueue(self, command: Callable[[], None]) -> None:
-        if not self._thread.is_alive():
-            raise SamplerFailed("the CPU sampler was closed; make a new one")
-        self._commands.put(command)
+        with self._lock:  # None, which ends the thread, stays the last command
+            if self._is_closed:
+                raise SamplerFailed("the CPU sampler was closed; make a new one")
+            self._commands.put(command)
 
     def _run(self) -> None:
         while self._run_commands():

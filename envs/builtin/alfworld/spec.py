@@ -8,6 +8,7 @@ the games that AgentGym omits: those of `valid_seen`, `valid_unseen` and the res
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def solvable_games() -> Mapping[str, bool]:
             "key": key,
             "solvable": {n: is_solvable(file, remedy=REMEDY) for n, (file, _) in game_files.items()},
         }
-        write_atomically(index, json.dumps(index_data))
+        with suppress(OSError):  # a folder that cannot be written to
+            write_atomically(index, json.dumps(index_data))
     solvable: Mapping[str, bool] = index_data["solvable"]
     return solvable
 

@@ -139,8 +139,10 @@ class WebEnv(BrowserEnv):
 
     async def close(self) -> None:
         """End the episode; release the browser and the sites."""
-        await super().close()
-        await self.provider.close()
+        try:
+            await super().close()
+        finally:
+            await self.provider.close()
 
     async def _observe(self, session: BrowserSession) -> str:
         assert self._state is not None

@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import httpx
-
 from envs.builtin.webarena.evaluators import Helper, Page
 from envs.builtin.webarena.login import ACCOUNTS
 from envs.builtin.webarena.sites import Sites
-from envs.errors import EnvCrashed
+from envs.network.client import ask_json
 
 ANSWER_S = 60.0
 
@@ -84,16 +82,7 @@ HELPERS: Mapping[str, Helper] = {
 async def _request_shop(sites: Sites, path: str, parameters: Mapping[str, str] | None = None) -> Any:
     """A response of Magento's REST interface to its administrator."""
     base = f"{sites.urls['shopping']}/rest"
-    try:
-        async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as client:
-            token = await client.post(
-                f"{base}/default/V1/integration/admin/token", json=ACCOUNTS["shopping_admin"]
-            )
-            token.raise_for_status()
-            response = await client.get(
-                f"{base}/V1/{path}", params=parameters, headers={"Authorization": f"Bearer {token.json()}"}
-            )
-            response.raise_for_status()
-            return response.json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise EnvCrashed(f"{base}/V1/{path} does not answer: {error}") from error
+    login = f"{base}/default/V1/integration/admin/token"
+    token = await ask_json("POST", login, timeout_s=ANSWER_S, json=ACCOUNTS["shopping_admin"])
+    headers = {"Authorization": f"Bearer {token}"}
+    return await ask_json("GET", f"{base}/V1/{path}", timeout_s=ANSWER_S, params=parameters, headers=headers)

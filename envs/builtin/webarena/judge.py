@@ -6,11 +6,11 @@ tasks need a judge: `WEBARENA_JUDGE_URL=none` leaves them out.
 """
 
 import os
+import re
 from dataclasses import dataclass
 
-import httpx
-
-from envs.errors import EnvCrashed, describe
+from envs.errors import EnvCrashed
+from envs.network.client import ask_json
 from envs.redaction import register_secret
 from envs.requirements.detection import CheckedRequirement
 
@@ -30,6 +30,10 @@ Task: {task}
 Reason: {reason}
 Report: {answer}
 End with one line that holds your verdict alone: same or different."""
+
+
+_VERDICT = re.compile(r"(?:(?:my |the )?(?:final )?verdict(?: is)?\W+)?(?P<verdict>[a-z ]+)")
+_MARKS = " .*_`\"'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,11 @@ class ModelJudge:
         for _ in range(ATTEMPTS):
             reply = (await self._ask(prompt)).strip().lower()
             last_line = reply.splitlines()[-1] if reply else ""
-            if any(word in last_line for word in no):
+            match = _VERDICT.fullmatch(last_line.strip(_MARKS))
+            verdict = match and match["verdict"]
+            if verdict in no:
                 return False
-            if yes in last_line:
+            if verdict == yes:
                 return True
         raise EnvCrashed(f"the judge {self.model} gives no verdict: {reply[-80:]!r}")
 
@@ -69,13 +75,14 @@ class ModelJudge:
         }
         register_secret(self.key)
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        url = f"{self.url}/chat/completions"
+        answer = await ask_json("POST", url, timeout_s=ANSWER_S, json=body, headers=headers)
         try:
-            async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as client:
-                response = await client.post(f"{self.url}/chat/completions", json=body, headers=headers)
-                response.raise_for_status()
-                return str(response.json()["choices"][0]["message"]["content"] or "")
-        except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
-            raise EnvCrashed(f"the judge at {self.url} does not answer: {describe(error)}") from error
+            return str(answer["choices"][0]["message"]["content"] or "")
+        except (KeyError, IndexError, TypeError) as error:
+            raise EnvCrashed(
+                f"the judge at {url} answers {str(answer)[:80]!r}: it is no chat endpoint"
+            ) from error
 
 
 def judge_of_environment() -> ModelJudge | None:

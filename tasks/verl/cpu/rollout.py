@@ -14,7 +14,7 @@ from typing import Any
 import ray
 import torch
 from cachetools import LRUCache
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 from verl.workers.rollout import base as verl_rollout
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.llm_server import LLMServerManager
@@ -22,7 +22,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from agents.types import Completion, SamplingParams
 from envs.types import Image
-from tasks.errors import SamplerDied
+from tasks.errors import SamplerDied, actor_deaths
 from tasks.verl.config import MAX_EPISODES
 
 BACKENDS = ("cpu", "vllm-cpu")
@@ -114,7 +114,7 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
     ) -> None:
         """Send the full weights, of policy version `global_steps`.
 
-        Raises `SamplerDied`, or Ray's `RayActorError`, if a sampler is gone.
+        Raises `SamplerDied`, or one of `actor_deaths`, if a sampler is gone.
         """
         if wire_format != "named_tensors":
             raise NotImplementedError(f"samplers on a CPU take named_tensors, not {wire_format!r}")
@@ -164,7 +164,7 @@ class ActorSampler:
             raise
         except RayTaskError as error:
             raise error.cause from None  # Ray's message is a coloured traceback of the sampler's process
-        except RayActorError as error:
+        except actor_deaths() as error:
             raise SamplerDied(f"the sampler died: {type(error).__name__}") from error
         return completion
 
