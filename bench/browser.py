@@ -6,8 +6,7 @@ Runs scripted MiniWoB++ tasks. Prints one JSON object:
 
 - `start_s`: time to start Chromium
 - `base_mb`, `driver_mb`, `mb_per_context`: memory of Chromium without a context, of Playwright's driver, and
-of
-  each of `contexts` contexts after its first page; shared memory is counted once (PSS)
+  of each of `contexts` contexts after its first page; shared memory is counted once (PSS)
 - `reset_ms`, `step_ms`, `step_ms_p95`: wall-clock medians and 95th percentile with one live instance;
   `step_cpu_ms`: CPU time of a step over all processes
 - `steps_per_s`: with all contexts at once; `step_ms_together`: the median step of one of them meanwhile
@@ -27,6 +26,7 @@ from dataclasses import asdict
 
 import psutil
 
+from bench.processes import cpu_s as tree_cpu_s
 from envs.base import Environment
 from envs.browser.leases import BrowserLease
 from envs.builtin.miniwob.env import MiniWobEnv, find_task
@@ -92,9 +92,9 @@ async def measure_cost(contexts: int) -> dict[str, float]:
         start = time.perf_counter()
         observation = await envs[0].reset(item)
         resets.append(time.perf_counter() - start)
-        before = _cpu_s()
+        before = tree_cpu_s()
         await play(envs[0], item, alone, observation=observation)
-        cpu_s += _cpu_s() - before
+        cpu_s += tree_cpu_s() - before
     together: list[float] = []
     todo = items(3 * contexts)
     start = time.perf_counter()
@@ -119,15 +119,6 @@ async def measure_cost(contexts: int) -> dict[str, float]:
         "step_ms_together": round(1000 * statistics.median(together)),
         "steps_per_s": round(len(together) / seconds, 1),
     }
-
-
-def _cpu_s() -> float:
-    """CPU seconds of this process and its live descendants."""
-    total = 0.0
-    for process in (psutil.Process(), *list_descendants()):
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            total += sum(process.cpu_times()[:2])
-    return total
 
 
 async def _several(env: MiniWobEnv, todo: Sequence[Item], steps: list[float]) -> None:

@@ -16,13 +16,11 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import Any
 
-import psutil
-
 from agents.types import Trajectory
+from bench.processes import cpu_s_by_process
 from envs.types import Item
 from tasks.cluster.placement import place_workers
 from tasks.cluster.session import connect_ray, disconnect_ray
@@ -32,16 +30,6 @@ from tasks.rollout.runner import RolloutSpec, make_runner
 from tasks.verl.process import environment_of
 
 PIPELINE, TURNS = "textcraft-gpu", 26
-
-
-def busy_seconds() -> dict[str, float]:
-    """CPU time so far of this process and of all that it has started, by name and number."""
-    seconds = {}
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with suppress(psutil.NoSuchProcess), process.oneshot():
-            times = process.cpu_times()
-            seconds[f"{process.name()} {process.pid}"] = times.user + times.system
-    return seconds
 
 
 async def measure(
@@ -54,12 +42,12 @@ async def measure(
     spec = RolloutSpec(
         name=name, max_turns=dict.fromkeys(pipeline.data.parts, TURNS), num_samples=1, temperature=1.0
     )
-    before, start = busy_seconds(), time.perf_counter()
+    before, start = cpu_s_by_process(), time.perf_counter()
     try:
         groups: list[list[Trajectory]] = await runner.run(items, spec)
     finally:
         await runner.close()
-    seconds, after = time.perf_counter() - start, busy_seconds()
+    seconds, after = time.perf_counter() - start, cpu_s_by_process()
     turns = [turn for trajectory in chain.from_iterable(groups) for turn in trajectory.turns]
     cores = {process: (after[process] - before.get(process, 0.0)) / seconds for process in after}
     busiest = sorted(cores, key=cores.__getitem__, reverse=True)[:3]

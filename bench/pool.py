@@ -21,8 +21,7 @@ import statistics
 import time
 from dataclasses import replace
 
-import psutil
-
+from bench.processes import cpu_s, memory_bytes
 from envs.base import Environment
 from envs.registry import EnvSpec, get_env
 from envs.runtime.manager import EnvManager
@@ -39,7 +38,7 @@ async def measure(spec: EnvSpec, *, live: int, turns: int, pairs: int) -> dict[s
     envs = EnvManager([spec], capacity=live)
     ready, done = asyncio.Barrier(live + 1), asyncio.Barrier(live + 1)
     go = asyncio.Event()
-    memory = await asyncio.to_thread(_memory)
+    memory = await asyncio.to_thread(memory_bytes)
 
     async def user(item: Item) -> None:
         async with envs.lease(spec.name) as env:
@@ -49,18 +48,18 @@ async def measure(spec: EnvSpec, *, live: int, turns: int, pairs: int) -> dict[s
             await _steps(env, turns=turns)
             await done.wait()
 
-    start, cpu = time.perf_counter(), _cpu_s()
+    start, cpu = time.perf_counter(), cpu_s()
     async with asyncio.TaskGroup() as users:
         for i in range(live):
             users.create_task(user(items[i % len(items)]))
         await ready.wait()
-        reset_cpu = _cpu_s() - cpu
+        reset_cpu = cpu_s() - cpu
         num_live = envs.metrics[spec.name].live
-        memory = await asyncio.to_thread(_memory) - memory
-        cpu = _cpu_s()
+        memory = await asyncio.to_thread(memory_bytes) - memory
+        cpu = cpu_s()
         go.set()
         await done.wait()
-        step_cpu = _cpu_s() - cpu
+        step_cpu = cpu_s() - cpu
     metrics = envs.metrics[spec.name]
     await envs.close()
     seconds = time.perf_counter() - start
@@ -104,22 +103,6 @@ async def _steps(env: Environment, *, turns: int) -> None:
         if (await env.step(TURNS[turn % len(TURNS)])).terminated:
             break
         await asyncio.sleep(0)
-
-
-def _memory() -> int:
-    """Bytes of this process and its descendants; shared memory counts once."""
-    return sum(process.memory_full_info().pss for process in _list_processes())
-
-
-def _cpu_s() -> float:
-    """CPU seconds so far of this process and its living descendants."""
-    times = [process.cpu_times() for process in _list_processes()]
-    return sum(cpu_times.user + cpu_times.system for cpu_times in times)
-
-
-def _list_processes() -> list[psutil.Process]:
-    this = psutil.Process()
-    return [this, *this.children(recursive=True)]
 
 
 def main() -> None:

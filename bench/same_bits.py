@@ -15,16 +15,14 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from bench.equal_runs import command, compare, read_steps, start
+from bench.processes import busy_processes
 
 SAVE_EVERY = 5
 POLL_S = 0.2
@@ -62,18 +60,6 @@ def kill_after(line: Sequence[str], seconds: float, *, log: Path) -> None:
     psutil.wait_procs(descendants, timeout=60)
 
 
-@contextmanager
-def busy_machine(processes: int) -> Iterator[None]:
-    """Keep `processes` processes computing meanwhile."""
-    busy_processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for process in busy_processes:
-            process.kill()
-            process.wait()
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -100,7 +86,7 @@ def main() -> None:
     seconds = [values["seconds"] for values in read_steps(undisturbed)]
     rng = random.Random(arguments.seed)
     moments, steps_found = [], []
-    with busy_machine(arguments.busy):
+    with busy_processes(arguments.busy):
         for _ in range(arguments.kills):
             moments.append(round(rng.uniform(0, sum(seconds[len(read_steps(killed)) :])), 1))
             kill_after(second, moments[-1], log=log)

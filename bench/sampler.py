@@ -22,11 +22,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
 import torch
 
 from agents.samplers.sampler import Sampler
 from agents.types import SamplingParams
+from bench.processes import cpu_s
 from bench.samplers import SAMPLERS
 from tasks.config.capacity import ModelSize, read_model_size
 from tasks.verl.cpu.flops import ModelFlops, Work, best_seconds, matmul_flops
@@ -36,13 +36,6 @@ EPISODES = (1, 16, 64, 256)
 EPISODE = TURNS * (COMPLETION + OBSERVATION) - OBSERVATION
 """Tokens of an episode after its prompt."""
 CONTEXT = PROMPT + EPISODE + OBSERVATION + 1
-
-
-def cpu_seconds() -> float:
-    """CPU seconds of this process and its descendants."""
-    process = psutil.Process()
-    children = [child.cpu_times() for child in process.children(recursive=True)]
-    return time.process_time() + sum(times.user + times.system for times in children)
 
 
 def read_bytes_per_s(size: float) -> float:
@@ -85,9 +78,9 @@ async def play(sampler: Sampler, *, episodes: int, vocab_size: int, seed: int) -
 
     groups = -(-episodes // GROUP)
     prompts = [tokens(PROMPT) for _ in range(groups)]
-    start, cpu_start = time.perf_counter(), cpu_seconds()
+    start, cpu_start = time.perf_counter(), cpu_s()
     await asyncio.gather(*(episode(index, list(prompts[index // GROUP])) for index in range(episodes)))
-    wall, cpu = time.perf_counter() - start, cpu_seconds() - cpu_start
+    wall, cpu = time.perf_counter() - start, cpu_s() - cpu_start
     completions = episodes * TURNS * COMPLETION
     return {
         "wall_s": wall,

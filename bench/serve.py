@@ -33,6 +33,7 @@ from typing import Any
 import httpx
 import psutil
 
+from bench.processes import cpu_s
 from envs.registry import get_env
 from envs.remote.servers import Servers, WireProtocol
 
@@ -138,12 +139,6 @@ async def live(http: httpx.AsyncClient) -> int:
     match = re.search(r'wingspan_sessions_live\{env="textcraft"\} (\S+)', text)
     assert match is not None
     return int(float(match.group(1)))
-
-
-def cpu_s(process: psutil.Process) -> float:
-    """User and system time so far."""
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def megabytes(process: psutil.Process) -> float:

@@ -181,7 +181,8 @@ def train(
     settings: Sequence[str],
 ) -> None:
     """Train each variant of the study, or those named by `only`, with each seed."""
-    variants = STUDIES[study](load_pipeline(pipeline_name))
+    overrides = parse_settings(list(settings))
+    variants = STUDIES[study](load_pipeline(pipeline_name, overrides=overrides))
     unknown = [name for name in only if name not in variants]
     if unknown:
         raise SystemExit(f"--only {' '.join(unknown)}: {study} has {', '.join(variants)}")
@@ -189,7 +190,7 @@ def train(
         pipeline_name,
         variants={name: parse_settings(variants[name]) for name in only or variants},
         seeds=seeds,
-        settings={"evaluate.quick_items": items, **parse_settings(list(settings))},
+        settings={"evaluate.quick_items": items, **overrides},
         folder=folder,
     )
     run_all(

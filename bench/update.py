@@ -28,14 +28,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from bench.processes import busy_processes
 from envs.types import Item
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl.cpu.flops import UPDATE_PASSES, ModelFlops, count_work, matmul_flops
@@ -90,6 +91,7 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
     alone_times: list[tuple[float, float]] = []
     busy_times: list[tuple[float, float]] = []
     with busy_processes(busy) as processes:
+        send(processes, signal.SIGSTOP)
         for _ in range(repeats):
             alone_times.append(timed_update(worker, data))
             if busy:
@@ -176,19 +178,6 @@ def random_rows(pipeline: Pipeline, *, items: int) -> list[TrainingRow]:
             )
             rows += rows_of(f"group{item}", [trajectory])
     return rows
-
-
-@contextmanager
-def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that compute without end; stopped until they get SIGCONT."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        send(processes, signal.SIGSTOP)
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def send(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:

@@ -26,7 +26,7 @@ def test_the_tool_the_reward_and_the_agent_take_forty_lines() -> None:
 @pytest.mark.slow
 def test_the_tutorial_ends_with_a_policy_that_has_learnt(tmp_path: Path) -> None:
     [code, make_model], [settings, line] = blocks("python"), blocks("yaml")
-    [make, questions, run] = blocks("bash")
+    [set_up, make, questions, run] = blocks("bash")
     for folder in ("agents", "envs", "flows", "tasks"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for file in ("constraints.txt", "pyproject.toml"):
@@ -36,7 +36,9 @@ def test_the_tutorial_ends_with_a_policy_that_has_learnt(tmp_path: Path) -> None
     assert names
     (tmp_path / "dvc.yaml").write_text(f"{head}{names}      {line}{tail}")
     (tmp_path / "pipelines.yaml").write_text((ROOT / "pipelines.yaml").read_text() + settings)
-    (tmp_path / "agents" / "custom").mkdir()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    subprocess.run(["bash", "-ec", set_up], cwd=tmp_path, check=True)
     (tmp_path / "agents" / "custom" / "sums.py").write_text(code)
     (tmp_path / "agents" / "custom" / "sums_model.py").write_text(make_model)
     programs = tmp_path / "programs"
