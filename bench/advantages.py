@@ -91,7 +91,6 @@ def random_batch(conversations: int, tokens: int) -> Conversations:
         group=torch.arange(conversations) // GROUP_SIZE,
         mask=torch.ones(conversations, tokens, dtype=torch.bool),
         rewards=rewards,
-        turn=(torch.arange(tokens) // length).clamp(max=TURNS - 1).repeat(conversations, 1),
         old_log_probs=torch.full((conversations, tokens), -1.0),
         teacher_log_probs=torch.full((conversations, tokens), -1.5),
         sum_pi_squared=torch.rand(conversations, tokens, generator=generator),

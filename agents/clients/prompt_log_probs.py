@@ -14,7 +14,7 @@ from agents.clients.endpoint import Endpoint, EndpointClient, EndpointFailed
 from agents.samplers.scoring import ScoredTokens
 from envs.errors import ConfigError, describe, to_line
 from envs.network.client import MAX_DETAIL, TryAgain
-from envs.runtime.concurrency import gather_or_cancel, run_in_thread
+from envs.runtime.concurrency import gather_or_cancel, run_blocking
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class EndpointScorer(EndpointClient):
         """Raises `ConfigError` if the endpoint does not answer, rejects the key or lacks the model."""
         super().__init__(endpoint)
         self._base = endpoint.url.rstrip("/")
-        self.max_length = run_in_thread(self._read_max_length())
+        self.max_length = run_blocking(self._read_max_length())
 
     def score(self, continuations: Sequence[ScoredTokens], *, temperature: float) -> list[list[float]]:
         """As of `Scorer`; `temperature` is 1: an endpoint computes no other.
@@ -38,13 +38,13 @@ class EndpointScorer(EndpointClient):
         or the address is rejected.
         """
         assert temperature == 1.0, temperature
-        return run_in_thread(gather_or_cancel(self._score(continuation) for continuation in continuations))
+        return run_blocking(gather_or_cancel(self._score(continuation) for continuation in continuations))
 
     def decode(self, token_ids: Sequence[int]) -> list[str]:
         """The texts of successive runs of `token_ids`, of `CHUNK` each, by the model's tokenizer; raises as
         `score` does."""
         chunks = (token_ids[start : start + CHUNK] for start in range(0, len(token_ids), CHUNK))
-        return run_in_thread(gather_or_cancel(map(self._decode, chunks)))
+        return run_blocking(gather_or_cancel(map(self._decode, chunks)))
 
     async def _score(self, continuation: ScoredTokens) -> list[float]:
         ids = [*continuation.prompt_ids, *continuation.response_ids]

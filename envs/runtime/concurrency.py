@@ -32,7 +32,7 @@ async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in another thread, because the caller's may run an event loop; blocks."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()

@@ -31,7 +31,6 @@ class Conversations:
     group: Tensor  # [C], int64: conversations of one item have the same number
     mask: Tensor  # [C, T], bool
     rewards: Tensor  # [C, T]: each turn's reward on its last token, less the KL penalty if there is one
-    turn: Tensor  # [C, T], int64: index of the turn that the token belongs to
     old_log_probs: Tensor  # [C, T]
     values: Tensor | None = None  # [C, T], of the critic, at the state before each token is sampled
     sum_pi_squared: Tensor | None = None  # [C, T]: Σπ² over the vocabulary, of the policy that sampled
@@ -64,8 +63,11 @@ class Conversations:
     @property
     def turn_starts(self) -> Tensor:
         """[C, T], bool: the first token of each turn."""
-        previous = torch.nn.functional.pad(self.turn[:, :-1], (1, 0), value=-1)
-        return self.mask & (self.turn != previous)
+        lengths = self.turn_lengths[:, :-1]
+        rows, turns = lengths.nonzero(as_tuple=True)
+        starts = torch.zeros_like(self.mask)
+        starts[rows, (lengths.cumsum(1) - lengths)[rows, turns]] = True
+        return starts
 
     @cached_property
     def turn_lengths(self) -> Tensor:
@@ -190,12 +192,3 @@ def rewards_of(trajectories: Sequence[Trajectory], mask: Tensor) -> Tensor:
         ends = torch.tensor([len(turn.completion.token_ids) for turn in trajectory.turns]).cumsum(0) - 1
         rewards[row, ends] = torch.tensor([turn.reward for turn in trajectory.turns])
     return rewards
-
-
-def turns_of(trajectories: Sequence[Trajectory], mask: Tensor) -> Tensor:
-    """[C, T], int64: the index of each token's turn, 0 where there is no token."""
-    turns = torch.zeros(mask.shape, dtype=torch.int64)
-    lengths = [[len(turn.completion.token_ids) for turn in t.turns] for t in trajectories]
-    indices = [torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)) for counts in lengths]
-    turns[mask] = torch.cat(indices)
-    return turns

@@ -13,7 +13,7 @@ from envs.errors import ConfigError
 from envs.types import Item
 from tasks.comparison.sides import GREEDY, SUCCESS, Side, Source, check_same_items
 from tasks.data.items import describe_turns
-from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, item_means
+from tasks.evaluation.outcomes import EVALUATION_TRAJECTORIES, OUTCOMES, Samples, compare_samples, item_means
 from tasks.reporting.paired import PairedTest
 from tasks.reporting.results import (
     POLICIES,
@@ -250,7 +250,7 @@ def _check_finished(folder: Path, results: Results) -> None:
             "out"
         )
     if not results.outcomes or not results.trajectories:
-        file = OUTCOMES if not results.outcomes else "evaluation_trajectories.jsonl"
+        file = OUTCOMES if not results.outcomes else EVALUATION_TRAJECTORIES
         raise ConfigError(
             f"{folder} cannot be compared item by item: no {file}; evaluate its policy with `wingspan "
             f"evaluate {folder} ENV`, and compare such evaluations"

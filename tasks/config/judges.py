@@ -6,7 +6,7 @@ from agents.clients.endpoint import Endpoint
 from agents.rewards import REWARDS, LLMJudge
 from agents.rewards.judge.reward import PROMPT
 from envs.errors import ConfigError, describe
-from envs.runtime.concurrency import run_in_thread
+from envs.runtime.concurrency import run_blocking
 from tasks.config.agent import AgentSettings, JudgeBlock
 
 
@@ -49,7 +49,7 @@ def check_judges(settings: AgentSettings, *, names: list[str]) -> None:
 
 @lru_cache(maxsize=64)  # once in a process: the command and its flow make the same plan
 def _check_endpoint(judge: LLMJudge) -> None:
-    run_in_thread(judge.check_endpoint())
+    run_blocking(judge.check_endpoint())
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ from agents.huggingface.files import load_tokenizer
 from agents.prompting.renderer import Renderer
 from envs.errors import ConfigError, WingspanError
 from envs.registry import EnvSpec
-from envs.runtime.concurrency import run_in_thread
+from envs.runtime.concurrency import run_blocking
 from envs.types import Item, Observation
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
@@ -77,7 +77,7 @@ def _reset_episodes(items: Sequence[Item], spec: EnvSpec, *, pipeline: Pipeline)
             await env.close()
 
     try:
-        return run_in_thread(begin())
+        return run_blocking(begin())
     except ConfigError:
         raise
     except (WingspanError, TimeoutError):

@@ -13,6 +13,8 @@ EVALUATION = "evaluation.json"
 """In the workspace: policy → mode → summary, as `tasks.data.trajectories.summarise` makes it."""
 OUTCOMES = "evaluation_outcomes.json"
 """In the workspace: policy → mode → item → whether each of its samples succeeded."""
+EVALUATION_TRAJECTORIES = "evaluation_trajectories.jsonl"
+"""In the workspace: the first trajectory of every item, policy and mode."""
 Samples = Mapping[str, Sequence[float]]
 """Item → value of each sample that did not fail: its success, reward or turns."""
 

@@ -19,6 +19,7 @@ from tasks.data.collapse import ALERTS
 from tasks.data.hashes import text_md5
 from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.outcomes import (
+    EVALUATION_TRAJECTORIES,
     OUTCOMES,
     Samples,
     compare_samples,
@@ -119,7 +120,7 @@ class Grouping:
 
 def read_results(workspace: Path) -> Results:
     """Read the files that `workspace` has so far."""
-    trajectory_file = workspace / "evaluation_trajectories.jsonl"
+    trajectory_file = workspace / EVALUATION_TRAJECTORIES
     return Results(
         steps=read_json_lines(workspace / "train" / "metrics.jsonl"),
         rounds=read_rounds(workspace / "train"),

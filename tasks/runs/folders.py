@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError
+from tasks.evaluation.outcomes import EVALUATION_TRAJECTORIES
 from tasks.evaluation.record import RECORD, TRAJECTORIES
 
 RUNS = Path("runs")
@@ -22,8 +23,13 @@ ANNOTATIONS = "annotations.jsonl"
 FORKS = "forks.jsonl"
 """In a run's folder: the trajectories of `tasks/forks`."""
 _STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
-_EVALUATION = "evaluation_trajectories.jsonl"
-_SIGNS = (_EVALUATION, "train/trajectories", "train/metrics.jsonl", "provision.json", "data/train.jsonl")
+_SIGNS = (
+    EVALUATION_TRAJECTORIES,
+    "train/trajectories",
+    "train/metrics.jsonl",
+    "provision.json",
+    "data/train.jsonl",
+)
 """Any of these makes a folder a workspace, from its first stage on."""
 
 
@@ -73,7 +79,7 @@ class RunFolder:
                 steps.append(TrajectoryFile(key=path.stem, path=path, phase="train", step=step))
         other_folders = [
             TrajectoryFile(key="evaluation", path=path, phase="evaluation")
-            for name in (_EVALUATION, TRAJECTORIES)
+            for name in (EVALUATION_TRAJECTORIES, TRAJECTORIES)
             if (path := self.folder / name).is_file()
         ][:1]
         return [*sorted(steps, key=lambda file: file.step or 0), *other_folders, *forks]

@@ -25,7 +25,7 @@ from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import summarise, write_trajectories
-from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, successes_of
+from tasks.evaluation.outcomes import EVALUATION, EVALUATION_TRAJECTORIES, OUTCOMES, successes_of
 from tasks.evaluation.pass_at_k import pass_rates
 from tasks.progress import SILENT, Progress, call_every
 from tasks.rollout.policy import open_policy
@@ -73,7 +73,7 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
                 results = [work(policy, servers) for policy in policies]
     named_results = {policy.name: result for policy, result in zip(policies, results, strict=True)}
     write_trajectories(
-        workspace / "evaluation_trajectories.jsonl", [t for result in results for t in result.examples]
+        workspace / EVALUATION_TRAJECTORIES, [t for result in results for t in result.examples]
     )
     outcomes = {name: result.successes for name, result in named_results.items()}
     write_json(workspace / OUTCOMES, outcomes, indent=None)

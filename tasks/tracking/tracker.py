@@ -28,7 +28,7 @@ from tasks.config.parameters import parameters_of
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
 from tasks.data.hashes import text_md5
-from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, read_evaluation
+from tasks.evaluation.outcomes import EVALUATION, EVALUATION_TRAJECTORIES, OUTCOMES, read_evaluation
 from tasks.runs.usage import read_usage
 from tasks.stages.rounds import read_rounds, round_file
 from tasks.tracking import facts, recorded_runs, system_metrics
@@ -338,7 +338,7 @@ class Tracker:
             client.log_artifact(run_id, str(workspace / LINEAGE))
             client.log_artifact(run_id, str(workspace / "train" / "metrics.jsonl"), "train")
         client.log_artifacts(run_id, str(workspace / "report"), "report")
-        self._log_traces(client, run_id, evaluation_traces(workspace / "evaluation_trajectories.jsonl"))
+        self._log_traces(client, run_id, evaluation_traces(workspace / EVALUATION_TRAJECTORIES))
         result = facts.result(evaluation)
         experiment_id = client.get_run(run_id).info.experiment_id
         page = run_page(experiment_id, run_id)

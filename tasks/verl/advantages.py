@@ -11,7 +11,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 
 from agents.types import Trajectory
 from tasks.algorithms.algorithm import ActorCritic
-from tasks.algorithms.conversations import Conversations, Estimate, rewards_of, turns_of
+from tasks.algorithms.conversations import Conversations, Estimate, rewards_of
 from tasks.config.training import RolloutCorrectionSettings, TrainSettings
 from tasks.verl.rows import overlong_penalty, parent_key, segment_number
 
@@ -141,7 +141,6 @@ def estimate_advantages(
             group=torch.tensor([groups[uid] for uid in uids]),
             mask=rows.mask,
             rewards=rewards,
-            turn=turns_of(list(trajectories.values()), rows.mask),
             old_log_probs=old_log_probs,
             values=values,
             sum_pi_squared=rows.join("sum_pi_squared") if algorithm.needs_sum_pi_squared else None,

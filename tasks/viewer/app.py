@@ -247,32 +247,24 @@ def _page(request: Request) -> dict[str, Any]:
     }
 
 
-def _reject(status: int) -> Callable[[Request, Exception], Response]:
-    def answer(_: Request, error: Exception) -> Response:
-        text = to_line(error) if isinstance(error, WingspanError) else str(error)
-        return json_answer({"error": text}, status=status)
-
-    return answer
-
-
-def _reject_request(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestRejected)
-    return json_answer({"error": to_line(error.detail)}, status=error.status)
-
-
-def _reject_http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return json_answer({"error": error.detail}, status=error.status_code)
+def _reject(_: Request, error: Exception) -> Response:
+    text = str(error)
+    match error:
+        case RequestRejected():
+            status, text = error.status, str(error.detail)
+        case HTTPException():
+            status, text = error.status_code, error.detail
+        case LineChanged():
+            status = 409
+        case WingspanError():
+            status = 400
+        case _:
+            status = 500
+    return json_answer({"error": to_line(text)}, status=status)
 
 
-_HANDLERS: Mapping[Any, Callable[[Request, Exception], Response]] = {
-    RequestRejected: _reject_request,
-    HTTPException: _reject_http,
-    LineChanged: _reject(409),
-    ConfigError: _reject(400),
-    MissingDependency: _reject(400),
-    sqlite3.DatabaseError: _reject(500),
-}
+_ERRORS = (RequestRejected, HTTPException, LineChanged, ConfigError, MissingDependency, sqlite3.DatabaseError)
+_HANDLERS: Mapping[Any, Callable[[Request, Exception], Response]] = dict.fromkeys(_ERRORS, _reject)
 
 
 class _TokenCheck:

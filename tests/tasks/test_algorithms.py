@@ -16,10 +16,11 @@ from tasks.algorithms.algorithm import OnlineAlgorithm
 from tasks.algorithms.offline import OfflineAlgorithm
 from tasks.algorithms.registry import ALGORITHMS, parse_algorithm, register_algorithm
 from tests.support.algorithms import parse_online
+from tests.support.turn_indices import turn_indices
 
 torch = pytest.importorskip("torch")
 
-from tasks.algorithms.conversations import Conversations, discounted_returns, gae, rewards_of, turns_of  # noqa: E402
+from tasks.algorithms.conversations import Conversations, discounted_returns, gae, rewards_of  # noqa: E402
 from tasks.algorithms.losses import PolicyLoss, Tokens, Vanilla  # noqa: E402
 
 GROUPS = (
@@ -408,7 +409,6 @@ def batch_of(
         group=group,
         mask=mask,
         rewards=rewards_of(trajectories, mask),
-        turn=turns_of(trajectories, mask),
         old_log_probs=probabilities.clamp(min=1e-3).log() * mask,
         sum_pi_squared=squares,
         values=values if with_values else None,
@@ -420,7 +420,7 @@ def batch_of(
 def with_observations(batch: Conversations) -> tuple[Any, tuple[Any, Any]]:
     """A mask with two observed tokens between turns, and where the sampled tokens lie in it."""
     rows, columns = batch.mask.nonzero(as_tuple=True)
-    columns = columns + 2 * batch.turn[batch.mask]
+    columns = columns + 2 * turn_indices(batch)[batch.mask]
     mask = torch.zeros(len(batch.mask), int(columns.max()) + 1, dtype=torch.bool)
     mask[rows, columns] = True
     return mask, (rows, columns)

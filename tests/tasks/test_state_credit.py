@@ -16,11 +16,12 @@ from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from tasks.verl.config import check_pipeline
 from tests.support.algorithms import parse_online
+from tests.support.turn_indices import turn_indices
 from tests.support.verl_toy import register, toy_pipeline
 
 torch = pytest.importorskip("torch")
 
-from tasks.algorithms.conversations import Conversations, rewards_of, turns_of  # noqa: E402
+from tasks.algorithms.conversations import Conversations, rewards_of  # noqa: E402
 from tasks.verl.rows import trainable  # noqa: E402
 
 
@@ -166,14 +167,13 @@ def test_penalties_on_tokens_belong_to_their_turns() -> None:
     """As those of a KL in the reward."""
     batch = conversations([GROUP])
     noise = torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask
+    of_turn = turn_indices(batch)
     actual = parse_online("gigpo").estimate(replace(batch, rewards=batch.rewards - noise)).advantages
     with_penalty = [
         replace(
             turn_chain,
             steps=[
-                replace(
-                    step, reward=step.reward - float(noise[row][batch.turn[row] == i][: step.tokens].sum())
-                )
+                replace(step, reward=step.reward - float(noise[row][of_turn[row] == i][: step.tokens].sum()))
                 for i, step in enumerate(turn_chain.steps)
             ],
         )
@@ -338,7 +338,6 @@ def conversations(groups: Sequence[Sequence[TurnChain]]) -> Conversations:
         group=torch.tensor([t.item.index for t in trajectories]),
         mask=mask,
         rewards=rewards_of(trajectories, mask),
-        turn=turns_of(trajectories, mask),
         old_log_probs=torch.zeros(mask.shape),
         num_played=len(trajectories),
     )

@@ -12,6 +12,7 @@ from statistics import fmean
 import pytest
 
 from tests.support.algorithms import parse_online
+from tests.support.turn_indices import turn_indices
 from tests.tasks.test_algorithms import GROUPS, advantages, batch_of, conversation, conversations
 
 torch = pytest.importorskip("torch")
@@ -137,7 +138,7 @@ def test_turn_rloo_by_hand() -> None:
         [0.75 - (1 + 0) / 2, 0.5 - 1, 0.75 - (1 + 0) / 2],  # nobody else has a third: as a whole
     ]
     for row, per_turn in enumerate(by_turn):
-        values = [per_turn[turn] for turn in batch.turn[row][batch.mask[row]].tolist()]
+        values = [per_turn[turn] for turn in turn_indices(batch)[row][batch.mask[row]].tolist()]
         assert actual[row][batch.mask[row]].tolist() == pytest.approx(values)
         assert not actual[row][~batch.mask[row]].any()
 
