@@ -209,8 +209,13 @@ def await_actor(answer: Any, *, failure: str) -> Any:
 
 
 def describe_remote(error: BaseException) -> str:
-    """The error on one line, without colours; of a remote traceback, only the last line."""
+    """The error on one line, without colours; only the last line of a remote traceback, and the first of Ray's
+    account of a process that it ended for memory."""
+    from ray.exceptions import OutOfMemoryError
+
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    if "ray::" in text:
+    if isinstance(error, OutOfMemoryError):
+        text = text.splitlines()[0]
+    elif "ray::" in text:
         text = text.splitlines()[-1]
     return to_line(f"{type(error).__name__}: {text}", limit=300)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ray.exceptions import OutOfMemoryError
 from safetensors.torch import save_file
 
 from envs.errors import ConfigError, WingspanError
@@ -173,3 +174,5 @@ def test_a_remote_traceback_in_an_error_is_cut_to_its_cause() -> None:
     remote = "\x1b[36mray::Worker.update()\x1b[39m (pid=7)\n  File \"x.py\", line 3\nKeyError: 'x'\n"
     assert describe_remote(RuntimeError(remote)) == "RuntimeError: KeyError: 'x'"
     assert describe_remote(RuntimeError("two\n lines")) == "RuntimeError: two lines"
+    killed = OutOfMemoryError("1 worker(s) were killed.\n ray::Trainer 5 GB\nRefer to the documentation")
+    assert describe_remote(killed) == "OutOfMemoryError: 1 worker(s) were killed."
