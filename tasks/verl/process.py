@@ -209,8 +209,8 @@ def await_actor(answer: Any, *, failure: str) -> Any:
 
 
 def describe_remote(error: BaseException) -> str:
-    """The error on one line, without colours; only the last line of a remote traceback, and the first of Ray's
-    account of a process that it ended for memory."""
+    """The error on one line, without colours: the last line of a remote traceback, the first of Ray's account
+    of a process that it ended for memory."""
     from ray.exceptions import OutOfMemoryError
 
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
