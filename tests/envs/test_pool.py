@@ -142,9 +142,10 @@ def test_fresh_means_a_new_instance_within_the_cap() -> None:
 class ClosesOnRequest(ToyEnv):
     def __init__(self) -> None:
         super().__init__()
-        self.may_close = asyncio.Event()
+        self.is_closing, self.may_close = asyncio.Event(), asyncio.Event()
 
     async def close(self) -> None:
+        self.is_closing.set()
         await self.may_close.wait()
         await super().close()
 
@@ -161,7 +162,7 @@ def test_giving_up_while_an_instance_is_replaced_frees_its_slot_when_it_is_close
                 pass
 
         waiting = asyncio.create_task(replace())
-        await asyncio.sleep(0.01)
+        await make.instances[0].is_closing.wait()
         waiting.cancel()
         with suppress(asyncio.CancelledError):
             await waiting
