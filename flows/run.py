@@ -56,6 +56,7 @@ from tasks.runs.usage import Usage, watch_usage, write_usage
 from tasks.tracking.model import Promotion
 from tasks.tracking.provenance import provenance
 from tasks.tracking.tracker import Tracker, is_recorded
+from tasks.verl.cpu import fork_server
 
 if TYPE_CHECKING:
     from tasks.stages.offline import OfflineSession
@@ -95,6 +96,7 @@ def open_run(
         ) as display,
         ExitStack() as closing,
     ):
+        closing.enter_context(fork_server.kept())
         page = None
         if flow_run_id is not None:
             page = closing.enter_context(

@@ -1,22 +1,25 @@
 """Stage `evaluate`: the policy before and after training, on the test split.
 
 Each policy runs `samples_per_item` episodes of every test item at `evaluate.temperature` and a greedy one,
-under the same limits. On a CPU both are evaluated at once, each with a sampler in its own process; on GPUs
-verl's generation servers load one policy after the other.
+under the same limits. On a CPU both are evaluated at once, each with a sampler in its own process, a fork
+of the fork server; on GPUs verl's generation servers load one policy after the other.
 """
 
+import os
 import pickle
-import signal
+import subprocess
+import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError, describe
@@ -31,13 +34,16 @@ from tasks.progress import SILENT, Progress, call_every
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.rounds import start_policy
+from tasks.verl.cpu import fork_server
+from tasks.verl.process import environment_of
 
 if TYPE_CHECKING:
     from tasks.verl.servers import PolicyServers
 
 POLL_S = 0.5
 """Time between two sums of the counts."""
-_SPAWN = get_context("spawn")  # a fork of torch's threads would hang
+_WAIT_S = 0.05
+"""Between two looks at the processes."""
 
 
 def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:
@@ -61,16 +67,18 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
                 f"no model in {policy.model}; run the stage that writes it, warmup or train, first"
             )
     total = len(policies) * len(items) * (pipeline.evaluate.samples_per_item + 1)
-    counts = _SPAWN.RawArray("q", len(policies))
-    work = partial(_evaluate_policy, pipeline, items, progress.episode_file, counts)
-    with _report_episodes(counts, total, progress):
-        if pipeline.backend.device == "cpu":
-            results = _in_parallel(work, policies)
-        else:
-            from tasks.verl.servers import open_servers
+    with tempfile.TemporaryDirectory() as folder:
+        counts_file = Path(folder) / "counts"
+        counts = np.memmap(counts_file, dtype=np.int64, mode="w+", shape=(len(policies),))
+        work = partial(_evaluate_policy, pipeline, items, progress.episode_file, counts_file)
+        with _report_episodes(counts, total, progress):
+            if pipeline.backend.device == "cpu":
+                results = _in_parallel(work, policies, folder=Path(folder), pipeline=pipeline)
+            else:
+                from tasks.verl.servers import open_servers
 
-            with open_servers(pipeline) as servers:
-                results = [work(policy, servers) for policy in policies]
+                with open_servers(pipeline) as servers:
+                    results = [work(policy, servers) for policy in policies]
     named_results = {policy.name: result for policy, result in zip(policies, results, strict=True)}
     write_trajectories(
         workspace / EVALUATION_TRAJECTORIES, [t for result in results for t in result.examples]
@@ -89,13 +97,13 @@ class _Policy:
 
 
 @contextmanager
-def _report_episodes(counts: Sequence[int], total: int, progress: Progress) -> Iterator[None]:
+def _report_episodes(counts: "np.memmap[Any, Any]", total: int, progress: Progress) -> Iterator[None]:
     """While the context is open, report the sum of `counts` whenever it has grown."""
     before = 0
 
     def report() -> None:
         nonlocal before
-        if (done := sum(counts)) > before:
+        if (done := int(counts.sum())) > before:
             progress.on_episodes(done, total)
             before = done
 
@@ -115,52 +123,46 @@ class _Evaluation:
     examples: list[Trajectory]
 
 
-def _in_parallel(work: Callable[[_Policy], _Evaluation], policies: Sequence[_Policy]) -> list[_Evaluation]:
-    """Call `work` for every policy in its own process, one core each; no process outlives the call."""
-    processes: list[SpawnProcess] = []
-    indices: dict[Connection, int] = {}
-    evaluations: dict[int, _Evaluation] = {}
+def _in_parallel(
+    work: Callable[[_Policy], _Evaluation], policies: Sequence[_Policy], *, folder: Path, pipeline: Pipeline
+) -> list[_Evaluation]:
+    """Call `work` for every policy in its own process, one core each; no process outlives the call. What they
+    are told and what they answer is in files in `folder`."""
+    command = [*fork_server.interpreter_command(), "-m", __name__]
+    files = [folder / policy.name for policy in policies]
+    processes: dict[Path, subprocess.Popen[bytes]] = {}
+    evaluations: dict[Path, _Evaluation] = {}
     try:
-        with _interrupts_blocked():
-            for index, policy in enumerate(policies):
-                receiving, sending = _SPAWN.Pipe(duplex=False)
-                indices[receiving] = index
-                processes.append(_SPAWN.Process(target=_send, args=(sending, work, policy)))
-                processes[-1].start()
-                sending.close()
+        for file, policy in zip(files, policies, strict=True):
+            file.write_bytes(pickle.dumps((work, policy)))
+            processes[file] = subprocess.Popen(
+                [*command, str(file)],
+                env=os.environ | environment_of(pipeline),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches only this process, which then kills them
+            )
         while len(evaluations) < len(policies):
-            ready = [end for end in wait(set(indices)) if isinstance(end, Connection)]
-            for receiving in ready:
-                evaluations[indices.pop(receiving)] = _receive(receiving)
-        for process in processes:
-            process.join()
-        return [evaluations[index] for index in range(len(policies))]
+            time.sleep(_WAIT_S)
+            for file in processes.keys() - evaluations.keys():
+                if processes[file].poll() is not None:
+                    evaluations[file] = _read_answer(file)
+        return [evaluations[file] for file in files]
     finally:
-        for process in processes:
+        for process in processes.values():
             process.kill()
+            process.wait()
+        fork_server.close()
 
 
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Processes started within never receive SIGINT, which a terminal sends to all processes of a command.
-
-    This process receives it after the block.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def answer(file: Path) -> None:
+    """Do what `file` says, and write the result or the exception beside it."""
+    work, policy = pickle.loads(file.read_bytes())
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _send(sending: Connection, work: Callable[[_Policy], _Evaluation], policy: _Policy) -> None:
-    try:
-        answer: _Evaluation | Exception = work(policy)
+        result: _Evaluation | Exception = work(policy)
     except Exception as error:
-        answer = _portable(error)
-        answer.add_note(traceback.format_exc())  # pickling drops the traceback
-    with suppress(BrokenPipeError):  # the parent process was stopped meanwhile
-        sending.send(answer)
+        result = _portable(error)
+        result.add_note(traceback.format_exc())  # pickling drops the traceback
+    _answer_file(file).write_bytes(pickle.dumps(result))
 
 
 def _portable(error: Exception) -> Exception:
@@ -172,26 +174,30 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-def _receive(receiving: Connection) -> _Evaluation:
-    with receiving:
-        try:
-            answer: _Evaluation | Exception = receiving.recv()
-        except EOFError:
-            raise WingspanError("evaluation: a process died; it may have run out of memory") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+def _read_answer(file: Path) -> _Evaluation:
+    try:
+        result: _Evaluation | Exception = pickle.loads(_answer_file(file).read_bytes())
+    except (FileNotFoundError, EOFError, pickle.UnpicklingError):
+        raise WingspanError("evaluation: a process died; it may have run out of memory") from None
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _answer_file(file: Path) -> Path:
+    return file.with_suffix(".answer")
 
 
 def _evaluate_policy(
     pipeline: Pipeline,
     items: Sequence[Item],
     episode_file: Path | None,
-    counts: Any,
+    counts_file: Path,
     policy: _Policy,
     servers: "PolicyServers | None" = None,
 ) -> _Evaluation:
-    """`counts`: finished episodes by policy index, in memory that the processes share."""
+    """`counts_file`: finished episodes by policy index, in memory that the processes share."""
+    counts = np.memmap(counts_file, dtype=np.int64, mode="r+")
     settings, turns = pipeline.evaluate, evaluation_turns(pipeline)
     results = _Evaluation(summaries={}, successes={}, examples=[])
 
@@ -224,3 +230,9 @@ def _label(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> T
         for turn in trajectory.turns
     )
     return replace(trajectory, turns=turns, labels={"policy": policy, "mode": mode})
+
+
+if __name__ == "__main__":
+    from tasks.stages import evaluate as this_module  # what it pickles is found by this name
+
+    this_module.answer(Path(sys.argv[1]))

@@ -8,6 +8,7 @@ from statistics import fmean
 
 import pytest
 
+from envs.errors import ConfigError
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import read_items, write_items
 from tasks.evaluation.outcomes import read_outcomes
@@ -49,3 +50,14 @@ def test_every_episode_is_counted_as_it_ends(tmp_path: Path) -> None:
             )
             rate = fmean(chain.from_iterable(outcomes[policy][mode].values()))
             assert rate == evaluation[policy][mode]["success"]
+
+
+@pytest.mark.heavy
+def test_what_a_process_raises_arrives_as_it_was(tmp_path: Path) -> None:
+    pipeline = load_pipeline("textcraft-cpu", overrides={"warmup": None})
+    prepare(pipeline, tmp_path)
+    shutil.copytree(pipeline.model, tmp_path / "policy")
+    (tmp_path / "policy" / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ConfigError, match=r"policy/model\.safetensors is damaged") as error_info:
+        evaluate(pipeline, tmp_path)
+    assert any("Traceback" in note for note in error_info.value.__notes__)

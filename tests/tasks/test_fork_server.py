@@ -138,6 +138,16 @@ def test_all_forks_end_with_the_fork_server_and_others_are_new_interpreters(
     assert "Beautiful is better than ugly." in again.stdout
 
 
+def test_one_that_is_kept_is_closed_at_the_end(python: list[str], tmp_path: Path) -> None:
+    with fork_server.kept():
+        program, fork = start_sleeper(python, tmp_path)
+        fork_server.close()
+        assert fork_server.interpreter_command() == python
+        assert not has_ended(fork)
+    assert program.wait(timeout=60) != 0
+    assert has_ended(fork)
+
+
 def test_one_that_was_killed_is_replaced(python: list[str], tmp_path: Path) -> None:
     _, fork = start_sleeper(python, tmp_path)
     psutil.Process(fork.ppid()).kill()

@@ -133,8 +133,9 @@ def model_shape(config: "PretrainedConfig | PlainConfig", *, source: str) -> Mod
 def read_checkpoint(folder: Path) -> tuple[ModelShape, "dict[str, torch.Tensor]"]:
     """Shape and weights of a model folder in Hugging Face format (safetensors).
 
-    Raises `ConfigError` if the folder holds no model, or one that is not supported.
+    Raises `ConfigError` if the folder holds no model, a damaged one, or one that is not supported.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     files = sorted(folder.glob("*.safetensors"))
@@ -143,7 +144,10 @@ def read_checkpoint(folder: Path) -> tuple[ModelShape, "dict[str, torch.Tensor]"
     shape = model_shape(load_config(folder), source=str(folder / "config.json"))
     weights: dict[str, torch.Tensor] = {}
     for file in files:
-        weights |= load_file(file)
+        try:
+            weights |= load_file(file)
+        except SafetensorError as error:
+            raise ConfigError(f"{file} is damaged ({error}); write or download the model again") from error
     return shape, weights
 
 

@@ -26,7 +26,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ class _Handle:
 
 
 _handle: _Handle | None = None
+_is_kept = False
 
 
 def interpreter_command() -> list[str]:
@@ -103,7 +105,8 @@ def interpreter_command() -> list[str]:
     """
     global _handle
     if _handle is None or not _handle.is_alive:
-        close()
+        if _handle is not None:
+            _handle.close()
         try:
             _handle = _Handle()
         except OSError:
@@ -111,10 +114,22 @@ def interpreter_command() -> list[str]:
     return _handle.command
 
 
+@contextmanager
+def kept() -> Iterator[None]:
+    """Keep a fork server until the end of the block, whoever calls `close` within: its next user needs it."""
+    global _is_kept
+    _is_kept = True
+    try:
+        yield
+    finally:
+        _is_kept = False
+        close()
+
+
 def close() -> None:
-    """End this process's fork server, and the forks that have not ended yet."""
+    """End this process's fork server, and the forks that have not ended yet, unless it is `kept`."""
     global _handle
-    if _handle is not None:
+    if _handle is not None and not _is_kept:
         _handle.close()
         _handle = None
 
