@@ -24,16 +24,27 @@ from tests.support.lineage_toy import ROOT, ROWS, WORKSPACE, LineageToy
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LineageToy:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
-    for variable in ("MLFLOW_TRACKING_URI", "OFFSET", "WAIT"):
-        monkeypatch.delenv(variable, raising=False)
-    toy = LineageToy.make(tmp_path / "project")
+@pytest.fixture(scope="module", autouse=True)
+def _without_variables_of_the_program() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in ("MLFLOW_TRACKING_URI", "OFFSET", "WAIT"):
+            patch.delenv(variable, raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository and its first run, of which each test has a copy."""
+    toy = LineageToy.make(tmp_path_factory.mktemp("project"))
     toy.run()
-    return toy
+    return toy.folder
+
+
+@pytest.fixture
+def toy(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LineageToy:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(shutil.copytree(project, tmp_path / "project"))
+    return LineageToy(tmp_path / "project")
 
 
 def start(toy: LineageToy, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
@@ -314,14 +325,11 @@ def test_records_of_this_process_are_not_those_of_the_reproduction(
 class TestData:
     """Of a run whose rows Git does not have."""
 
-    @pytest.fixture
-    def toy(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LineageToy:
-        (tmp_path / "project").mkdir()
-        (tmp_path / "tmp").mkdir()
-        monkeypatch.chdir(tmp_path / "project")
-        toy = LineageToy.make(tmp_path / "project", tracks_rows=False)
+    @pytest.fixture(scope="class")
+    def project(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        toy = LineageToy.make(tmp_path_factory.mktemp("project"), tracks_rows=False)
         toy.run()
-        return toy
+        return toy.folder
 
     def test_data_that_is_only_here_is_copied(self, toy: LineageToy) -> None:
         assert reproduce(toy)[f"data: {ROWS}"].is_equal
