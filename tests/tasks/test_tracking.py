@@ -4,9 +4,8 @@ import getpass
 import hashlib
 import json
 import os
+import signal
 import socket
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +45,7 @@ from tasks.verl.checkpoints import mark_complete
 from tasks.verl.rewinds import Rewind, write_rewind
 from tests.support.evaluation_toy import FIRST, record_of
 from tests.support.lineage_toy import lineage_of
+from tests.support.tracked_runs import start_tracked_runs
 from tests.support.waiting import wait_until
 
 PIPELINES = Path(__file__).parents[2] / "pipelines.yaml"
@@ -558,28 +558,18 @@ def test_a_run_that_is_stopped_is_killed_and_so_is_its_open_round(
 def test_runs_whose_process_is_gone_are_killed_and_others_are_not(
     workspace: Path, pipeline: Pipeline
 ) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from tasks.config.pipelines import load_pipeline; "
-        "from tasks.tracking.tracker import Tracker\n"
-        f"pipeline = load_pipeline('textcraft-cpu', file=Path({str(PIPELINES)!r}))\n"
-        "with Tracker('x', pipeline=pipeline, workspace=Path(sys.argv[1])): time.sleep(1000)\n"
-    )
     names = ("dead", "alive", "elsewhere", "silent")
     workspaces = {name: workspace / name for name in names}
-    processes = {
-        name: subprocess.Popen(
-            [sys.executable, "-c", code, str(workspaces[name])],
-            env=os.environ | {"PYTHONPATH": str(PIPELINES.parent)},
-        )
-        for name in ("dead", "alive")
-    }
+    live = [workspaces[name] for name in ("dead", "alive")]
+    processes = start_tracked_runs(*live, seconds=1000)
     try:
-        wait_until(lambda: all((workspaces[name] / "mlflow.json").exists() for name in processes))
+        wait_until(lambda: all((folder / "mlflow.json").exists() for folder in live))
         client = connect()
         experiment = experiment_of(client)
-        wait_until(lambda: all(PID in runs_of(workspaces[name])[0].data.tags for name in processes))
-        processes["dead"].kill()
-        processes["dead"].wait()
+        wait_until(lambda: all(PID in runs_of(folder)[0].data.tags for folder in live))
+        os.kill(int(runs_of(workspaces["dead"])[0].data.tags[PID]), signal.SIGKILL)
+        assert processes.stdout is not None
+        assert processes.stdout.readline() == f"{-signal.SIGKILL}\n"  # it has ended
         for name, age in (("elsewhere", 60), ("silent", 3600)):
             run = client.create_run(experiment, run_name=name)
             tags = heartbeat() | {PROCESSES: "of another machine", PID: "1", TIME: str(time.time() - age)}
@@ -594,9 +584,8 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(
         assert rows["dead"][1] == "killed"
         assert rows["alive"][1] == "running"
     finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
+        os.killpg(processes.pid, signal.SIGKILL)
+        processes.communicate()
 
 
 def test_a_record_that_cannot_be_written_is_told_at_the_end(workspace: Path, pipeline: Pipeline) -> None:
@@ -636,27 +625,12 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.heavy
-def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from tasks.config.pipelines import load_pipeline; "
-        "from tasks.tracking.tracker import Tracker\n"
-        f"pipeline = load_pipeline('textcraft-cpu', file=Path({str(PIPELINES)!r}))\n"
-        "with Tracker('x', pipeline=pipeline, workspace=Path(sys.argv[1])): pass\n"
-    )
-    environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / name)],
-            cwd=tmp_path,
-            env=environment | {"PYTHONPATH": str(PIPELINES.parent)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in "ab"
-    ]
-    outputs = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert not any("MLflow:" in text for text in outputs), outputs
+def test_two_first_runs_at_once_make_one_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    statuses, errors = start_tracked_runs(tmp_path / "a", tmp_path / "b").communicate()
+    assert statuses.split() == ["0", "0"], errors
+    assert "MLflow:" not in errors, errors
 
 
 @pytest.mark.parametrize(
