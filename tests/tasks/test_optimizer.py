@@ -15,6 +15,7 @@ from envs.errors import ConfigError
 from tasks.config.optimizer import OptimizerSettings
 from tasks.config.pipelines import Pipeline
 from tasks.verl.config import check_pipeline, verl_config
+from tests.support.muon_ranks import step_on_two_ranks
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
 from tests.support.verl_update import policy_worker
@@ -159,39 +160,4 @@ def test_what_contradicts_the_rest_of_the_pipeline_is_refused() -> None:
 
 @pytest.mark.heavy
 def test_a_step_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_step_on_two_ranks, args=(str(tmp_path / "store"),), nprocs=2)
-
-
-def _step_on_two_ranks(rank: int, store: str) -> None:
-    from torch import distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    from tasks.verl.muon import MuonWithAdamW
-
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-
-    def optimizer(tensors: list[Any]) -> Any:
-        return MuonWithAdamW(
-            matrices=tensors[:3],
-            others=tensors[3:],
-            lr=LR,
-            matrix_lr=MATRIX_LR,
-            betas=BETAS,
-            weight_decay=DECAY,
-        )
-
-    torch.manual_seed(0)
-    wholes = [torch.randn(shape) for shape in ((16, 8), (8, 24), (7, 7), (12, 5), (9,))]
-    shards = [torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)])) for whole in wholes]
-    whole_optimizer, shard_optimizer = optimizer(wholes), optimizer(shards)
-    for _ in range(3):
-        for whole, shard in zip(wholes, shards, strict=True):
-            whole.grad = torch.randn_like(whole)
-            shard.grad = distribute_tensor(whole.grad, mesh, [Shard(0)])
-        whole_optimizer.step()
-        shard_optimizer.step()
-    for whole, shard in zip(wholes, shards, strict=True):
-        torch.testing.assert_close(shard.full_tensor(), whole, rtol=1e-5, atol=1e-6)
-    dist.destroy_process_group()
+    torch.multiprocessing.spawn(step_on_two_ranks, args=(str(tmp_path / "store"),), nprocs=2)
