@@ -18,7 +18,8 @@ from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import SamplerFailed
 from envs.images import data_uri
 from envs.types import Image, Message
-from tests.agents.test_images import PAD, SMALL, TALL, WIDE, encode
+from tests.agents.test_images import PAD, encode
+from tests.support.gallery import SMALL, TALL, WIDE, make_image
 from tests.support.gateway_toy import (
     ITEM,
     QUESTION,
@@ -30,7 +31,7 @@ from tests.support.gateway_toy import (
     to_history,
 )
 from tests.support.tool_templates import TEMPLATES
-from tests.support.vision_toy import make_image, save_vision_model, vision_processor, vision_tokenizer, whole
+from tests.support.vision_toy import save_vision_model, vision_processor, vision_tokenizer, whole
 
 
 class RecordingSampler(ScriptedSampler):

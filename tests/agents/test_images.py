@@ -23,18 +23,11 @@ from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
 from agents.types import Completion, EpisodeLimits, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.errors import ConfigError, EnvCrashed, SamplerFailed
-from envs.types import Image, Item, Message, Observation, StepResult
+from envs.types import Image, Item, Message, Observation
+from tests.support.gallery import SMALL, TALL, WIDE, Gallery
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
-from tests.support.vision_toy import (
-    VISION,
-    llava_processor,
-    make_image,
-    vision_processor,
-    vision_tokenizer,
-    whole,
-)
+from tests.support.vision_toy import VISION, llava_processor, vision_processor, vision_tokenizer, whole
 
-SMALL, WIDE, TALL = make_image(28, 28), make_image(120, 40), make_image(30, 90)
 LIMITS = EpisodeLimits(
     max_turns=8, max_tokens_per_turn=30, context_length=500, episode_timeout_s=120, step_timeout_s=9
 )
@@ -144,20 +137,6 @@ def test_pictures_go_with_the_message_that_tells_their_observation() -> None:
     assert [m.images for m in with_images(two, [(SMALL,), (WIDE, TALL)])] == [(SMALL,), (WIDE, TALL)]
     assert [m.images for m in with_images(two[:1], [(SMALL,), (WIDE,)])] == [(SMALL, WIDE)]
     assert [m.images for m in with_images(two, [(), ()])] == [(), ()]
-
-
-class Gallery(ToyEnv):
-    """The toy, with a picture or two at every step: which, the seed says."""
-
-    async def reset(self, item: Item) -> Any:
-        self._rng = random.Random(item.seed)
-        return Observation(await super().reset(item), self._some())
-
-    async def step(self, action: str) -> StepResult:
-        return replace(await super().step(action), images=self._some())
-
-    def _some(self) -> tuple[Image, ...]:
-        return tuple(self._rng.choices([SMALL, WIDE, TALL], k=self._rng.randint(0, 2)))
 
 
 class Viewer:

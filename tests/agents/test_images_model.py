@@ -25,7 +25,8 @@ from tasks.verl.config import check_pipeline, verl_config
 from tasks.verl.rollout import VerlSampler
 from tasks.verl.rows import fields_of, rows_of
 from tasks.verl.vision import vision_of
-from tests.agents.test_images import LIMITS, PAD, SMALL, TALL, WIDE, Gallery, play_episode, renderer
+from tests.agents.test_images import LIMITS, PAD, play_episode, renderer
+from tests.support.gallery import SMALL, TALL, WIDE, Gallery
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import toy_item
 from tests.support.verl_toy import toy_pipeline

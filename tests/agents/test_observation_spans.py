@@ -16,9 +16,10 @@ from agents.rollout.packing import PackedSegment, pack
 from agents.samplers.sampler import ScriptedSampler
 from envs.types import Message
 from tests.agents.test_segments import LIMITS, Recorder, play_policy
+from tests.support.gallery import make_image
 from tests.support.toy import CHATML, NO_SYSTEM, PIPES, toy_tokenizer
 from tests.support.toy_episode import encode
-from tests.support.vision_toy import llava_processor, make_image, vision_processor
+from tests.support.vision_toy import llava_processor, vision_processor
 
 WITH_SPACES = CHATML.replace("<|im_end|>\n", " <|im_end|> ").replace("['role'] }}\n", "['role'] }}: ")
 """White space of the template stands directly beside a message's text."""

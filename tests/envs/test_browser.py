@@ -3,7 +3,7 @@
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -124,24 +124,6 @@ def test_a_tree_is_written_as_webarena_writes_it() -> None:
     assert not set(after.elements) & set(tree.elements)  # another page has other numbers
 
 
-def play(use: Callable[[BrowserLease, Site], Awaitable[None]]) -> None:
-    """`use` a seat in a browser; afterwards nothing of it is left."""
-    before = set(psutil.Process().children(recursive=True))
-
-    async def main(shop: Site) -> None:
-        lease = await BrowserLease.acquire()
-        try:
-            await use(lease, shop)
-        finally:
-            await lease.release()
-
-    with site() as shop:
-        asyncio.run(main(shop))
-    left = [number for number in psutil.Process().children(recursive=True) if number not in before]
-    assert not [number for number in left if number.status() == psutil.STATUS_ZOMBIE]
-    assert not left
-
-
 async def open_session(lease: BrowserLease, shop: Site, *paths: str) -> BrowserSession:
     urls = [shop.url + path for path in paths or ("/",)]
     return await BrowserSession.open(lease.chromium, origins=[shop.url], urls=urls)
@@ -150,111 +132,6 @@ async def open_session(lease: BrowserLease, shop: Site, *paths: str) -> BrowserS
 async def done(session: BrowserSession, text: str) -> str:
     await session.act(read_action(text))
     return await session.observe()
-
-
-@chromium
-def test_a_page_is_seen_and_acted_on() -> None:
-    async def use(lease: BrowserLease, shop: Site) -> None:
-        session = await open_session(lease, shop)
-        observation = await session.observe()
-        assert observation.startswith("Tab 0 (current): Shop\n\n[1] RootWebArea 'Shop' focused: True\n\t[")
-        assert "link 'Red lamp'" in observation
-        assert "The end of the page" not in observation
-        for _ in range(3):
-            observation = await done(session, "scroll [down]")
-        assert "The end of the page" in observation
-        for _ in range(3):
-            observation = await done(session, "scroll [up]")
-        observation = await done(session, f"type [{find(observation, 'combobox', 'Sort by')}] [price] [0]")
-        observation = await done(session, f"type [{find(observation, 'textbox', 'Search')}] [a lamp] [1]")
-        assert "RootWebArea 'Results for a lamp'" in observation
-        assert "StaticText 'by Price'" in observation
-        observation = await done(session, "go_back")
-        observation = await done(session, f"click [{find(observation, 'link', 'In a new tab')}]")
-        assert observation.startswith("Tab 0 (current): Shop | Tab 1: Red lamp\n")
-        observation = await done(session, "tab_focus [1]")
-        assert observation.startswith("Tab 0: Shop | Tab 1 (current): Red lamp\n")
-        assert "heading 'Red lamp'" in observation
-        observation = await done(session, f"click [{find(observation, 'button', 'Order')}]")
-        assert "StaticText 'Red lamp'" in observation
-        assert shop.orders == ["Red lamp"]
-        assert (await done(session, "close_tab")).startswith("Tab 0 (current): Shop\n")
-        stale = await done(session, "click [9999]")
-        assert stale.partition("\n\n")[2].startswith("[")
-        await done(session, "close_tab")
-        last = max(session.tree.elements)
-        assert await session.observe() == f"Tab 0 (current): \n\n[{last}] RootWebArea '' focused: True"
-        await session.close()
-
-    play(use)
-
-
-@chromium
-def test_the_same_page_is_told_in_the_same_words_whatever_the_browser_did_before() -> None:
-    async def use(lease: BrowserLease, shop: Site) -> None:
-        openings = []
-        for path in ("/", "/product/1", "/"):
-            session = await open_session(lease, shop, path)
-            openings.append([await session.observe(), await done(session, "press [Tab]")])
-            await session.close()
-        pages = await asyncio.gather(open_session(lease, shop), open_session(lease, shop, "/product/2"))
-        openings.append([await pages[0].observe(), await done(pages[0], "press [Tab]")])
-        assert openings[0] == openings[2] == openings[3] != openings[1]
-
-    play(use)
-
-
-@chromium
-def test_nothing_but_the_named_sites_is_reached() -> None:
-    async def use(lease: BrowserLease, shop: Site) -> None:
-        with site() as second:
-            shop.elsewhere = second.url
-            session = await open_session(lease, shop, "/harm/page")
-            for url in (
-                f"{second.url}/goto",
-                shop.url.replace("127.0.0.1", "localhost") + "/",
-                shop.url.replace("http://", "http://x:y@") + "@" + second.url.removeprefix("http://"),
-                "file:///etc/passwd",
-                "chrome://version",
-                "view-source:" + shop.url,
-                "javascript:alert(1)",
-                "data:text/html,x",
-                "http://169.254.169.254/latest",
-                "nonsense",
-            ):
-                with pytest.raises(InvalidAction, match="no page of the sites"):
-                    await session.act(PageAction("goto", url))
-            observation = await session.observe()
-            assert "fetch kept" in observation
-            for name in ("out", "file", "download"):
-                await session.act(ElementAction("click", find(await session.observe(), "link", name)))
-                if session.url != f"{shop.url}/harm/page":
-                    await session.act(PageAction("goto", f"{shop.url}/harm/page"))
-            await session.act(PageAction("goto", f"{shop.url}/harm/redirect"))
-            assert "secret" not in await session.content()
-            for text in ("go_back", "go_back", "go_forward", "go_forward"):
-                await done(session, text)
-            assert second.requests == []
-            assert (
-                await session.evaluate("'serviceWorker' in navigator && !!navigator.serviceWorker") is False
-            )
-            query = "navigator.permissions.query({name: 'geolocation'}).then(found => found.state)"
-            assert await session.evaluate(query) != "granted"
-            await session.close()
-
-    play(use)
-
-
-@chromium
-def test_tabs_have_an_end() -> None:
-    async def use(lease: BrowserLease, shop: Site) -> None:
-        session = await open_session(lease, shop, "/harm/tabs")
-        await done(session, f"click [{find(await session.observe(), 'button', 'More')}]")
-        await session.settle()
-        assert len(session.context.pages) <= MAX_TABS
-        await session.close()
-
-    play(use)
 
 
 @chromium
@@ -311,30 +188,32 @@ def test_what_a_dead_browser_was_asked_is_not_waited_for() -> None:
     asyncio.run(main())
 
 
-@chromium
-def test_a_page_that_hangs_or_a_site_that_is_gone_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envs.browser.session.ANSWER_S", 1.0)
-    monkeypatch.setattr("envs.browser.session.NAVIGATION_S", 2.0)
+Use = Callable[[BrowserLease, Site], Coroutine[Any, Any, None]]
+Play = Callable[[Use], None]
 
-    async def use(lease: BrowserLease, shop: Site) -> None:
-        session = await open_session(lease, shop)
-        with site() as closed_site:
-            pass
-        with pytest.raises(EnvCrashed, match=f"{closed_site.url} does not answer|ERR_CONNECTION_REFUSED"):
-            await BrowserSession.open(lease.chromium, origins=[closed_site.url], urls=[closed_site.url])
-        with pytest.raises(EnvCrashed):
-            await session.act(PageAction("goto", f"{shop.url}/harm/hang"))
-        await session.close()
-        session = await open_session(lease, shop)  # the browser goes on
-        assert "Red lamp" in await session.observe()
-        await session.close()
 
-    play(use)
+@pytest.fixture(scope="module")
+def play() -> Iterator[Play]:
+    """Runs a test's `use` of a new shop and of the browser that these tests share, of which nothing is left
+    at the end. The tests that kill browsers come before it."""
+    before = set(psutil.Process().children(recursive=True))
+    with asyncio.Runner() as runner:
+        lease = runner.run(BrowserLease.acquire())
+
+        def play(use: Use) -> None:
+            with site() as shop:
+                runner.run(use(lease, shop))
+
+        yield play
+        runner.run(lease.release())
+    left = [process for process in psutil.Process().children(recursive=True) if process not in before]
+    assert not [process for process in left if process.status() == psutil.STATUS_ZOMBIE]
+    assert not left
 
 
 @chromium
 @pytest.mark.skipif(not probe_isolation().bubblewrap, reason="bubblewrap does not work here")
-def test_the_browser_sees_no_files_and_runs_as_nobody() -> None:
+def test_the_browser_sees_no_files_and_runs_as_nobody(play: Play) -> None:
     async def use(lease: BrowserLease, shop: Site) -> None:
         session = await open_session(lease, shop)
         page = await session.context.new_page()
@@ -349,6 +228,136 @@ def test_the_browser_sees_no_files_and_runs_as_nobody() -> None:
                 if probe_isolation().sandbox:
                     assert "Seccomp:\t2" in status
                 assert not os.path.exists(f"/proc/{process.pid}/root/home")
+        await session.close()
+
+    play(use)
+
+
+@chromium
+def test_a_page_is_seen_and_acted_on(play: Play) -> None:
+    async def use(lease: BrowserLease, shop: Site) -> None:
+        session = await open_session(lease, shop)
+        observation = await session.observe()
+        assert observation.startswith("Tab 0 (current): Shop\n\n[1] RootWebArea 'Shop' focused: True\n\t[")
+        assert "link 'Red lamp'" in observation
+        assert "The end of the page" not in observation
+        for _ in range(3):
+            observation = await done(session, "scroll [down]")
+        assert "The end of the page" in observation
+        for _ in range(3):
+            observation = await done(session, "scroll [up]")
+        observation = await done(session, f"type [{find(observation, 'combobox', 'Sort by')}] [price] [0]")
+        observation = await done(session, f"type [{find(observation, 'textbox', 'Search')}] [a lamp] [1]")
+        assert "RootWebArea 'Results for a lamp'" in observation
+        assert "StaticText 'by Price'" in observation
+        observation = await done(session, "go_back")
+        observation = await done(session, f"click [{find(observation, 'link', 'In a new tab')}]")
+        assert observation.startswith("Tab 0 (current): Shop | Tab 1: Red lamp\n")
+        observation = await done(session, "tab_focus [1]")
+        assert observation.startswith("Tab 0: Shop | Tab 1 (current): Red lamp\n")
+        assert "heading 'Red lamp'" in observation
+        observation = await done(session, f"click [{find(observation, 'button', 'Order')}]")
+        assert "StaticText 'Red lamp'" in observation
+        assert shop.orders == ["Red lamp"]
+        assert (await done(session, "close_tab")).startswith("Tab 0 (current): Shop\n")
+        stale = await done(session, "click [9999]")
+        assert stale.partition("\n\n")[2].startswith("[")
+        await done(session, "close_tab")
+        last = max(session.tree.elements)
+        assert await session.observe() == f"Tab 0 (current): \n\n[{last}] RootWebArea '' focused: True"
+        await session.close()
+
+    play(use)
+
+
+@chromium
+def test_the_same_page_is_told_in_the_same_words_whatever_the_browser_did_before(play: Play) -> None:
+    async def use(lease: BrowserLease, shop: Site) -> None:
+        openings = []
+        for path in ("/", "/product/1", "/"):
+            session = await open_session(lease, shop, path)
+            openings.append([await session.observe(), await done(session, "press [Tab]")])
+            await session.close()
+        pages = await asyncio.gather(open_session(lease, shop), open_session(lease, shop, "/product/2"))
+        openings.append([await pages[0].observe(), await done(pages[0], "press [Tab]")])
+        for page in pages:
+            await page.close()
+        assert openings[0] == openings[2] == openings[3] != openings[1]
+
+    play(use)
+
+
+@chromium
+def test_nothing_but_the_named_sites_is_reached(play: Play) -> None:
+    async def use(lease: BrowserLease, shop: Site) -> None:
+        with site() as second:
+            shop.elsewhere = second.url
+            session = await open_session(lease, shop, "/harm/page")
+            for url in (
+                f"{second.url}/goto",
+                shop.url.replace("127.0.0.1", "localhost") + "/",
+                shop.url.replace("http://", "http://x:y@") + "@" + second.url.removeprefix("http://"),
+                "file:///etc/passwd",
+                "chrome://version",
+                "view-source:" + shop.url,
+                "javascript:alert(1)",
+                "data:text/html,x",
+                "http://169.254.169.254/latest",
+                "nonsense",
+            ):
+                with pytest.raises(InvalidAction, match="no page of the sites"):
+                    await session.act(PageAction("goto", url))
+            observation = await session.observe()
+            assert "fetch kept" in observation
+            for name in ("out", "file", "download"):
+                await session.act(ElementAction("click", find(await session.observe(), "link", name)))
+                if session.url != f"{shop.url}/harm/page":
+                    await session.act(PageAction("goto", f"{shop.url}/harm/page"))
+            await session.act(PageAction("goto", f"{shop.url}/harm/redirect"))
+            assert "secret" not in await session.content()
+            for text in ("go_back", "go_back", "go_forward", "go_forward"):
+                await done(session, text)
+            assert second.requests == []
+            assert (
+                await session.evaluate("'serviceWorker' in navigator && !!navigator.serviceWorker") is False
+            )
+            query = "navigator.permissions.query({name: 'geolocation'}).then(found => found.state)"
+            assert await session.evaluate(query) != "granted"
+            await session.close()
+
+    play(use)
+
+
+@chromium
+def test_tabs_have_an_end(play: Play) -> None:
+    async def use(lease: BrowserLease, shop: Site) -> None:
+        session = await open_session(lease, shop, "/harm/tabs")
+        await done(session, f"click [{find(await session.observe(), 'button', 'More')}]")
+        await session.settle()
+        assert len(session.context.pages) <= MAX_TABS
+        await session.close()
+
+    play(use)
+
+
+@chromium
+def test_a_page_that_hangs_or_a_site_that_is_gone_is_a_fault(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envs.browser.session.ANSWER_S", 1.0)
+    monkeypatch.setattr("envs.browser.session.NAVIGATION_S", 2.0)
+
+    async def use(lease: BrowserLease, shop: Site) -> None:
+        session = await open_session(lease, shop)
+        with site() as closed_site:
+            pass
+        with pytest.raises(EnvCrashed, match=f"{closed_site.url} does not answer|ERR_CONNECTION_REFUSED"):
+            await BrowserSession.open(lease.chromium, origins=[closed_site.url], urls=[closed_site.url])
+        with pytest.raises(EnvCrashed):
+            await session.act(PageAction("goto", f"{shop.url}/harm/hang"))
+        await session.close()
+        session = await open_session(lease, shop)  # the browser goes on
+        assert "Red lamp" in await session.observe()
         await session.close()
 
     play(use)

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from envs.builtin.sciworld import Jvm
+from envs.builtin.sciworld import SOLVER_HEAP_SIZE, Jvm
 from envs.builtin.textcraft.expert import solve
 from envs.builtin.textcraft.world import make_problem
 from envs.errors import ConfigError
@@ -388,8 +388,9 @@ def test_what_agentgyms_sciworld_tells_besides_is_what_the_package_says() -> Non
 def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
     """An item that has points at its reset, by the simulator itself, by the server, and by our client."""
     item = Item(item_id="sciworld_4169", env="sciworld")
-    simulator, last = Jvm(), 0
-    description = simulator.load("chemistry-mix-paint-secondary-color", 1)
+    simulator, last = Jvm(heap_size=SOLVER_HEAP_SIZE), 0
+    description = simulator.load("chemistry-mix-paint-secondary-color", 1, solve=True)
+    gold_path = simulator.gold_path()
 
     def local_step(action: str) -> dict[str, Any]:
         """As AgentGym's server, which rounds as the package does."""
@@ -407,8 +408,7 @@ def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
             env = Servers([url], protocol="agentgym").make()
             assert await env.reset(item) == f"{description}\n{reset_answer['observation']}"
             results = []
-            for step in get_env("sciworld").solve(item):
-                action = step.resolve("")
+            for action in gold_path:
                 step_answer = (await http.post("/step", json={**me, "action": action})).json()
                 assert step_answer == local_step(action)
                 detail = (await http.get("/detail", params=me)).json()

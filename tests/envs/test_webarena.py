@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from envs.browser.expert_steps import click, find
+from envs.browser.leases import BrowserLease
 from envs.browser.program import CHROMIUM
 from envs.builtin.webarena import login, spec
 from envs.builtin.webarena.env import SiteState, WebEnv
@@ -298,25 +299,44 @@ class Shop:
     async def close(self) -> None: ...
 
 
-def play(shop: Site, case: Task, *actions: str | Callable[[str], str], state: Any = None) -> list[Any]:
-    """The opening, and what each action was answered with."""
+Action = str | Callable[[str], str]
 
-    async def main() -> list[Any]:
-        env = WebEnv(
-            tasks=lambda: {case.task_id: case},
-            provider=Shop(shop, state=state),
-            helpers=HELPERS,
-            judge=lambda: None,
-        )
-        try:
-            results: list[Any] = [await env.reset(Item(item_id=f"webarena_{case.task_id}", env="webarena"))]
-            page = results[0]
-            for action in actions:
-                results.append(await env.step(action if isinstance(action, str) else action(page)))
-                page = results[-1].observation
-            return results
-        finally:
-            await env.close()
+
+async def play(shop: Site, case: Task, *actions: Action, state: Any = None) -> list[Any]:
+    """The opening, and what each action was answered with."""
+    env = WebEnv(
+        tasks=lambda: {case.task_id: case},
+        provider=Shop(shop, state=state),
+        helpers=HELPERS,
+        judge=lambda: None,
+    )
+    try:
+        results: list[Any] = [await env.reset(Item(item_id=f"webarena_{case.task_id}", env="webarena"))]
+        page = results[0]
+        for action in actions:
+            results.append(await env.step(action if isinstance(action, str) else action(page)))
+            page = results[-1].observation
+        return results
+    finally:
+        await env.close()
+
+
+@asynccontextmanager
+async def one_browser() -> AsyncIterator[None]:
+    """Hold a browser, which all that is played within shares."""
+    lease = await BrowserLease.acquire()
+    try:
+        yield
+    finally:
+        await lease.release()
+
+
+def play_all(shop: Site, *cases: tuple[Task, Sequence[Action]]) -> list[list[Any]]:
+    """What `play` returns for each of the cases, played one after another in one browser."""
+
+    async def main() -> list[list[Any]]:
+        async with one_browser():
+            return [await play(shop, case, *actions) for case, actions in cases]
 
     return asyncio.run(main())
 
@@ -329,8 +349,10 @@ ORDER = click("button", "Order").resolve
 def test_a_question_is_asked_and_its_answer_judged() -> None:
     case = task(eval_types=["string_match"], reference_answers={"must_include": ["12.50"]})
     with site() as shop:
-        opening, next_page, rejection, parse_error, end = play(
-            shop, case, RED, "goto [http://reddit.com]", "say hello", "```stop [It is $12.50]```"
+        (opening, next_page, rejection, parse_error, end), (_, wrong_end) = play_all(
+            shop,
+            (case, [RED, "goto [http://reddit.com]", "say hello", "```stop [It is $12.50]```"]),
+            (case, ["stop [80]"]),
         )
         assert opening.startswith("OBSERVATION:\nTab 0 (current): Shop\n\n[1] RootWebArea 'Shop'")
         assert opening.endswith(
@@ -344,9 +366,7 @@ def test_a_question_is_asked_and_its_answer_judged() -> None:
         assert "no page of the sites" in rejection.observation
         assert "'say hello' is no action" in parse_error.observation
         assert end == StepResult("The task is done.", 1.0, terminated=True, success=True)
-        assert play(shop, case, "stop [80]")[-1] == StepResult(
-            "The task has ended; it is not done.", 0.0, terminated=True
-        )
+        assert wrong_end == StepResult("The task has ended; it is not done.", 0.0, terminated=True)
 
 
 @chromium
@@ -383,17 +403,21 @@ def test_an_address_and_pages_are_judged() -> None:
             },
         ],
     )
+    html_first = order.model_copy(
+        update={"eval": order.eval.model_copy(update={"eval_types": ("program_html", "url_match")})}
+    )
+    full = [*["new_tab"] * 11, "tab_focus [0]", "stop"]  # as many tabs as there may be
     with site() as shop:
-        assert play(shop, where, RED, "stop []")[-1].success
-        assert not play(shop, where, "stop")[-1].success
-        assert not play(shop, order, RED, "stop")[-1].success
-        assert play(shop, order, RED, ORDER, "stop")[-1].success
-        html_first = order.model_copy(
-            update={"eval": order.eval.model_copy(update={"eval_types": ("program_html", "url_match")})}
+        episodes = play_all(
+            shop,
+            (where, [RED, "stop []"]),
+            (where, ["stop"]),
+            (order, [RED, "stop"]),
+            (order, [RED, ORDER, "stop"]),
+            (html_first, [RED, ORDER, "stop"]),
+            (order, [RED, ORDER, *full]),
         )
-        assert play(shop, html_first, RED, ORDER, "stop")[-1].success
-        full = [*["new_tab"] * 11, "tab_focus [0]", "stop"]  # as many tabs as there may be
-        assert play(shop, order, RED, ORDER, *full)[-1].success
+    assert [results[-1].success for results in episodes] == [True, False, False, True, True, True]
 
 
 @chromium
@@ -401,19 +425,25 @@ def test_a_login_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("WEBARENA_LOGINS", str(tmp_path))
     monkeypatch.setitem(login.FORMS, "shopping", ("/login", "Email", "Password", "Sign In"))
     case = task(eval_types=["string_match"], logged_in=True, reference_answers={"exact_match": "x"})
+
+    async def main(shop: Site) -> None:
+        sites = Sites({"shopping": shop.url}, PUBLIC)
+        async with one_browser():
+            await log_in(sites, names=["shopping"], folder=tmp_path)
+            assert "Hello Ada" in (await play(shop, case, state=storage_state(case.logins)))[0]
+            assert "Sign in" in (await play(shop, task(eval_types=["url_match"])))[0]
+            monkeypatch.setitem(login.ACCOUNTS, "shopping", {"username": "x", "password": "y"})
+            with pytest.raises(ConfigError, match=r"shopping .* rejects WebArena's account 'x'"):
+                await log_in(sites, names=["shopping"], folder=tmp_path)
+
     with site() as shop:
-        asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), names=["shopping"], folder=tmp_path))
-        assert "Hello Ada" in play(shop, case, state=storage_state(case.logins))[0]
-        assert "Sign in" in play(shop, task(eval_types=["url_match"]))[0]
-        monkeypatch.setitem(login.ACCOUNTS, "shopping", {"username": "x", "password": "y"})
-        with pytest.raises(ConfigError, match=r"shopping .* rejects WebArena's account 'x'"):
-            asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), names=["shopping"], folder=tmp_path))
+        asyncio.run(main(shop))
 
 
 def test_a_task_that_needs_a_judge_is_refused_without_one() -> None:
     case = task(eval_types=["string_match"], reference_answers={"fuzzy_match": ["about twelve"]})
     with site() as shop, pytest.raises(ConfigError, match=r"webarena_0 needs a judge .*WEBARENA_JUDGE_URL"):
-        play(shop, case)
+        asyncio.run(play(shop, case))
 
 
 class Page:

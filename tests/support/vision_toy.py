@@ -12,7 +12,7 @@ from typing import Any
 import PIL.Image
 import transformers
 
-from envs.types import Image, Message
+from envs.types import Message
 from tests.support.toy import CHATML, toy_tokenizer
 
 QWEN2_VL = (
@@ -85,17 +85,6 @@ def llava_processor() -> Any:
         image_token="<image>",
         chat_template=LLAVA,
     )
-
-
-def make_image(width: int, height: int, *, color: tuple[int, int, int] = (200, 30, 30)) -> Image:
-    """A PNG with a gradient, so that pixels in the wrong place show."""
-    image = PIL.Image.new("RGB", (width, height), color)
-    for x in range(width):
-        for y in range(0, height, 3):
-            image.putpixel((x, y), (x * 255 // width, y * 255 // height, color[2]))
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return Image(file.getvalue(), "image/png")
 
 
 def whole(messages: list[Message], processor: Any) -> list[int]:

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,14 +136,11 @@ class Questioner(threading.Thread):
 
     def run(self) -> None:
         message: Any = {"role": "user", "content": "Are you there?"}
-        while not self.is_over.is_set():
-            try:
+        while not self.is_over.wait(0.1):
+            with suppress(openai.APIConnectionError):
                 answer = self._client.chat.completions.create(
                     model="policy", messages=[message], max_tokens=4
                 )
-            except openai.APIConnectionError:
-                self.is_over.wait(0.2)
-            else:
                 self.fingerprints.append(answer.system_fingerprint)
 
 

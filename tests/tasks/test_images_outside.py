@@ -33,9 +33,10 @@ from tasks.data.files import read_parts
 from tasks.data.items import item_from_json, item_to_json
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
 from tasks.rollout.runner import make_runner
-from tests.agents.test_images import SMALL, TALL, WIDE, Gallery, Viewer, play_episode
+from tests.agents.test_images import Viewer, play_episode
 from tests.support import verl_toy
 from tests.support.chat_server import calls, chat_server, in_turn, says
+from tests.support.gallery import SMALL, TALL, WIDE, Gallery
 from tests.support.serving import listening
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
 from tests.support.verl_toy import toy_pipeline
