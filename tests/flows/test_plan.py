@@ -37,7 +37,10 @@ from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare
 from tasks.tracking.tracker import check_tracking
 from tasks.verl.checkpoints import checkpoint_folder, mark_complete
+from tests.flows.test_cli import Command, the_error, wingspan_here
 from tests.support.project import TRACKED_PIPELINES
+
+__all__ = ["wingspan_here"]
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"
@@ -428,20 +431,22 @@ def test_a_model_that_changed_under_the_same_name_is_refused_and_named(project: 
 
 
 @pytest.mark.heavy
-def test_the_command_checks_quickly_and_says_by_its_status_what_it_found(project: Path) -> None:
+def test_the_command_checks_quickly_and_says_by_its_status_what_it_found(
+    project: Path, wingspan_here: Command
+) -> None:
     code = (
         "import sys, time; sys.argv = ['wingspan', *sys.argv[1:]]\n"
         "from flows.cli.app import main\n"
         "try: main()\n"
         "finally: print('cpu', time.process_time(), 'server', 'prefect.server' in sys.modules)\n"
     )
-
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", code, *arguments]
-        return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
-
-    done = call("plan", NAME)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plan", NAME],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     first, *rows, cost = done.stdout.splitlines()
     assert first == f"{NAME} in runs/{NAME}: all checks passed"
@@ -450,10 +455,5 @@ def test_the_command_checks_quickly_and_says_by_its_status_what_it_found(project
     assert float(cost.split()[1]) < 20, cost  # 4 s where nothing else runs
     assert not (project / "runs").exists()
 
-    done = call("plan", NAME, "--set", "backend.rollout=vllm")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: backend.rollout 'vllm' does not run on backend.device 'cpu'")
-
-    done = call("run")
-    assert done.stderr == "error: Missing argument 'PIPELINE'; see wingspan run --help\n"
+    line = the_error(wingspan_here("plan", NAME, "--set", "backend.rollout=vllm", cwd=project))
+    assert line.startswith("error: backend.rollout 'vllm' does not run on backend.device 'cpu'")
