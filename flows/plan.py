@@ -42,6 +42,7 @@ from tasks.data.hashes import text_md5
 from tasks.data.items import read_items, split
 from tasks.data.training_files import read_training_files
 from tasks.rollout.teacher import check_teacher
+from tasks.runs.folders import is_workspace
 from tasks.tracking.tracker import check_tracking
 from tasks.verl.config import check_pipeline
 from tasks.verl.rewinds import most_checkpoints
@@ -98,6 +99,10 @@ def make_plan(
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"workspace {folder} is a file; give a folder or a new name")
+    if not (is_home or not folder.exists() or is_workspace(folder) or not any(folder.iterdir())):
+        raise ConfigError(
+            f"--workspace {folder} holds files of something else; give an empty folder or a new name"
+        )
     check_writable(folder, remedy="choose another --workspace, or make it writable")
     served_at = None
     if serve_policy is not None:

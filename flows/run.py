@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
+import typer
 from prefect import Task
 from prefect.cache_policies import NO_CACHE, CacheKeyFnPolicy
 from prefect.context import FlowRunContext
@@ -153,6 +154,7 @@ class Run:
         self._session: TrainSession | OfflineSession | None = None
         self._keys: dict[str, str] = {}
         self._busy_s = 0.0
+        self._uncommitted: list[str] = []
 
     def stage(self, name: str, *inputs: Receipt, meanwhile: Callable[[], object] | None = None) -> Receipt:
         """Run stage `name`, which reads what the stages of `inputs` wrote, unless it is up to date.
@@ -309,6 +311,12 @@ class Run:
         self._show_result(evaluation, promotion=tracker.finish())
         dvc_failure = self._commit(tracker) if plan.is_tracked else None
         self._closing.close()
+        if self._uncommitted:
+            names = " ".join(f"{name}@{plan.name}" for name in self._uncommitted)
+            typer.echo(
+                f"dvc.lock has no new entry of {names}: inputs changed meanwhile; dvc repro {names} makes it",
+                err=True,
+            )
         self._write_totals()
         if dvc_failure is not None:
             raise dvc_failure
@@ -325,6 +333,7 @@ class Run:
         plan = self.plan
         try:
             stages = [name for name, stage in plan.stages.items() if stage_key(stage) == self._keys[name]]
+            self._uncommitted = [name for name in plan.stages if name not in stages]
             commit_to_dvc(stages, name=plan.name, pipeline=plan.pipeline, workspace=plan.workspace)
         except WingspanError as error:
             return error

@@ -58,7 +58,10 @@ class Past:
         be replaced."""
         total, stop_reason = len(self.trajectory.turns), self.trajectory.stop_reason
         if not 0 <= self.num_turns <= total:
-            raise ConfigError(f"{self.where}: there is no turn {self.num_turns}; it has {total}")
+            raise ConfigError(
+                f"{self.where}: {self.num_turns} turns would be repeated, and it has {total}; name an "
+                "earlier turn"
+            )
         if self.num_turns == total and stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED):
             raise ConfigError(
                 f"{self.where}: the episode ended with turn {total} ({stop_reason}); name an earlier turn"

@@ -93,7 +93,10 @@ def main() -> None:
         print("stopped; run the same command again to resume", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        line = _usage(error) or one_line(error)
+        usage = _usage(error)
+        if usage == "":  # there were no arguments, and the help is printed
+            sys.exit(2)
+        line = usage or one_line(error)
         if line is None:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
             sys.exit(1)
@@ -108,4 +111,5 @@ def _usage(error: Exception) -> str | None:
         return None
     context = getattr(error, "ctx", None)
     command = "wingspan" if context is None else context.command_path
-    return f"{format_message().rstrip('.')}; see {command} --help"
+    message = format_message().rstrip(".")
+    return message and f"{message}{' ' if message.endswith('?') else '; '}see {command} --help"

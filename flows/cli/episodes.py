@@ -191,7 +191,7 @@ def fork(
         str,
         typer.Argument(
             metavar="TRAJECTORY@TURN",
-            help="RUN/FILE:LINE@TURN as the viewer names it, e.g. textcraft-cpu/step_0003:5@4, or the "
+            help="RUN/FILE:LINE@TURN as the viewer names it, e.g. textcraft-cpu/step_0003:5@2, or the "
             "address of its page.",
         ),
     ],

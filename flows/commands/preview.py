@@ -111,8 +111,8 @@ def _forecast(stage: Stage, *, earlier: Sequence[Forecast]) -> Forecast:
 
 
 def _resumption(stage: Stage) -> str | None:
-    """From which step training would resume; None if it would start over, and for other stages."""
+    """Where interrupted training would resume; None if it would start over, and for other stages."""
     if stage.name != "train" or not would_resume(stage, if_changed="refuse"):
         return None
     steps = checkpoints.complete_steps(stage.workspace / "train" / "checkpoints")
-    return f"it resumes after step {steps[-1]}" if steps else None
+    return f"it resumes after step {steps[-1]}" if steps else "it was stopped before its first checkpoint"

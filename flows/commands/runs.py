@@ -4,16 +4,21 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from tasks.evaluation.outcomes import read_evaluation
+from envs.errors import ConfigError
+from tasks.config.pipelines import PIPELINES_FILE
 from tasks.runs.parameters import try_read_lines
 from tasks.tracking.recorded_runs import RecordedRun, mark_gone, read_runs
-from tasks.tracking.tracker import check_tracking, connect, experiment_of
+from tasks.tracking.tracker import DEFAULT_URI, check_tracking, connect, experiment_of, tracking_uri
 
 COLUMNS = ("run", "state", "step", "success", "started", "workspace")
 
 
 def run_rows() -> Iterator[tuple[str, ...]]:
     """Mark the runs whose process is gone as killed; yields a row for each run, the latest first."""
+    if tracking_uri() == DEFAULT_URI and not Path(PIPELINES_FILE).exists():
+        raise ConfigError(
+            f"no {PIPELINES_FILE} here; run from the project's folder, or set MLFLOW_TRACKING_URI"
+        )
     check_tracking()
     client = connect()
     experiment_id = experiment_of(client)
@@ -25,14 +30,17 @@ def run_rows() -> Iterator[tuple[str, ...]]:
 
 
 def _progress(run: RecordedRun) -> tuple[str, str]:
-    """The last step, and the success rate of the final evaluation or else of that step."""
+    """The last step, and the success rate of the final evaluation or else of that step.
+
+    Only a run that has not finished is looked up in its workspace, which may hold another one since.
+    """
+    if run.state == "FINISHED" and run.success is not None:
+        return f"{run.steps}/{run.steps}", f"{run.success:.2f}"
     if run.workspace is None or not run.workspace.is_dir():
         return "", ""
     steps = try_read_lines(run.workspace / "train" / "metrics.jsonl")
     last = steps[-1] if steps else {"step": 0}
     success = last.get("success")
-    if run.state == "FINISHED" and (evaluation := read_evaluation(run.workspace)):
-        success = evaluation["after"]["sampled"].get("success")
     return f"{last['step']}/{run.steps}", "" if success is None else f"{success:.2f}"
 
 

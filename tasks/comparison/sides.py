@@ -7,8 +7,8 @@ from typing import Any
 
 from envs.errors import ConfigError
 from tasks.evaluation.outcomes import Samples
-from tasks.evaluation.record import RECORD
-from tasks.runs.folders import RunFolder, find_runs
+from tasks.evaluation.record import RECORD, is_record
+from tasks.runs.folders import RunFolder, find_runs, is_workspace
 
 SUCCESS = "success"
 GREEDY = "greedy success"
@@ -65,6 +65,10 @@ def find_folders(paths: Sequence[Path]) -> list[RunFolder]:
         if not path.is_dir():
             raise ConfigError(f"there is no folder {path}; give folders of finished runs, or of evaluations")
         path_runs = find_runs([path])
+        of_training = [run for run in path_runs if not is_record(run.folder)]
+        path_runs = of_training or path_runs  # of a folder that holds both
+        if not path_runs and is_workspace(path):
+            raise ConfigError(f"{path} was stopped before its first stage ended; leave it out, or finish it")
         if not path_runs:
             raise ConfigError(
                 f"{path} is no run and no evaluation: it has neither train/metrics.jsonl nor {RECORD}; give "

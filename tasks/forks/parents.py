@@ -12,7 +12,7 @@ from tasks.data.trajectories import trajectory_from_dict
 from tasks.runs.folders import RUNS, RunFolder, find_runs
 from tasks.runs.lines import digest_of
 
-EXAMPLE = "textcraft-cpu/step_0003:5@4"
+EXAMPLE = "textcraft-cpu/step_0003:5@2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

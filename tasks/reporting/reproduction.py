@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.config.parameters import flat
 from tasks.tracking.lineage_record import LineageRecord
-from tasks.tracking.names import step_metric
+from tasks.tracking.names import TOOL_SECONDS, step_metric
 
 COLUMNS = ("", "run", "reproduced", "difference")
 EQUAL = "equal"
@@ -177,7 +177,10 @@ def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Line]:
-    before, after = (dict(flat(evaluation, sep=" ")) for evaluation in (first, second))
+    before, after = (
+        {name: value for name, value in flat(evaluation, sep=" ") if f" {TOOL_SECONDS}" not in name}
+        for evaluation in (first, second)
+    )
     names = {**before, **after}
     differing = [name for name in names if not _is_same(before.get(name), after.get(name))]
     yield Line(

@@ -85,6 +85,12 @@ class RunFolder:
         return [*sorted(steps, key=lambda file: file.step or 0), *other_folders, *forks]
 
 
+def is_workspace(folder: Path) -> bool:
+    """Whether a run has begun in `folder`, or a sweep or DVC has made it for one."""
+    files = ("lock", "output.log", "parameters.json", "policy", "warmup", *_SIGNS)
+    return any((folder / file).exists() for file in files)
+
+
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     """The runs in `paths`, by name: folders of runs, folders that hold such folders, and JSONL files.
 

@@ -90,6 +90,7 @@ class TrainSession:
         self._is_resumed = False
         self._steps: list[dict[str, float]] = []
         self._restarts = 0
+        self._launched: Pipeline | None = None
 
     def __enter__(self) -> "TrainSession":
         return self
@@ -106,10 +107,7 @@ class TrainSession:
 
         Most of a start-up is imports: call this before the warm-up, which leaves a core idle.
         """
-        self._resume()
-        if not self._process.is_launched and not all(
-            self._round_file(i).exists() for i in range(self.num_rounds)
-        ):
+        if not self._process.is_launched:  # `train/` is not read: it may belong to other inputs
             self._launch()
 
     def train_round(self, index: int) -> TrainedRound:
@@ -269,6 +267,9 @@ class TrainSession:
         check_start(self._pipeline, self._workspace)
         items = training_items(self._pipeline, self._workspace)
         write_prompts(self._pipeline, self._folder)
+        if self._process.is_launched and self._launched != self._with_own_seed():
+            # `train/` was cleared since
+            self._process.end(graceful=False)
         if not self._process.is_launched:
             self._launch()
         self._progress.on_phase("starting the trainer")
@@ -303,8 +304,9 @@ class TrainSession:
 
     def _launch(self) -> None:
         self._progress.on_phase("starting Ray")
+        self._launched = self._with_own_seed()
         self._process.launch(
-            self._with_own_seed(),
+            self._launched,
             model=str(start_policy(self._pipeline, self._workspace)),
             checkpoints=self._checkpoints,
             episode_file=self._progress.episode_file,

@@ -28,6 +28,8 @@ _TRAIN_KEYS = """
 _TRAIN = set(_TRAIN_KEYS.split())
 _TRAIN_PREFIXES = ("imitation_", "preference_", "horizon_", "rollout_probs_diff", "importance_", "distill/")
 _SYSTEM_PREFIXES = ("envs_live/", "envs_created/", "envs_replaced/")
+TOOL_SECONDS = "tool_seconds/"
+"""Begins the metrics of `summarise` that measure the time of tools."""
 _COUNTS = ("episodes", "dropped", "stop_", "dropped_", "items_", "replaced_groups")
 
 
@@ -54,6 +56,8 @@ def step_metric(key: str) -> str:
         name = f"time/{key}"
     elif key.startswith("env_step_seconds/"):
         name = f"time/env_step/{key.removeprefix('env_step_seconds/')}"
+    elif key.startswith(TOOL_SECONDS):
+        name = f"time/tool/{key.removeprefix(TOOL_SECONDS)}"
     elif key.startswith(_SYSTEM_PREFIXES):
         name = f"system/{key}"
     else:

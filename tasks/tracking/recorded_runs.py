@@ -44,6 +44,8 @@ class RecordedRun:
     """Training steps that it was configured for."""
     workspace: Path | None
     """None if the run has no such tag."""
+    success: float | None
+    """Of the evaluation at its end."""
 
 
 def read_runs(client: Any, *, experiment_id: str) -> list[RecordedRun]:
@@ -56,6 +58,7 @@ def read_runs(client: Any, *, experiment_id: str) -> list[RecordedRun]:
             start_time=run.info.start_time / 1000,
             steps=int(run.data.params.get("train.steps", 0)),
             workspace=Path(run.data.tags[WORKSPACE]) if WORKSPACE in run.data.tags else None,
+            success=run.data.metrics.get("eval/sampled/success"),
         )
         for run in runs
         if "mlflow.parentRunId" not in run.data.tags

@@ -94,16 +94,19 @@ def find_run(reference: str, *, downloads: Path) -> FoundRun:
 
 
 def read_registration(run: FoundRun) -> Registration | None:
-    """What MLflow knows of `run`; None if it does not have it, or not any more."""
+    """What MLflow knows of `run`; None if it does not have it, not any more, or with other outputs."""
     if run.run_id is None:
         return None
     from mlflow.exceptions import MlflowException
 
     client = _connect()
     try:
-        state: str = client.get_run(run.run_id).info.status
+        recorded_run = client.get_run(run.run_id)
     except MlflowException:
         return None
+    if not _was_written_by(recorded_run, run.lineage):
+        return None
+    state: str = recorded_run.info.status
     found_versions = client.search_model_versions(f"run_id = '{run.run_id}'")
     # A search does not return aliases.
     versions = [client.get_model_version(match.name, match.version) for match in found_versions]
@@ -203,7 +206,7 @@ def _of_mlflow(client: "MlflowClient", run: "Run", *, reference: str, downloads:
         run = client.get_run(parent)
     run_id = run.info.run_id
     workspace = Path(run.data.tags.get(WORKSPACE, ""))
-    is_workspace = (workspace / LINEAGE).exists() and read_record(workspace).get("run_id") == run_id
+    is_workspace = read_record(workspace).get("run_id") == run_id and _has_lineage_of(run, workspace)
     folder = workspace if is_workspace else downloads
     if not is_workspace:
         artifacts = {file.path for file in client.list_artifacts(run_id)}
@@ -223,6 +226,21 @@ def _of_mlflow(client: "MlflowClient", run: "Run", *, reference: str, downloads:
         is_workspace=is_workspace,
         run_id=run_id,
     )
+
+
+def _has_lineage_of(run: "Run", workspace: Path) -> bool:
+    """Whether the lineage in `workspace` is still that of `run`: stages that ran there since without a
+    record, as DVC runs them, have written others."""
+    file = workspace / LINEAGE
+    if not file.exists():
+        return False
+    return _was_written_by(run, read_lineage(file))
+
+
+def _was_written_by(run: "Run", lineage: LineageRecord) -> bool:
+    """By the hashes that a finished run has recorded of what its stages wrote."""
+    writes = {out: md5 for stage in lineage.stages.values() for out, md5 in stage.writes.items()}
+    return all(run.data.tags.get(f"md5.{out}", md5) == md5 for out, md5 in writes.items())
 
 
 def _download(client: "MlflowClient", run_id: str, file: str, *, target: Path) -> None:

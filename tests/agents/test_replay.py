@@ -228,7 +228,7 @@ def test_turns_from_which_nothing_goes_on_are_refused() -> None:
     trajectory = make_record()
     for num_turns, options, text in (
         (4, {}, r"ended with turn 4 \(terminated\); name an earlier turn"),
-        (5, {}, "no turn 5; it has 4"),
+        (5, {}, "5 turns would be repeated, and it has 4"),
         (0, {"observation": "x"}, "turn 0 has no observation"),
     ):
         with pytest.raises(ConfigError, match=text):

@@ -12,7 +12,7 @@ from envs.errors import ConfigError
 from flows.cli.app import app
 from tasks.tracking.lineage_record import CodeVersion, read_lineage
 from tasks.tracking.recorded_runs import WORKSPACE
-from tasks.tracking.references import find_run
+from tasks.tracking.references import find_run, read_registration
 from tasks.tracking.tracker import connect, experiment_of
 from tests.support.lineage_toy import lineage_of
 
@@ -179,6 +179,22 @@ class TestMlflow:
         (workspace / "mlflow.json").write_text(json.dumps({"run_id": "0" * 32}))
         run_found = find_run(run.info.run_id, downloads=tmp_path / "downloads")
         assert run_found.lineage.code.commit == "1" * 40
+
+    def test_a_stage_that_ran_there_since_without_a_record_does_not_stand_for_it(
+        self, mlflow_record: "tuple[MlflowClient, Any]", workspace: Path, tmp_path: Path
+    ) -> None:
+        """As `dvc exp run` does with other parameters: the workspace still names the run."""
+        client, run = mlflow_record
+        client.set_tag(run.info.run_id, "md5.policy", "a" * 32)
+        lineage = read_lineage(workspace / "lineage.json")
+        train = lineage.stages["train"]
+        for md5, is_workspace in (("a" * 32, True), ("b" * 32, False)):
+            stages = {**lineage.stages, "train": train.model_copy(update={"writes": {"policy": md5}})}
+            lineage.model_copy(update={"stages": stages}).write(workspace)
+            found = find_run(run.info.run_id, downloads=tmp_path / md5)
+            assert found.is_workspace is is_workspace
+            in_folder = find_run(str(workspace), downloads=tmp_path / md5)
+            assert (read_registration(in_folder) is not None) is is_workspace
 
     def test_a_name_that_means_no_run_or_several_is_refused(
         self, mlflow_record: "tuple[MlflowClient, Any]", tmp_path: Path

@@ -31,7 +31,7 @@ from flows.lineage.stages import (
     stage_key,
 )
 from flows.lineage.versioning import check_lock
-from flows.plan import Plan, check_model, check_plan, check_run, make_plan
+from flows.plan import Plan, check_model, check_plan, check_run, lock, make_plan
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare
@@ -267,6 +267,17 @@ def test_a_workspace_is_the_tracked_one_however_its_path_is_written(project: Pat
     assert not make_plan(NAME, overrides={}, workspace=home.with_name("other")).is_tracked
     with pytest.raises(ConfigError, match=r"belongs to the parameters .* seed=1 was set"):
         make_plan(NAME, overrides={"seed": 1}, workspace=home)
+
+
+def test_a_folder_of_something_else_is_no_workspace(project: Path) -> None:
+    for folder in (project, project / "flows"):
+        with pytest.raises(ConfigError, match="holds files of something else"):
+            make_plan(NAME, overrides={"seed": 1}, workspace=folder)
+    workspace = project / "mine"
+    workspace.mkdir()
+    make_plan(NAME, overrides={"seed": 1}, workspace=workspace)
+    with lock(workspace):
+        make_plan(NAME, overrides={"seed": 1}, workspace=workspace)
 
 
 def test_ray_on_this_machine_by_name_is_no_cluster(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,10 @@ class ScriptedSession:
         write_items(workspace / "data" / "train.jsonl", toy_items(12))
         write_items(workspace / "data" / "test.jsonl", toy_items(4, first=100))
         progress = Progress(on_note=self.notes.append)
-        self._session = TrainSession(self.pipeline, workspace, progress, process=self.process)
+        self.session = TrainSession(self.pipeline, workspace, progress, process=self.process)
 
     def run(self) -> list[RoundResult]:
-        session = self._session
+        session = self.session
         return [session.evaluate_round(session.train_round(index)) for index in range(session.num_rounds)]
 
 
@@ -100,6 +101,18 @@ def test_training_goes_back_to_before_the_window_and_counts_each_step_once(tmp_p
     assert lines(tmp_path / "train" / "alerts.jsonl") == []
     assert len(list((tmp_path / "train" / "trajectories").iterdir())) == 20
     assert [(result.first_step, result.last_step) for result in results] == [(1, 10), (11, 20)]
+
+
+def test_a_start_before_the_warm_up_takes_nothing_from_a_training_that_is_given_up(tmp_path: Path) -> None:
+    """The warm-up's inputs have changed: `train/` is cleared between the launch and the first step."""
+    ScriptedSession(tmp_path, collapse_at(13)).run()
+    again = ScriptedSession(tmp_path, lambda step, rewinds: {"kl": 0.0})
+    again.session.prestart()
+    shutil.rmtree(tmp_path / "train")
+    again.run()
+    assert again.process.steps_with_seeds == [(step, 0) for step in range(1, 21)]
+    steps = lines(tmp_path / "train" / "metrics.jsonl")
+    assert [line["step"] for line in steps] == list(range(1, 21))
 
 
 def test_rounds_that_are_undone_are_trained_and_evaluated_again(tmp_path: Path) -> None:
