@@ -45,6 +45,44 @@ def page(workspace: Path) -> Page:
     return Page(workspace / "report" / "index.html")
 
 
+@pytest.fixture(scope="module")
+def stopped_page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Of a run that was stopped in its first round."""
+    folder = tmp_path_factory.mktemp("stopped")
+    write_training(folder)
+    return Page(report(toy_pipeline(train__steps=9), folder))
+
+
+@pytest.fixture(scope="module")
+def untrained_page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Of a model that was evaluated, without a warm-up and training."""
+    folder = tmp_path_factory.mktemp("untrained")
+    write_evaluation(folder)
+    return Page(report(toy_pipeline(warmup=None), folder))
+
+
+@pytest.fixture(scope="module")
+def changed_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run with other parameters and a record of its lineage, none of whose turns could be parsed."""
+    folder = tmp_path_factory.mktemp("changed") / "a run"
+    write_workspace(folder)
+    file = folder / "evaluation_trajectories.jsonl"
+    failed_text = file.read_text().replace('"failed": false', '"failed": true')
+    file.write_text(failed_text.replace('"text": "Thought: wood first', '"text": "Let me <think> about wood'))
+    (folder / "lineage.json").write_text("{}")
+    settings = {"temperature": 0.7, "samples_per_item": 1, "quick_items": 50}
+    evaluate = {f"evaluate__{key}": value for key, value in settings.items()}
+    pipeline = toy_pipeline(train__lr=0.25, warmup=None, **evaluate)
+    write_changes(folder, name="toy", changes=changed_parameters(pipeline, default=toy_pipeline()))
+    report(pipeline, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def changed_page(changed_workspace: Path) -> Page:
+    return Page(changed_workspace / "report" / "index.html")
+
+
 # Newcombe 1998, Statistics in Medicine 17: table I of "Two-sided confidence intervals for the single
 # proportion" (method 3).
 @pytest.mark.parametrize(
@@ -297,9 +335,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     ("writers", "missing"),
     [
         ([], ["Training has not begun", "final evaluation is missing", "provision.json"]),
-        ([write_training], ["No round has ended", "final evaluation is missing"]),
         ([write_training, write_rounds], ["No trajectories to read", "timing.json"]),
-        ([write_evaluation], ["Training has not begun"]),
     ],
 )
 def test_what_is_missing_is_named(
@@ -308,42 +344,41 @@ def test_what_is_missing_is_named(
     for write in writers:
         write(tmp_path)
     page = Page(report(toy_pipeline(), tmp_path))
-    for words in missing:
+    for words in (*missing, "not evaluated yet"):
         assert words in page.text
-    assert ("not evaluated yet" in page.text) == (write_evaluation not in writers)
 
 
 @pytest.mark.heavy
-def test_a_run_that_was_stopped_says_where(tmp_path: Path) -> None:
-    write_training(tmp_path)
-    page = Page(report(toy_pipeline(train__steps=9), tmp_path))
-    assert "Training is at step 4 of 9." in page.text
-
-
-def test_without_a_warm_up_before_is_the_model(tmp_path: Path) -> None:
-    write_evaluation(tmp_path)
-    page = Page(report(toy_pipeline(warmup=None), tmp_path))
-    assert "This pipeline has no warm-up" in page.text
-    assert "Before is the model it starts from." in page.text
+def test_a_run_that_was_stopped_says_where(stopped_page: Page) -> None:
+    assert "Training is at step 4 of 9." in stopped_page.text
 
 
 @pytest.mark.heavy
-def test_the_fine_print_is_of_what_was_evaluated(tmp_path: Path) -> None:
-    write_workspace(tmp_path)
-    settings = {"temperature": 0.7, "samples_per_item": 1, "quick_items": 50}
-    pipeline = toy_pipeline(**{f"evaluate__{key}": value for key, value in settings.items()})
-    text = " ".join(Page(report(pipeline, tmp_path)).text.split())
+def test_a_run_that_was_stopped_in_its_first_round_says_what_is_missing(stopped_page: Page) -> None:
+    for words in ("No round has ended", "final evaluation is missing", "not evaluated yet"):
+        assert words in stopped_page.text
+
+
+def test_without_a_warm_up_before_is_the_model(untrained_page: Page) -> None:
+    assert "This pipeline has no warm-up" in untrained_page.text
+    assert "Before is the model it starts from." in untrained_page.text
+
+
+def test_of_a_model_that_was_only_evaluated_training_is_missing(untrained_page: Page) -> None:
+    assert "Training has not begun" in untrained_page.text
+    assert "not evaluated yet" not in untrained_page.text
+
+
+@pytest.mark.heavy
+def test_the_fine_print_is_of_what_was_evaluated(changed_page: Page) -> None:
+    text = " ".join(changed_page.text.split())
     assert "Sampled at temperature 0.7, 1 sample per item" in text
     assert "Quick evaluations run 4 test items once each" in text  # of a test split of four
 
 
 @pytest.mark.heavy
-def test_a_turn_that_could_not_be_parsed_is_shown_as_it_was_written(tmp_path: Path) -> None:
-    write_workspace(tmp_path)
-    file = tmp_path / "evaluation_trajectories.jsonl"
-    failed_text = file.read_text().replace('"failed": false', '"failed": true')
-    file.write_text(failed_text.replace('"text": "Thought: wood first', '"text": "Let me <think> about wood'))
-    text = Page(report(toy_pipeline(), tmp_path)).text
+def test_a_turn_that_could_not_be_parsed_is_shown_as_it_was_written(changed_page: Page) -> None:
+    text = changed_page.text
     assert text.count("Let me <think> about wood") == 16  # four items of two turns, before and after
     assert text.count("no action found") == 16
 
@@ -356,14 +391,11 @@ def test_parameters_are_listed_by_block_and_none_is_json(page: Page) -> None:
 
 
 @pytest.mark.heavy
-def test_parameters_that_a_run_changed_are_listed_first(tmp_path: Path) -> None:
-    write_workspace(tmp_path)
-    default, pipeline = toy_pipeline(), toy_pipeline(train__lr=0.25, warmup=None)
-    write_changes(tmp_path, name="toy", changes=changed_parameters(pipeline, default=default))
-    page = Page(report(pipeline, tmp_path))
+def test_parameters_that_a_run_changed_are_listed_first(changed_page: Page) -> None:
+    default = toy_pipeline()
     assert default.warmup is not None
-    assert page.rows("train.lr") == [["train.lr", str(default.train.lr), "0.25"]]
-    assert page.rows("warmup.steps") == [["warmup.steps", str(default.warmup.steps), "\u2013"]]
+    assert changed_page.rows("train.lr") == [["train.lr", str(default.train.lr), "0.25"]]
+    assert changed_page.rows("warmup.steps") == [["warmup.steps", str(default.warmup.steps), "\u2013"]]
 
 
 @pytest.mark.parametrize(
@@ -412,12 +444,11 @@ def test_the_first_rate_does_not_cover_the_axis() -> None:
 
 
 @pytest.mark.heavy
-def test_a_run_with_its_lineage_says_how_to_reproduce_it(tmp_path: Path) -> None:
-    folder = tmp_path / "a run"
-    write_training(folder)
-    assert "wingspan reproduce" not in Page(report(toy_pipeline(), folder)).text
-    (folder / "lineage.json").write_text("{}")
-    assert f"wingspan reproduce '{folder}'" in Page(report(toy_pipeline(), folder)).text
+def test_a_run_with_its_lineage_says_how_to_reproduce_it(
+    stopped_page: Page, changed_workspace: Path, changed_page: Page
+) -> None:
+    assert "wingspan reproduce" not in stopped_page.text
+    assert f"wingspan reproduce '{changed_workspace}'" in changed_page.text
 
 
 def test_a_finished_run_lacks_nothing(page: Page) -> None:
