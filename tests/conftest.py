@@ -34,6 +34,18 @@ LONGEST_FILES = (
     "test_offline.py",
 )
 """A worker takes whole files: one of these that began last would leave all cores but one idle."""
+LONG_FILES = (
+    "test_conformance.py",
+    "test_cli.py",
+    "test_tracking.py",
+    "test_sciworld.py",
+    "test_dvc_commands.py",
+    "test_dvc.py",
+    "test_browser.py",
+    "test_webarena.py",
+    "test_report.py",
+)
+"""Those that are long although none of their tests is slow: from two and a half minutes to 45 s."""
 PROGRAMS = {"browser": ("test_browser.py", "miniwob", "webarena"), "java": ("sciworld", "jvm")}
 """By marker: a part of the id (file, function or parameter) of each test that starts this program."""
 
@@ -69,7 +81,7 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder and programs, give slow tests more time, and put their files first."""
+    """Mark each test by its folder and programs, give slow tests more time, and put long files first."""
     for item in items:
         item.add_marker(item.path.relative_to(Path(__file__).parent).parts[0])
         for marker, parts in PROGRAMS.items():
@@ -81,10 +93,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     slow_files = {item.path for item in items if item.get_closest_marker("slow") is not None}
 
-    def rank(item: pytest.Item) -> int:
+    def rank(item: pytest.Item) -> tuple[int, int]:
+        """That of its file, and the file's place among those of this rank."""
         name = item.path.name
-        in_order = len(LONGEST_FILES) + (item.path not in slow_files)
-        return LONGEST_FILES.index(name) if name in LONGEST_FILES else in_order
+        if name in LONGEST_FILES:
+            return 0, LONGEST_FILES.index(name)
+        if item.path in slow_files:
+            return 1, 0
+        return (2, LONG_FILES.index(name)) if name in LONG_FILES else (3, 0)
 
     items.sort(key=rank)
 
