@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 import typer
-import yaml
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError
@@ -26,6 +25,7 @@ from flows.endings.guardian import MARK
 from flows.plan import check_plan, lock, make_plan
 from tasks.config.capacity import read_model_size
 from tests.support.tiny_model import save_tiny_model
+from tests.support.yaml_files import load_yaml
 
 ROOT = Path(__file__).parents[2]
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -206,7 +206,7 @@ def test_a_stage_runs_from_the_command_line(project: Path, wingspan_here: Comman
 
 
 def test_pipelines_are_listed(project: Path) -> None:
-    names = yaml.safe_load((ROOT / "pipelines.yaml").read_text())["pipelines"]
+    names = load_yaml(ROOT / "pipelines.yaml")["pipelines"]
     finished_workspace = project / "runs" / "babyai-cpu"
     finished_workspace.mkdir(parents=True)
     rates = {"before": {"sampled": {"success": 0.25}}, "after": {"sampled": {"success": 0.5}}}

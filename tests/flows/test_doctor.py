@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner, Result
 
 from envs.builtin.textcraft.env import make_item
@@ -25,6 +24,7 @@ from flows.commands.inventory import HERE, NOT_HERE
 from flows.commands.play import count_followed
 from tests.flows.test_cli import ROOT, Command, project, the_error, wingspan_here
 from tests.support.tiny_model import save_tiny_model
+from tests.support.yaml_files import edit_yaml
 
 __all__ = ["project", "wingspan_here"]
 
@@ -51,9 +51,8 @@ def call(*arguments: str, lines: str = "") -> Result:
 
 def play_on(here: Path, env: str) -> None:
     """Have the default pipeline play `env`."""
-    document = yaml.safe_load((here / "pipelines.yaml").read_text())
-    document["pipelines"]["textcraft-cpu"]["data"] = {"parts": {env: {}}}
-    (here / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    with edit_yaml(here / "pipelines.yaml") as document:
+        document["pipelines"]["textcraft-cpu"]["data"] = {"parts": {env: {}}}
 
 
 def test_environments_are_listed_with_what_is_missing(no_programs: Path) -> None:
@@ -132,9 +131,8 @@ def test_doctor_names_what_the_named_pipeline_lacks(here: Path, no_programs: Pat
 
 
 def test_doctor_judges_a_gpu_pipeline_by_what_it_needs(here: Path, no_programs: Path) -> None:
-    document = yaml.safe_load((here / "pipelines.yaml").read_text())
-    document["pipelines"]["textcraft-qwen2.5-3b"]["model"] = "models/textcraft-base"
-    (here / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    with edit_yaml(here / "pipelines.yaml") as document:
+        document["pipelines"]["textcraft-qwen2.5-3b"]["model"] = "models/textcraft-base"
     save_tiny_model(here / "models" / "textcraft-base")
     done = call("doctor", "textcraft-qwen2.5-3b")
     assert done.exit_code == 1
@@ -153,9 +151,8 @@ def test_doctor_judges_a_gpu_pipeline_by_what_it_needs(here: Path, no_programs: 
 def test_doctor_makes_the_checks_of_a_run_if_nothing_is_missing(here: Path) -> None:
     lines = call("doctor").stdout.splitlines()
     assert [line.split()[1] for line in lines][-1] == "run"
-    document = yaml.safe_load((here / "pipelines.yaml").read_text())
-    document["pipelines"]["textcraft-cpu"]["backend"]["workers"] = 99
-    (here / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    with edit_yaml(here / "pipelines.yaml") as document:
+        document["pipelines"]["textcraft-cpu"]["backend"]["workers"] = 99
     done = call("doctor")
     assert done.exit_code == 1
     [line] = [line for line in done.stdout.splitlines() if line.startswith("missing")]

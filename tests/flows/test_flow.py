@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
 from tests.support.project import NAME, STEPS, STEPS_PER_ROUND, Project, Terminal
 from tests.support.waiting import wait_until
+from tests.support.yaml_files import edit_yaml
 
 pytestmark = pytest.mark.slow
 
@@ -208,10 +208,8 @@ def test_prefect_draws_the_graph_with_its_rounds(project: Project) -> None:
 
 
 def test_dvc_reruns_exactly_what_a_parameter_touches(project: Project) -> None:
-    file = project.folder / "pipelines.yaml"
-    document = yaml.safe_load(file.read_text())
-    document["pipelines"][NAME]["evaluate"]["samples_per_item"] = 2
-    file.write_text(yaml.safe_dump(document))
+    with edit_yaml(project.folder / "pipelines.yaml") as document:
+        document["pipelines"][NAME]["evaluate"]["samples_per_item"] = 2
     lines = project.run(sys.executable, "-m", "dvc", "repro", f"report@{NAME}")
     rerun = [line.split("'")[1] for line in lines if line.startswith("Running stage")]
     assert rerun == [f"evaluate@{NAME}", f"report@{NAME}"]

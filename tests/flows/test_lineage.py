@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prefect.serializers import JSONSerializer
 
 from envs.errors import ConfigError
@@ -24,6 +23,7 @@ from flows.lineage.stages import (
 from flows.run import STAGES
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.hashes import path_md5
+from tests.support.yaml_files import load_yaml
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"
@@ -64,7 +64,7 @@ def test_hashes_are_those_that_dvc_writes(project: Path) -> None:
     with Repo.init(no_scm=True) as repo:
         for name in STAGES:
             repo.commit(f"{name}@{NAME}", force=True)
-    lock = yaml.safe_load(Path("dvc.lock").read_text())["stages"]
+    lock = load_yaml(Path("dvc.lock"))["stages"]
     stages = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)
     assert set(stages) == set(STAGES)
     for name, stage in stages.items():

@@ -39,6 +39,7 @@ from tasks.tracking.tracker import check_tracking
 from tasks.verl.checkpoints import checkpoint_folder, mark_complete
 from tests.flows.test_cli import Command, the_error, wingspan_here
 from tests.support.project import TRACKED_PIPELINES
+from tests.support.yaml_files import edit_yaml
 
 __all__ = ["wingspan_here"]
 
@@ -304,9 +305,8 @@ def test_a_run_without_a_policy_to_serve_is_refused(project: Path) -> None:
 
 @pytest.mark.heavy
 def test_one_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
-    document = yaml.safe_load((project / "pipelines.yaml").read_text())
-    document["pipelines"]["babyai-cpu"]["seed"] = "none"
-    (project / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    with edit_yaml(project / "pipelines.yaml") as document:
+        document["pipelines"]["babyai-cpu"]["seed"] = "none"
     done = CliRunner().invoke(app, ["pipelines"])
     assert done.exit_code == 0
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
@@ -350,9 +350,8 @@ def test_the_plan_names_the_stages_that_would_run_and_why(project: Path, storage
     finish(project, *plan.stages)
     assert [f.runs for f in preview(NAME, overrides={}, workspace=None)[1]] == [False] * len(plan.stages)
 
-    document = yaml.safe_load((project / "pipelines.yaml").read_text())
-    document["pipelines"][NAME]["evaluate"]["samples_per_item"] = 1
-    (project / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    with edit_yaml(project / "pipelines.yaml") as document:
+        document["pipelines"][NAME]["evaluate"]["samples_per_item"] = 1
     reasons = {f.stage: f.reason for f in preview(NAME, overrides={}, workspace=None)[1] if f.runs}
     assert reasons == {
         "evaluate": "its code, parameters or inputs changed",

@@ -17,7 +17,6 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,6 +29,7 @@ from tests.support.prefect_server import START_TIMEOUT_S, prefect_client, prefec
 from tests.support.project import NAME, RUN_TIMEOUT_S, Project
 from tests.support.sockets import free_port
 from tests.support.waiting import wait_until
+from tests.support.yaml_files import edit_yaml
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
@@ -173,20 +173,19 @@ def _answers(url: str) -> bool:
 
 def write_pipeline(project: Project, *, judge_url: str) -> None:
     """The project's pipeline becomes one that searches, and asks a judge."""
-    document = yaml.safe_load((project.folder / "pipelines.yaml").read_text())
-    pipeline = document["pipelines"][NAME]
     prompt = project.folder / "data" / "judge.md"
     prompt.write_text(
         "{final_response}\n\nEnd with a line `Score: ` and a number from {lowest} to {highest}."
     )
     judge = {"url": judge_url, "model": "toy", "key_from": "JUDGE_API_KEY", "prompt": "data/judge.md"}
-    pipeline["data"] = {"split_seed": 0, "parts": {"searchqa-mini": {"where": {"hops": [3]}}}}
-    pipeline["warmup"]["new_words"] = 16
-    pipeline["agent"] |= {"reward": {"environment": 1.0, "clear": 0.1}, "judges": {"clear": judge}}
-    pipeline["rollout"] |= {"max_live_envs": 16}
-    pipeline["train"] |= {"steps": STEPS, "steps_per_round": STEPS}
-    pipeline["horizon"] |= {"max_turns": [2], "steps_per_stage": STEPS}
-    (project.folder / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    with edit_yaml(project.folder / "pipelines.yaml") as document:
+        pipeline = document["pipelines"][NAME]
+        pipeline["data"] = {"split_seed": 0, "parts": {"searchqa-mini": {"where": {"hops": [3]}}}}
+        pipeline["warmup"]["new_words"] = 16
+        pipeline["agent"] |= {"reward": {"environment": 1.0, "clear": 0.1}, "judges": {"clear": judge}}
+        pipeline["rollout"] |= {"max_live_envs": 16}
+        pipeline["train"] |= {"steps": STEPS, "steps_per_round": STEPS}
+        pipeline["horizon"] |= {"max_turns": [2], "steps_per_stage": STEPS}
 
 
 def find_canaries(canaries: Canaries, contents: Mapping[str, bytes]) -> list[str]:

@@ -1,8 +1,9 @@
-"""A project of the real `dvc.yaml` and `pipelines.yaml`, for tests of DVC's own commands.
+"""A project of the real stages and two real pipelines, for tests of DVC's own commands.
 
-What the stages read is a small file each; their command `wingspan` is a stand-in, which copies what an
-evaluated run has left, without the report's page. Which run that is depends on the learning rate, so that
-DVC has something to compare.
+DVC's commands resolve the stages of every pipeline, which takes half of their time where all are there. What
+the stages read is a small file each; their command `wingspan` is a stand-in, which copies what an evaluated
+run has left, without the report's page. Which run that is depends on the learning rate, so that DVC has
+something to compare.
 """
 
 import json
@@ -20,9 +21,11 @@ from tasks.reporting.figure_files import write_figures
 from tasks.reporting.results import MODES, groupings, read_results
 from tasks.stages.report import change_of, main_figures
 from tests.support.report_toy import SAMPLE_SUCCESSES, write_workspace
+from tests.support.yaml_files import edit_yaml
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"
+NAMES = (NAME, "babyai-cpu")
 RATE = f"pipelines.{NAME}.train.lr"
 OTHER_RATE = 0.25
 OTHER_SUCCESSES = SAMPLE_SUCCESSES | {"after": [(1, 1), (1, 1), (1, 0), (1, 0)]}
@@ -52,6 +55,12 @@ def make_project(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / ".dvc" / "plots", folder / ".dvc" / "plots")
+    with edit_yaml(folder / "pipelines.yaml") as document:
+        document["pipelines"] = {name: document["pipelines"][name] for name in NAMES}
+    with edit_yaml(folder / "dvc.yaml") as document:
+        for stage in document["stages"].values():
+            if "foreach" in stage:
+                stage["foreach"] = {name: f"${{pipelines.{name}}}" for name in NAMES}
     git("init", "-q", "-b", "main", cwd=folder)
     for key, value in {"user.name": "t", "user.email": "t@t"}.items():
         git("config", key, value, cwd=folder)

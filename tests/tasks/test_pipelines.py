@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from envs.registry import get_env
 from flows.lineage.stages import declared_stages, default_workspace
 from flows.run import STAGES
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
+from tests.support.yaml_files import load_yaml
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = yaml.safe_load((ROOT / "pipelines.yaml").read_text())
+DOCUMENT = load_yaml(ROOT / "pipelines.yaml")
 NAMES = pipeline_names(ROOT / "pipelines.yaml")
 
 
@@ -60,7 +60,7 @@ def test_a_stage_reads_only_what_an_earlier_one_or_nobody_writes(monkeypatch: py
 
 def test_dvc_knows_every_cpu_pipeline_and_no_other() -> None:
     on_cpu = {name for name in NAMES if DOCUMENT["pipelines"][name]["backend"]["device"] == "cpu"}
-    declarations = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    declarations = load_yaml(ROOT / "dvc.yaml")["stages"]
     for stage in STAGES:
         assert set(declarations[stage]["foreach"]) == on_cpu
     config = configparser.ConfigParser()

@@ -2,12 +2,12 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from agents.clients.endpoint import ChatClient, Endpoint
@@ -28,6 +28,7 @@ from tests.support.gateway_toy import RandomSampler, find_trained
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import toy_tokenizer
 from tests.support.verl_toy import toy_pipeline
+from tests.support.yaml_files import edit_yaml
 
 TOY = "tests.support.program_toy"
 PROGRAM = {"program": f"{TOY}:play"}
@@ -159,17 +160,16 @@ def test_who_plays_is_the_settings_choice() -> None:
 
 
 def test_a_program_is_played_from_the_command_line(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    document = yaml.safe_load((root / "pipelines.yaml").read_text())
     model = save_tiny_model(tmp_path / "model")
     part = {"env": "question", "train": "data/train.jsonl", "test": "data/test.jsonl"}
-    document["pipelines"]["asked"] = document["pipelines"]["textcraft-cpu"] | {
-        "model": str(model),
-        "warmup": None,
-        "data": {"parts": {"asked": part}},
-        "agent": {"program": f"{TOY}:play"},
-    }
-    Path("pipelines.yaml").write_text(yaml.safe_dump(document))
+    shutil.copy(Path(__file__).parents[2] / "pipelines.yaml", ".")
+    with edit_yaml(Path("pipelines.yaml")) as document:
+        document["pipelines"]["asked"] = document["pipelines"]["textcraft-cpu"] | {
+            "model": str(model),
+            "warmup": None,
+            "data": {"parts": {"asked": part}},
+            "agent": {"program": f"{TOY}:play"},
+        }
     options = ["--set", "rollout.context_length=256", "--set", "rollout.max_tokens_per_turn=8"]
     done = CliRunner().invoke(app, ["rollout", "asked", "--items", "1", "--out", "out.jsonl", *options])
     assert done.exit_code == 0, done.output
