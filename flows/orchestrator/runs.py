@@ -50,13 +50,14 @@ _TEMPORARY = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREF
 """The settings of Prefect's own temporary server."""
 _TEMPORARY_URL = "WINGSPAN_TEMPORARY_PREFECT"
 """The environment variable that has the temporary server's URL, also in runs of a sweep."""
-_SERVE = """
+SERVE = """
 import gc, socket, sys, uvicorn
 gc.set_threshold(100_000, 50, 100)  # a quarter of its start-up is garbage collection that finds nothing
 from prefect.server.api.server import create_app
 config = uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on")
 uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
 """
+"""The program of a server on the socket whose descriptor is its argument."""
 
 
 def server_url() -> str | None:
@@ -86,7 +87,7 @@ class TemporaryServer:
         with socket.create_server(("127.0.0.1", 0)) as listener, self._log.open("wb") as sink:
             self._url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, str(listener.fileno())],
+                [sys.executable, "-c", SERVE, str(listener.fileno())],
                 pass_fds=[listener.fileno()],
                 env={**os.environ, **_TEMPORARY},
                 stdin=subprocess.DEVNULL,

@@ -13,7 +13,6 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-import yaml
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -28,6 +27,7 @@ from tasks.config.pipelines import load_pipeline, pipeline_names
 from tests.support.prefect_server import prefect_client, prefect_server, process_worker
 from tests.support.project import NAME, ROOT, RUN_TIMEOUT_S, Project
 from tests.support.waiting import wait_until
+from tests.support.yaml_files import edit_yaml
 
 pytestmark = pytest.mark.slow
 POOL = "local"
@@ -78,9 +78,8 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     project = Project.make(tmp_path_factory.mktemp("project"))
-    document = yaml.safe_load((project.folder / "pipelines.yaml").read_text())
-    document["pipelines"][NAME]["train"] |= {"steps": STEPS, "steps_per_round": STEPS}
-    (project.folder / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    with edit_yaml(project.folder / "pipelines.yaml") as document:
+        document["pipelines"][NAME]["train"] |= {"steps": STEPS, "steps_per_round": STEPS}
     with ExitStack() as stack:
         url = stack.enter_context(prefect_server(project.folder, environment=project.environment))
         client = stack.enter_context(prefect_client(url))

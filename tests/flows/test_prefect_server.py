@@ -5,6 +5,7 @@ The pages' contents are read as the pages read them.
 
 import hashlib
 import json
+import os
 import socket
 import sqlite3
 import threading
@@ -21,14 +22,9 @@ from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.objects import Artifact
+from prefect.context import refresh_global_settings_context
 from prefect.runtime import flow_run
-from prefect.settings import (
-    PREFECT_API_URL,
-    PREFECT_LOGGING_TO_API_ENABLED,
-    PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL,
-    get_current_settings,
-    temporary_settings,
-)
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -49,6 +45,8 @@ from tasks.progress import Progress
 from tasks.stages.rounds import RoundResult
 from tasks.tracking.model import Promotion
 from tests.support.http_server import serving_in_thread
+from tests.support.prefect_database import add_database
+from tests.support.prefect_server import prefect_server
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -67,20 +65,21 @@ WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[SyncPrefectClient]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncPrefectClient]:
     """Of a server of its own; it stores events at once."""
-    from prefect.testing.utilities import prefect_test_harness  # imports the server
-
-    settings = {
-        PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL: 0.05,
-        PREFECT_LOGGING_TO_API_ENABLED: False,
-    }
+    folder = tmp_path_factory.mktemp("prefect")
+    add_database(folder)
+    settings = {"PREFECT_HOME": str(folder), "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "0.05"}
     with (
-        temporary_settings(settings),
-        prefect_test_harness(server_startup_timeout=300),
-        get_client(sync_client=True) as client,
+        pytest.MonkeyPatch.context() as patch,
+        prefect_server(folder, environment=os.environ | settings) as url,
     ):
-        yield client
+        patch.setenv("PREFECT_API_URL", url)
+        patch.setenv("PREFECT_LOGGING_TO_API_ENABLED", "false")
+        refresh_global_settings_context()  # of all threads
+        with get_client(sync_client=True) as client:
+            yield client
+    refresh_global_settings_context()
 
 
 @pytest.fixture

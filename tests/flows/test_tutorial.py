@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.prefect_database import add_database
+
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 MAX_LINES = 40
@@ -41,6 +43,7 @@ def test_the_tutorial_ends_with_a_policy_that_has_learnt(tmp_path: Path) -> None
     subprocess.run(["bash", "-ec", set_up], cwd=tmp_path, check=True)
     (tmp_path / "agents" / "custom" / "sums.py").write_text(code)
     (tmp_path / "agents" / "custom" / "sums_model.py").write_text(make_model)
+    add_database(tmp_path / ".prefect")
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "wingspan").write_text(

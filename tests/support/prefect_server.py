@@ -1,8 +1,9 @@
 """Prefect's own server and a process worker, for a project (`tests/support/project.py`), on loopback."""
 
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -10,18 +11,29 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from tests.support.sockets import free_port
+from flows.orchestrator.runs import SERVE
 from tests.support.waiting import wait_until
 
 START_TIMEOUT_S = 300.0
 
 
 @contextmanager
-def program(*arguments: str, log: Path, environment: Mapping[str, str], cwd: Path) -> Iterator[None]:
-    """A program that runs until SIGTERM, or SIGKILL 10 s later; what it prints goes to `log`."""
+def program(
+    *arguments: str, log: Path, environment: Mapping[str, str], cwd: Path, descriptors: Sequence[int] = ()
+) -> Iterator[None]:
+    """A program that runs until SIGTERM, or SIGKILL 10 s later; what it prints goes to `log`.
+
+    `descriptors`: of open files, which it inherits.
+    """
     with log.open("ab") as output:
         process = subprocess.Popen(
-            arguments, cwd=cwd, env=environment, stdout=output, stderr=output, start_new_session=True
+            arguments,
+            cwd=cwd,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=descriptors,
         )
     try:
         yield
@@ -37,14 +49,17 @@ def program(*arguments: str, log: Path, environment: Mapping[str, str], cwd: Pat
 @contextmanager
 def prefect_server(folder: Path, *, environment: Mapping[str, str]) -> Iterator[str]:
     """Its API's address; `environment` has `PREFECT_HOME` and, if it asks for one, the auth string."""
-    port = free_port()
-    with program(
-        *(sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)),
-        log=folder / "prefect-server.log",
-        environment={**environment, "PREFECT_SERVER_UI_ENABLED": "0", "DO_NOT_TRACK": "1"},
-        cwd=folder,
-    ):
-        url = f"http://127.0.0.1:{port}/api"
+    with ExitStack() as stack:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+            server = program(
+                *(sys.executable, "-c", SERVE, str(listener.fileno())),
+                log=folder / "prefect-server.log",
+                environment={**environment, "PREFECT_SERVER_UI_ENABLED": "0", "DO_NOT_TRACK": "1"},
+                cwd=folder,
+                descriptors=[listener.fileno()],
+            )
+            stack.enter_context(server)
 
         def answers() -> bool:
             try:

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tests.support.prefect_database import add_database
 from tests.support.processes import processes_with
 from tests.support.tiny_model import save_small_base
 from tests.support.waiting import wait_until
+from tests.support.yaml_files import edit_yaml, load_yaml
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"
-TRACKED_PIPELINES = list(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare"]["foreach"])
+TRACKED_PIPELINES = list(load_yaml(ROOT / "dvc.yaml")["stages"]["prepare"]["foreach"])
 """Those that dvc.yaml lists: the ones that run on a CPU."""
 STEPS, STEPS_PER_ROUND = 6, 2
 SMALL = {
@@ -46,18 +46,19 @@ class Project:
     @classmethod
     def make(cls, folder: Path) -> "Project":
         """Copy the code and the declarations, make the model and the command that dvc.yaml names."""
-        for name in ("dvc.yaml", ".dvcignore", "constraints.txt"):
+        for name in ("dvc.yaml", "pipelines.yaml", ".dvcignore", "constraints.txt"):
             shutil.copy(ROOT / name, folder / name)
         ignore = shutil.ignore_patterns("cache", "tmp")  # bytecode comes along: compiling takes seconds
         for name in ("data", "envs", "agents", "tasks", "flows", ".dvc"):
             shutil.copytree(ROOT / name, folder / name, ignore=ignore)
-        document = yaml.safe_load((ROOT / "pipelines.yaml").read_text())
-        for block, values in SMALL.items():
-            document["pipelines"][NAME][block].update(values)
-        for part in ("one-step", "two-step"):  # a quarter of the test items is enough
-            document["pipelines"][NAME]["data"]["parts"][part]["evaluate"] = False
-        (folder / "pipelines.yaml").write_text(yaml.safe_dump(document))
+        with edit_yaml(folder / "pipelines.yaml") as document:
+            pipeline = document["pipelines"][NAME]
+            for block, values in SMALL.items():
+                pipeline[block].update(values)
+            for part in ("one-step", "two-step"):  # a quarter of the test items is enough
+                pipeline["data"]["parts"][part]["evaluate"] = False
         save_small_base(folder / "models" / "textcraft-base")
+        add_database(folder / ".prefect")
         subprocess.run(["git", "init", "--quiet", "."], cwd=folder, check=True)
         binaries = folder / ".bin"
         binaries.mkdir()
