@@ -3,17 +3,18 @@ SHELL := /bin/bash
 PIPELINE ?= textcraft-cpu
 PYTHONS := python3.11 python3.12 python3 python
 RUNS := .venv/installed
+ENGINE := .venv/engine
 TESTS := .venv/installed-for-tests
 # uv does not read pip's variables, so a folder of local wheels is passed on to it.
 UV_ENVIRONMENT := export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"
 
 .PHONY: run speedrun test test-fast test-servers install lock
 
-run: $(RUNS)
+run: $(RUNS) $(ENGINE)
 	@.venv/bin/wingspan run $(PIPELINE)
 
 # The record of docs/speedrun.md from a seed that is drawn; SEED=N takes seed N.
-speedrun: $(RUNS)
+speedrun: $(RUNS) $(ENGINE)
 	@.venv/bin/python -m bench.speedrun $(if $(SEED),--seed $(SEED))
 
 # Each worker takes whole files. Bytecode is kept, whatever the shell says: without it each worker compiles all
@@ -33,7 +34,7 @@ test-servers: install
 test-fast: install
 	@$(PYTEST) 4 --hypothesis-profile fast -m "not slow and not heavy and not browser and not java" $(AREA:%=tests/%)
 
-install: $(TESTS)
+install: $(TESTS) $(ENGINE)
 
 # Writes constraints.txt and constraints-gpu.txt. Versions that they already have are kept where they still resolve;
 # UPGRADE=1 takes the newest.
@@ -72,8 +73,11 @@ $(RUNS): pyproject.toml constraints.txt overrides.txt
 	fi; \
 	echo "installing the pinned packages (a few minutes on a first run)"; \
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt uv; \
-	$(into_venv) --editable .; \
-	echo "compiling the CPU engine"; \
+	$(into_venv) --editable .
+	@touch $@
+
+$(ENGINE): $(RUNS)
+	@echo "compiling the CPU engine"; \
 	.venv/bin/python -c "import agents.samplers.cpu.engine, agents.samplers.kernels"
 	@touch $@
 

@@ -15,6 +15,7 @@ from agents.clients.endpoint import ChatClient, Endpoint, EndpointFailed
 from agents.clients.web_search import WebEndpoint, WebSearch
 from envs.builtin.webarena.judge import ModelJudge
 from envs.errors import ConfigError, EnvCrashed, SamplerFailed, SearchFailed, describe
+from envs.network.client import Backoff
 from envs.redaction import REDACTION, clean_logs, forget_secrets, redact, register_secret, register_url
 from envs.remote.servers import Servers, WireProtocol
 from envs.types import Item
@@ -118,6 +119,7 @@ def test_nor_do_other_servers(
     ask: Callable[[str], None], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEARCH", PLAIN_KEY)
+    monkeypatch.setattr("envs.network.client.ASK", Backoff(attempts=1, first_s=1.0))
     with echo(status) as url, pytest.raises((ConfigError, EnvCrashed, SearchFailed)) as error_info:
         ask(url)
     assert_clean(f"{error_info.value}\n{describe(error_info.value)}")

@@ -299,7 +299,6 @@ def conversations(**fields: Any) -> Any:
         "trajectories": [episode(i) for i in range(count)],
         "group": torch.zeros(count, dtype=torch.int64),
         "rewards": torch.zeros(fields["mask"].shape),
-        "turn": torch.zeros(fields["mask"].shape, dtype=torch.int64),
         "num_played": count,
     }
     return Conversations(**defaults | fields)

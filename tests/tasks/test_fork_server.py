@@ -130,22 +130,15 @@ def test_all_forks_end_with_the_fork_server_and_others_are_new_interpreters(
     program, fork = start_sleeper(python, tmp_path)
     socket = Path(python[-1])
     assert socket.parent.stat().st_mode & 0o777 == 0o700
-    fork_server.close()
-    assert program.wait(timeout=60) != 0
-    assert has_ended(fork)
-    assert not socket.parent.exists()
-    again = subprocess.run([*python, "-m", "this"], capture_output=True, text=True)
-    assert "Beautiful is better than ugly." in again.stdout
-
-
-def test_one_that_is_kept_is_closed_at_the_end(python: list[str], tmp_path: Path) -> None:
     with fork_server.kept():
-        program, fork = start_sleeper(python, tmp_path)
         fork_server.close()
         assert fork_server.interpreter_command() == python
         assert not has_ended(fork)
     assert program.wait(timeout=60) != 0
     assert has_ended(fork)
+    assert not socket.parent.exists()
+    again = subprocess.run([*python, "-m", "this"], capture_output=True, text=True)
+    assert "Beautiful is better than ugly." in again.stdout
 
 
 def test_one_that_was_killed_is_replaced(python: list[str], tmp_path: Path) -> None:
