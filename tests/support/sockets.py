@@ -29,8 +29,13 @@ class SocketWatch(threading.Thread):
         while not self._is_over.wait(POLL_S):
             # To ask whose they are takes ten times as long as to read the machine's sockets.
             if (inodes := open_sockets()) - known:
-                self.listeners |= {(address, port): name for name, address, port in listening()}
+                self.note()
             known = inodes
+
+    def note(self) -> None:
+        """Note those that are there now, by the names that their processes have now: Ray names an actor's
+        process after its sockets are open."""
+        self.listeners |= {(address, port): name for name, address, port in listening()}
 
     def __enter__(self) -> Self:
         self.start()

@@ -193,6 +193,7 @@ def test_a_program_is_trained_token_exactly_on_two_nodes_and_its_policy_answers_
         TrainSession(pipeline, workspace, Progress(on_step=on_step), process=process) as session,
     ):
         result = session.evaluate_round(session.train_round(0))
+        watch.note()
         questioner.is_over.set()
         policy = session.export()
     questioner.join()

@@ -160,6 +160,7 @@ def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
     spec = RolloutSpec(name="first", max_turns={"parity": 4}, num_samples=1, temperature=1.0)
     with SocketWatch() as watch, TrainSession(pipeline, tmp_path) as session:
         session.run_rollout(toy_items(2), spec)  # all processes are up
+        watch.note()
         attack_from_outside()
         attack_queue(tmp_path)
         attack_ray(tmp_path)
