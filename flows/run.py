@@ -97,7 +97,7 @@ def open_run(
         ) as display,
         ExitStack() as closing,
     ):
-        closing.enter_context(fork_server.kept())
+        closing.enter_context(fork_server.keep_open())
         page = None
         if flow_run_id is not None:
             page = closing.enter_context(

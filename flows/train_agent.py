@@ -60,7 +60,8 @@ def train_agent(
 
 
 def run_with_prefect(plan: Plan) -> tuple[dict[str, Any], Exception | None]:
-    """Run `plan` as `train_agent`; the caller holds the lock of its workspace. See `orchestrate`."""
+    """Run `plan` as `train_agent`; the caller holds the lock of its workspace. Returns and raises as
+    `orchestrate` does."""
 
     def work(pipeline: str, overrides: dict[str, Any], workspace: str) -> dict[str, Any]:
         return run_plan(plan)

@@ -57,9 +57,8 @@ class RequestLimits:
 
     def check(self, subject: str) -> None:
         """Raise `ConfigError` for a number that is not above 0; `subject` begins the text."""
-        for name in (
-            *("request_timeout_s", "tries", "backoff_s", "max_backoff_s", "requests_per_s", "concurrent"),
-        ):
+        limits = ("request_timeout_s", "tries", "backoff_s", "max_backoff_s", "requests_per_s", "concurrent")
+        for name in limits:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{subject}: {name}={value}; give a number above 0")

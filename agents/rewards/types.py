@@ -14,8 +14,9 @@ from envs.types import Item
 PREFIX = "reward/"
 """Of the names of a reward's metrics among a trajectory's."""
 ALWAYS = ("final_response", "trajectory", "transcript", "item", "fields")
+"""Names that every reward may take, besides `ENV`, if there is one, and the item's fields."""
 ENV = "env"
-"""Names that every reward may take, besides `env`, if there is one, and the item's fields."""
+"""The name by which a reward takes the episode's environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,7 @@ class VllmSampler:
             # vLLM winds the generator of a seed back between a prompt's pieces, which torch cannot on a CPU
             "enable_chunked_prefill": False,
             "enable_prefix_caching": True,
-            "kv_cache_memory_bytes": CACHE_BYTES,  # committed only as it is used
+            "kv_cache_memory_bytes": CACHE_BYTES,  # allocated only as it is used
             "logprobs_mode": "processed_logprobs",  # after temperature
             "generation_config": "vllm",  # not the model's own defaults
             "skip_tokenizer_init": not self._has_tokenizer,

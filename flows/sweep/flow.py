@@ -97,7 +97,8 @@ def sweep(
 def sweep_with_prefect(
     plan: SweepPlan, *, parameters: Mapping[str, Any], temporary: str
 ) -> tuple[SweepResult, Exception | None]:
-    """Run `plan`, which was made of `parameters`, as the flow `sweep`. See `orchestrate`."""
+    """Run `plan`, which was made of `parameters`, as the flow `sweep`. Returns and raises as `orchestrate`
+    does."""
 
     def work(pipeline: str, seeds: Any, vary: Any, overrides: Any, at_once: int, folder: str) -> SweepResult:
         return run_sweep(plan, temporary=temporary)

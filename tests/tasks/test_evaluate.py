@@ -22,7 +22,7 @@ from tasks.verl.cpu import fork_server
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_fork_server() -> Iterator[None]:
-    with fork_server.kept():
+    with fork_server.keep_open():
         yield
 
 

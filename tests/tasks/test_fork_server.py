@@ -130,7 +130,7 @@ def test_all_forks_end_with_the_fork_server_and_others_are_new_interpreters(
     program, fork = start_sleeper(python, tmp_path)
     socket = Path(python[-1])
     assert socket.parent.stat().st_mode & 0o777 == 0o700
-    with fork_server.kept():
+    with fork_server.keep_open():
         fork_server.close()
         assert fork_server.interpreter_command() == python
         assert not has_ended(fork)

@@ -32,7 +32,7 @@ from tests.support.verl_toy import register, toy_items, toy_pipeline
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_fork_server() -> Iterator[None]:
-    with fork_server.kept():
+    with fork_server.keep_open():
         yield
 
 

@@ -236,15 +236,20 @@ def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: P
         warmup(toy_pipeline(tmp_path / "none", warmup=SETTINGS), tmp_path)
 
 
+def prepare(workspace: Path) -> Path:
+    """Write four training items and a model into `workspace`; returns the model's folder."""
+    register()
+    write_items(workspace / "data" / "train.jsonl", toy_items(4))
+    write_items(workspace / "data" / "test.jsonl", toy_items(1))
+    return save_tiny_model(workspace / "model")
+
+
 @pytest.mark.slow
 def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    register()
-    write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
-    write_items(tmp_path / "data" / "test.jsonl", toy_items(1))
-    model = save_tiny_model(tmp_path / "model")
+    model = prepare(tmp_path)
     steps: list[Mapping[str, float]] = []
     folder = warmup(toy_pipeline(model, warmup=SETTINGS), tmp_path, Progress(on_step=steps.append))
     assert [m["step"] for m in steps] == list(range(1, 13))
@@ -270,10 +275,7 @@ def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_
 def test_a_training_that_diverges_ends_with_the_reason(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    register()
-    write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
-    write_items(tmp_path / "data" / "test.jsonl", toy_items(1))
-    model = save_tiny_model(tmp_path / "model")
+    model = prepare(tmp_path)
     (file,) = model.glob("*.safetensors")
     save_file({name: tensor * float("nan") for name, tensor in load_file(file).items()}, file)
     with pytest.raises(WingspanError, match="supervised training diverged: loss is nan"):

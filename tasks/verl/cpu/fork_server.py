@@ -115,7 +115,7 @@ def interpreter_command() -> list[str]:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def keep_open() -> Iterator[None]:
     """Keep a fork server until the end of the block, whoever calls `close` within: its next user needs it."""
     global _is_kept
     _is_kept = True
@@ -127,7 +127,7 @@ def kept() -> Iterator[None]:
 
 
 def close() -> None:
-    """End this process's fork server, and the forks that have not ended yet, unless it is `kept`."""
+    """End this process's fork server, and the forks that have not ended yet, unless `keep_open` holds it."""
     global _handle
     if _handle is not None and not _is_kept:
         _handle.close()
