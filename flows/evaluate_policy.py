@@ -11,10 +11,10 @@ from agents.settings import Settings
 from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.orchestrator.limits import hold_slots, needed_slots
-from tasks.evaluation.evaluate import default_folder
+from tasks.evaluation.evaluate import default_folder, plan_evaluation
 from tasks.evaluation.evaluate import evaluate_policy as evaluate
 from tasks.evaluation.models import find_policy
-from tasks.evaluation.request import PolicyEvaluation, make_pipeline
+from tasks.evaluation.request import PolicyEvaluation
 from tasks.tracking.evaluations import record_evaluation
 
 
@@ -48,9 +48,9 @@ def evaluate_policy(**values: Any) -> dict[str, Any]:
         evaluation = PolicyEvaluation(**values)
         policy = find_policy(evaluation)
         folder = evaluation.out or default_folder(policy, evaluation)
-        _, pipeline = make_pipeline(evaluation, policy)
-        with hold_slots(needed_slots(pipeline, has_trainer=False)):
-            record = evaluate(evaluation, policy, out=folder)
+        plan = plan_evaluation(evaluation, policy, out=folder)
+        with hold_slots(needed_slots(plan.pipeline, has_trainer=False)):
+            record = evaluate(plan, policy, out=folder)
         if evaluation.track:
             record_evaluation(record, folder)
     return record.overall.model_dump() | {"record": str(folder)}

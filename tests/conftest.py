@@ -4,6 +4,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ from hypothesis import settings
 
 from envs.registry import ENVIRONMENTS
 from flows.endings.guardian import MARK, end_guarded, guard
+from tasks.verl.cpu import fork_server
 
 # For the tests and what they start, before anything imports torch: several tests run at a time, and threads
 # that wait for each other on busy cores take ten times the time of one.
@@ -103,6 +105,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return (2, LONG_FILES.index(name)) if name in LONG_FILES else (3, 0)
 
     items.sort(key=rank)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_fork_server() -> Iterator[ExitStack]:
+    """Keeps one fork server for all tests of this worker: a new one takes 5 CPU-seconds for its imports.
+
+    A file whose tests end it closes the stack, and enters `fork_server.keep_open()` again after them.
+    """
+    with ExitStack() as holder:
+        holder.enter_context(fork_server.keep_open())
+        yield holder
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,7 @@ from envs.errors import WingspanError, describe
 from flows.cli.tables import print_plain, print_table
 from flows.display.display import Display
 from flows.display.state import StageState
-from tasks.evaluation.evaluate import default_folder, evaluate_policy
+from tasks.evaluation.evaluate import default_folder, evaluate_policy, plan_evaluation
 from tasks.evaluation.models import find_policy
 from tasks.evaluation.record import EvaluationRecord
 from tasks.evaluation.request import PolicyEvaluation
@@ -21,16 +21,17 @@ _COUNTS = ("items", "episodes", "failed")
 def evaluate(evaluation: PolicyEvaluation, *, console: Console) -> bool:
     """Evaluate, write and show; returns whether any episode ended without an error.
 
-    Raises as `tasks.evaluation.evaluate.evaluate_policy`, and `WingspanError` if MLflow cannot record it.
+    Raises as `tasks.evaluation.evaluate.plan_evaluation`, and `WingspanError` if MLflow cannot record it.
     """
     policy = find_policy(evaluation)
     if evaluation.track:
         check_tracking()
     folder = evaluation.out or default_folder(policy, evaluation)
+    plan = plan_evaluation(evaluation, policy, out=folder)
     title = f"{evaluation.policy} on {' and '.join(evaluation.envs)}"
     with Display(title, stages=[STAGE], steps={}, steps_per_round=1, console=console) as display:
         display.stage(STAGE, StageState.RUNNING)
-        record = evaluate_policy(evaluation, policy, out=folder, progress=display.progress(STAGE))
+        record = evaluate_policy(plan, policy, out=folder, progress=display.progress(STAGE))
         display.stage(STAGE, StageState.DONE)
     source = (
         f"pipeline {record.pipeline}" if record.pipeline else "the defaults (--pipeline NAME takes others)"

@@ -7,6 +7,7 @@ one line with its place (`pipelines.textcraft-cpu.rollout.group_size`) and a rem
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -92,10 +93,19 @@ def load_pipeline(
     values = options[name]
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: pipelines.{name} is {values!r:.60}; give a block of parameters")
+
+    def parse(overrides: Mapping[str, Any]) -> Pipeline:
+        return parse_pipeline(deepcopy(values), overrides=overrides, location=f"pipelines.{name}")
+
     try:
-        return parse_pipeline(deepcopy(values), overrides=overrides or {}, location=f"pipelines.{name}")
+        return parse(overrides or {})
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
+        place = str(file)
+        if overrides:
+            with suppress(ConfigError):  # the file is wrong as well
+                parse({})
+                place = "parameters set for this run"
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def parse_pipeline(values: dict[str, Any], *, overrides: Mapping[str, Any], location: str) -> Pipeline:

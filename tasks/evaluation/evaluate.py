@@ -26,24 +26,32 @@ from tasks.runs.folders import RUNS
 from tasks.tracking.provenance import provenance
 
 
-def evaluate_policy(
-    request: EvaluationRequest, policy: SavedPolicy | Endpoint, *, out: Path, progress: Progress = SILENT
-) -> EvaluationRecord:
-    """Run the episodes of `request` and write `record.json` and `trajectories.jsonl` to `out`.
+def plan_evaluation(
+    request: EvaluationRequest, policy: SavedPolicy | Endpoint, *, out: Path
+) -> EvaluationPlan:
+    """The plan of `request`, after all checks that need no episode.
 
-    Episodes are written as they end, to a file beside those of an earlier evaluation until all are there.
-    Raises `ConfigError` and `MissingDependency` before any episode for what can be found then; a failed
-    episode is counted and is no outcome.
+    Raises `ConfigError` and `MissingDependency`.
     """
     plan = make_evaluation(request, policy)
-    pipeline = plan.pipeline
-    check_data(pipeline.data)
-    check_environments(pipeline)
-    check_agent(pipeline)
+    check_data(plan.pipeline.data)
+    check_environments(plan.pipeline)
+    check_agent(plan.pipeline)
     if isinstance(policy, SavedPolicy):
         LocalModel(policy.folder).check()
     check_writable(out, remedy="choose another --out")
-    total, start = len(plan.items) * request.samples, time.perf_counter()
+    return plan
+
+
+def evaluate_policy(
+    plan: EvaluationPlan, policy: SavedPolicy | Endpoint, *, out: Path, progress: Progress = SILENT
+) -> EvaluationRecord:
+    """Run the episodes of `plan` and write `record.json` and `trajectories.jsonl` to `out`.
+
+    Episodes are written as they end, to a file beside those of an earlier evaluation until all are there. A
+    failed episode is counted and is no outcome.
+    """
+    total, start = len(plan.items) * plan.spec.num_samples, time.perf_counter()
     done = 0
 
     def end(trajectory: Trajectory) -> None:
@@ -55,7 +63,7 @@ def evaluate_policy(
     model = policy if isinstance(policy, Endpoint) else str(policy.folder)
     incomplete = out / f"{TRAJECTORIES}.partial"
     out.mkdir(parents=True, exist_ok=True)
-    with open_policy(pipeline, model=model, on_trajectory=end) as run, incomplete.open("w") as file:
+    with open_policy(plan.pipeline, model=model, on_trajectory=end) as run, incomplete.open("w") as file:
         groups = run(plan.items, plan.spec)
     record = make_record(plan, policy, groups, seconds=time.perf_counter() - start)
     incomplete.replace(out / TRAJECTORIES)

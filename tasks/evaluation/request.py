@@ -58,6 +58,9 @@ class EvaluationRequest(Settings):
         """Raises `ConfigError`."""
         if not self.envs:
             raise ConfigError("no environment; name at least one, e.g. textcraft")
+        for env in self.envs:
+            if self.envs.count(env) > 1:
+                raise ConfigError(f"{env} is given twice; name each environment once")
         check_split(self.split)
         for name in ("samples", "items", "max_turns"):
             value = getattr(self, name)

@@ -109,7 +109,10 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
         ["data.parts.textcraft.wieght", "did you mean 'weight'"],
     ),
     (["run", "textcraft-cpu", "--set", "train.algorithm=grop"], ["train.algorithm", "'grop'", "grpo"]),
-    (["run", "textcraft-cpu", "--set", "train.stpes=3"], ["train.stpes", "did you mean 'steps'"]),
+    (
+        ["run", "textcraft-cpu", "--set", "train.stpes=3"],
+        ["parameters set", "train.stpes", "did you mean 'steps'"],
+    ),
     (["run", "textcraft-cpu", "--set", "horizon.max_turns=[8,4]"], ["horizon", "[8, 4]", "must not fall"]),
     (["run", "textcraft-cpu", "--set", "horizon.max_turns=[]"], ["horizon.max_turns", "at least 1"]),
     (["run", "textcraft-cpu", "--set", "train.lr"], ["'train.lr'", "KEY=VALUE"]),

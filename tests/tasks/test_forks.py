@@ -21,7 +21,7 @@ from envs.registry import get_env, get_item
 from envs.types import StepResult
 from tasks.config.parameters import write_changes
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
-from tasks.evaluation.evaluate import evaluate_policy
+from tasks.evaluation.evaluate import evaluate_policy, plan_evaluation
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.request import EvaluationRequest
 from tasks.forks.fork import run_fork, run_person
@@ -42,7 +42,7 @@ def evaluated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     policy = find_policy(NamedPolicy(policy=str(BASE)))
     assert isinstance(policy, SavedPolicy)
-    evaluate_policy(request, policy, out=folder)
+    evaluate_policy(plan_evaluation(request, policy, out=folder), policy, out=folder)
     return folder
 
 

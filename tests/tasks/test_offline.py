@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,10 @@ from tasks.data.trajectories import read_trajectories, write_trajectories
 from tasks.progress import Progress
 from tasks.stages.offline import OfflineSession
 from tasks.stages.rounds import TrainedRound
-from tasks.verl.cpu import fork_server
 from tests.support.adapters import check_adapter
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import toy_tokenizer
 from tests.support.verl_toy import register, toy_items, toy_pipeline
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_fork_server() -> Iterator[None]:
-    with fork_server.keep_open():
-        yield
-
 
 WARMUP = {"demonstrations": 3, "noise": 0.0, "steps": 2, "batch_size": 2, "lr": 1e-3}
 TEST_ITEMS = toy_items(4, first=100)

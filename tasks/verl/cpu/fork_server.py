@@ -95,7 +95,8 @@ class _Handle:
 
 
 _handle: _Handle | None = None
-_is_kept = False
+_num_holders = 0
+"""How many `keep_open` blocks are open."""
 
 
 def interpreter_command() -> list[str]:
@@ -116,20 +117,23 @@ def interpreter_command() -> list[str]:
 
 @contextmanager
 def keep_open() -> Iterator[None]:
-    """Keep a fork server until the end of the block, whoever calls `close` within: its next user needs it."""
-    global _is_kept
-    _is_kept = True
+    """Keep a fork server until the end of the block, whoever calls `close` within: its next user needs it.
+
+    Blocks may be nested; it ends with the outermost.
+    """
+    global _num_holders
+    _num_holders += 1
     try:
         yield
     finally:
-        _is_kept = False
+        _num_holders -= 1
         close()
 
 
 def close() -> None:
     """End this process's fork server, and the forks that have not ended yet, unless `keep_open` holds it."""
     global _handle
-    if _handle is not None and not _is_kept:
+    if _handle is not None and not _num_holders:
         _handle.close()
         _handle = None
 
