@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def start_local_ray(**options: Any) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         earlier_processes = psutil.Process().children(recursive=True)
         try:
-            with loopback_and_token(), _signals_kept():
+            with loopback_and_token(), _signals_kept(), _without_monitors():
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -149,6 +150,24 @@ def keep_logs(folder: Path) -> None:
         session = Path(ray._private.worker._global_node.get_logs_dir_path())
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(session, folder, ignore_dangling_symlinks=True)
+
+
+@contextmanager
+def _without_monitors() -> Iterator[None]:
+    """Have Ray start neither its autoscaler nor its log monitor, which take a CPU-second each.
+
+    A local cluster has a fixed size, and its workers' logs are read when it has ended. `ray start` has
+    options for both, `ray.init` has none.
+    """
+    import ray
+
+    parameter = ray._private.parameter
+    before = parameter.RayParams
+    parameter.RayParams = partial(before, no_monitor=True, include_log_monitor=False)
+    try:
+        yield
+    finally:
+        parameter.RayParams = before
 
 
 def _print_no_dumps() -> None:

@@ -92,7 +92,7 @@ def test_orthogonal_brings_singular_values_near_one() -> None:
 def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> None:
     settings = BaseSettings(
         seed=0,
-        cycles=[BaseCycle(tokens=20_000), BaseCycle(tokens=20_000, misreads=0.5)],
+        cycles=[BaseCycle(tokens=16_000), BaseCycle(tokens=4_000, misreads=0.5)],
         processes=2,
         layers=2,
         width=128,
@@ -103,7 +103,7 @@ def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> Non
     base(settings, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["cycle"] for line in lines] == [0, 1]
-    assert lines[-1]["tokens"] >= 20_000
+    assert all(line["tokens"] >= cycle.tokens for line, cycle in zip(lines, settings.cycles, strict=True))
     assert lines[-1]["token_accuracy"] > 0.2  # the most frequent token alone: about 0.1
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.config.eos_token_id == transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token_id
