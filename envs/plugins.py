@@ -89,8 +89,7 @@ class Registry(Mapping[str, T]):
         result = self._validate(name, value)
         entries = self._all()
         if name not in entries or entries[name].value != value:
-            caller = inspect.stack(context=0)[2].frame.f_globals.get("__name__", "?")
-            entry = _Entry(lambda: result, f"registered by {caller}", value=value)
+            entry = _Entry(lambda: result, f"registered by {_caller_of_caller()}", value=value)
             self._entries = self._add(entries, name, entry)
 
     @contextmanager
@@ -203,3 +202,11 @@ def _search_working_directory() -> None:
     # Python does not search the working directory when it runs an installed program.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+
+
+def _caller_of_caller() -> str:
+    """The module that called the function that called this one's caller, e.g. that of `register_env(…)`."""
+    frame = inspect.currentframe()
+    for _ in range(3):
+        frame = frame and frame.f_back
+    return "?" if frame is None else str(frame.f_globals.get("__name__", "?"))

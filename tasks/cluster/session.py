@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import WingspanError, to_line
+from envs.plugins import replace_attribute
 from tasks.cluster.address import check_ray_address, cluster_address
 from tasks.cluster.network import loopback_and_token, read_token
 from tasks.cluster.placement import QUEUE_CPUS, WORKER_CPUS
@@ -69,10 +70,14 @@ def start_local_ray(**options: Any) -> None:
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _NEVER_S)
     # Ray would start idle workers ahead; ours have other environment variables and cannot use them.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    # Its autoscaler and its log monitor would take a CPU-second each. This cluster has a fixed size, and its
+    # logs are read when it has ended. `ray start` has options for both, `ray.init` has none.
+    module = ray._private.parameter
+    parameters = partial(module.RayParams, no_monitor=True, include_log_monitor=False)
     for attempt in range(1, ATTEMPTS + 1):
         earlier_processes = psutil.Process().children(recursive=True)
         try:
-            with loopback_and_token(), _signals_kept(), _without_monitors():
+            with loopback_and_token(), _signals_kept(), replace_attribute(module, "RayParams", parameters):
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -150,24 +155,6 @@ def keep_logs(folder: Path) -> None:
         session = Path(ray._private.worker._global_node.get_logs_dir_path())
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(session, folder, ignore_dangling_symlinks=True)
-
-
-@contextmanager
-def _without_monitors() -> Iterator[None]:
-    """Have Ray start neither its autoscaler nor its log monitor, which take a CPU-second each.
-
-    A local cluster has a fixed size, and its workers' logs are read when it has ended. `ray start` has
-    options for both, `ray.init` has none.
-    """
-    import ray
-
-    parameter = ray._private.parameter
-    before = parameter.RayParams
-    parameter.RayParams = partial(before, no_monitor=True, include_log_monitor=False)
-    try:
-        yield
-    finally:
-        parameter.RayParams = before
 
 
 def _print_no_dumps() -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionUserMessageParam
 
 from agents.gateway.gateway import Gateway
@@ -15,6 +15,7 @@ from agents.gateway.limits import GatewayLimits
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, Script, ScriptedSampler
 from agents.types import Completion, FinishReason, SamplingParams, Trajectory
+from envs.network.client import tls_context
 from envs.types import Image, Item
 from tests.support.tool_templates import TEMPLATES
 from tests.support.toy import toy_tokenizer
@@ -70,6 +71,8 @@ def make_gateway(sampler: Sampler, tokenizer: Any = None, **options: Any) -> Gat
 
 @asynccontextmanager
 async def client_of(base_url: str, *, api_key: str = "none", **options: Any) -> AsyncIterator[AsyncOpenAI]:
+    if "http_client" not in options:  # its own would load certificates for 20 ms
+        options["http_client"] = DefaultAsyncHttpxClient(verify=tls_context())
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, **options) as client:
         yield client
 
