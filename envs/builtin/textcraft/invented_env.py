@@ -64,6 +64,7 @@ def _depth(index: int) -> int:
     return random.Random(f"{NAME}/{index}").choices(_DEPTHS, _DEPTH_WEIGHTS)[0]
 
 
+@lru_cache(maxsize=2)  # a run needs it several times, and 20,000 items take a fifth of a second
 def split(seed: int) -> Split:
     """100 test items, chosen by `seed`, and all others for training."""
     test = set(random.Random(f"{NAME}/split/{seed}").sample(range(NUM_ITEMS), NUM_TEST_ITEMS))
