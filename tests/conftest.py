@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kept_fork_server() -> Iterator[ExitStack]:
+def fork_server_holder() -> Iterator[ExitStack]:
     """Keeps one fork server for all tests of this worker: a new one takes 5 CPU-seconds for its imports.
 
     A file whose tests end it closes the stack, and enters `fork_server.keep_open()` again after them.

@@ -1,11 +1,12 @@
 """Evaluates any policy on any environment: `wingspan evaluate`, and the flow `evaluate-policy`."""
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from agents.clients.endpoint import Endpoint
+from agents.clients.endpoint import ChatClient, Endpoint
 from agents.samplers.local import LocalModel
 from agents.types import Trajectory
 from envs.files import check_writable
@@ -37,9 +38,11 @@ def plan_evaluation(
     check_data(plan.pipeline.data)
     check_environments(plan.pipeline)
     check_agent(plan.pipeline)
+    check_writable(out, remedy="choose another --out")
     if isinstance(policy, SavedPolicy):
         LocalModel(policy.folder).check()
-    check_writable(out, remedy="choose another --out")
+    else:
+        asyncio.run(ChatClient(policy).check())
     return plan
 
 
@@ -48,8 +51,8 @@ def evaluate_policy(
 ) -> EvaluationRecord:
     """Run the episodes of `plan` and write `record.json` and `trajectories.jsonl` to `out`.
 
-    Episodes are written as they end, to a file beside those of an earlier evaluation until all are there. A
-    failed episode is counted and is no outcome.
+    Each episode is appended to a partial file as it ends, which replaces the trajectories of an earlier
+    evaluation when all have ended. A failed episode is counted and is no outcome.
     """
     total, start = len(plan.items) * plan.spec.num_samples, time.perf_counter()
     done = 0

@@ -42,7 +42,7 @@ def open_policy(
     `model` is an endpoint, or the folder of a policy; on GPUs also a name on a hub. `on_trajectory` is called
     in this process, for servers after each rollout. `episode_file`: where an `EpisodeWriter` writes, for a
     terminal. `servers`: on GPUs, those that load the model, if there are some already. Raises `ConfigError`
-    for a model that cannot be loaded and an endpoint that does not answer.
+    for a model that cannot be loaded; whether an endpoint answers is for the caller to check.
     """
     if not isinstance(model, Endpoint) and pipeline.backend.rollout == "vllm":
         from tasks.verl.servers import open_servers
@@ -68,8 +68,6 @@ def open_policy(
             runner = make()
             try:
                 runner.check(items)
-                if isinstance(chosen_model, Endpoint):
-                    await ChatClient(chosen_model).check()
                 return await runner.run(items, spec, callbacks)
             finally:
                 await runner.close()

@@ -24,8 +24,8 @@ from flows.cli.options import parse_settings
 from flows.endings.guardian import MARK
 from flows.plan import check_plan, lock, make_plan
 from tasks.config.capacity import read_model_size
+from tasks.config.pipelines import read_yaml
 from tests.support.tiny_model import save_tiny_model
-from tests.support.yaml_files import load_yaml
 
 ROOT = Path(__file__).parents[2]
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -209,7 +209,7 @@ def test_a_stage_runs_from_the_command_line(project: Path, wingspan_here: Comman
 
 
 def test_pipelines_are_listed(project: Path) -> None:
-    names = load_yaml(ROOT / "pipelines.yaml")["pipelines"]
+    names = read_yaml(ROOT / "pipelines.yaml")["pipelines"]
     finished_workspace = project / "runs" / "babyai-cpu"
     finished_workspace.mkdir(parents=True)
     rates = {"before": {"sampled": {"success": 0.25}}, "after": {"sampled": {"success": 0.5}}}

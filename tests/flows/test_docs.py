@@ -24,11 +24,10 @@ from envs.registry import get_env, is_user_env
 from envs.requirements.data_sets import DATA_SETS
 from flows.cli.app import app
 from tasks.config.offline import is_offline
-from tasks.config.pipelines import Pipeline, pipeline_names
-from tests.support.yaml_files import load_yaml
+from tasks.config.pipelines import Pipeline, pipeline_names, read_yaml
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = load_yaml(ROOT / "pipelines.yaml")
+DOCUMENT = read_yaml(ROOT / "pipelines.yaml")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 READERS_MODULES = "agents.custom."
 """Modules that the pages have the reader write."""

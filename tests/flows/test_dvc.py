@@ -13,9 +13,8 @@ import yaml
 
 from flows.lineage.versioning import commit_to_dvc
 from flows.run import STAGES
-from tasks.config.pipelines import load_pipeline
+from tasks.config.pipelines import load_pipeline, read_yaml
 from tests.support.project import TRACKED_PIPELINES
-from tests.support.yaml_files import load_yaml
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "pipelines.yaml"
@@ -58,7 +57,7 @@ def test_what_dvc_writes_differs_in_the_keys_that_were_set_and_in_nothing_else(t
     turns = {f"pipelines.{name}.evaluate.max_turns": 77 + n for n, name in enumerate(TRACKED_PIPELINES)}
     for keys in (rates, turns):  # the second reads what the first has written
         apply_overrides(file, [f"{key}={value}" for key, value in keys.items()])
-    assert dict(changes(load_yaml(FILE), load_yaml(file))) == rates | turns
+    assert dict(changes(read_yaml(FILE), read_yaml(file))) == rates | turns
 
 
 def test_no_pipeline_shares_a_block_with_another() -> None:
@@ -123,11 +122,11 @@ def dvc(*arguments: str, cwd: Path) -> str:
 @pytest.mark.heavy
 def test_an_experiment_with_another_parameter_runs(clone: Path) -> None:
     setting = "pipelines.yaml:pipelines.textcraft-cpu.data.split_seed=1"
-    before = load_yaml(clone / "pipelines.yaml")
+    before = read_yaml(clone / "pipelines.yaml")
     dvc("exp", "run", "-S", setting, "prepare@textcraft-cpu", cwd=clone)
-    differences = dict(changes(before, load_yaml(clone / "pipelines.yaml")))
+    differences = dict(changes(before, read_yaml(clone / "pipelines.yaml")))
     assert differences == {"pipelines.textcraft-cpu.data.split_seed": 1}
-    lock_entry = load_yaml(clone / "dvc.lock")["stages"]["prepare@textcraft-cpu"]
+    lock_entry = read_yaml(clone / "dvc.lock")["stages"]["prepare@textcraft-cpu"]
     assert lock_entry["params"]["pipelines.yaml"]["pipelines.textcraft-cpu.data"]["split_seed"] == 1
     assert len((clone / "runs" / "textcraft-cpu" / "data" / "test.jsonl").read_text().splitlines()) == 100
 
@@ -141,14 +140,14 @@ def test_a_pipeline_of_ones_own_is_dvcs_by_one_line_also_without_a_warmup(
     dvc("repro", "warmup@mine", cwd=clone)
     marker, lock = clone / "runs" / "mine" / "warmup" / "none.txt", clone / "dvc.lock"
     assert "training starts from models/textcraft-base" in marker.read_text()
-    by_repro = load_yaml(lock)["stages"]
+    by_repro = read_yaml(lock)["stages"]
 
     # A run of the flow, which has no such stage, records the same.
     marker.unlink()
     subprocess.run(["git", "checkout", "-q", "dvc.lock"], cwd=clone, check=True)
     monkeypatch.chdir(clone)
     commit_to_dvc(["prepare"], name="mine", pipeline=load_pipeline("mine"), workspace=Path("runs/mine"))
-    by_flow = load_yaml(lock)["stages"]
+    by_flow = read_yaml(lock)["stages"]
     for stage in ("prepare@mine", "warmup@mine"):
         assert by_flow[stage] == by_repro[stage]
 

@@ -21,9 +21,8 @@ from flows.lineage.stages import (
     stage_key,
 )
 from flows.run import STAGES
-from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
-from tests.support.yaml_files import load_yaml
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"
@@ -64,7 +63,7 @@ def test_hashes_are_those_that_dvc_writes(project: Path) -> None:
     with Repo.init(no_scm=True) as repo:
         for name in STAGES:
             repo.commit(f"{name}@{NAME}", force=True)
-    lock = load_yaml(Path("dvc.lock"))["stages"]
+    lock = read_yaml(Path("dvc.lock"))["stages"]
     stages = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)
     assert set(stages) == set(STAGES)
     for name, stage in stages.items():

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.config.pipelines import read_yaml
 from tests.support.prefect_database import add_database
 from tests.support.processes import processes_with
 from tests.support.tiny_model import save_small_base
 from tests.support.waiting import wait_until
-from tests.support.yaml_files import edit_yaml, load_yaml
+from tests.support.yaml_files import edit_yaml
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"
-TRACKED_PIPELINES = list(load_yaml(ROOT / "dvc.yaml")["stages"]["prepare"]["foreach"])
+TRACKED_PIPELINES = list(read_yaml(ROOT / "dvc.yaml")["stages"]["prepare"]["foreach"])
 """Those that dvc.yaml lists: the ones that run on a CPU."""
 STEPS, STEPS_PER_ROUND = 6, 2
 SMALL = {

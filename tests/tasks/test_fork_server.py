@@ -35,12 +35,12 @@ WITH_OTHER_LIMITS = 'echo 700 > /proc/self/oom_score_adj; ulimit -S -n 512; umas
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _own_fork_server(kept_fork_server: ExitStack) -> Iterator[None]:
+def _own_fork_server(fork_server_holder: ExitStack) -> Iterator[None]:
     """One that these tests may end."""
-    kept_fork_server.close()
+    fork_server_holder.close()
     yield
     fork_server.close()
-    kept_fork_server.enter_context(fork_server.keep_open())
+    fork_server_holder.enter_context(fork_server.keep_open())
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ import pytest
 from envs.registry import get_env
 from flows.lineage.stages import declared_stages, default_workspace
 from flows.run import STAGES
-from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
-from tests.support.yaml_files import load_yaml
+from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names, read_yaml
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = load_yaml(ROOT / "pipelines.yaml")
+DOCUMENT = read_yaml(ROOT / "pipelines.yaml")
 NAMES = pipeline_names(ROOT / "pipelines.yaml")
 
 
@@ -60,7 +59,7 @@ def test_a_stage_reads_only_what_an_earlier_one_or_nobody_writes(monkeypatch: py
 
 def test_dvc_knows_every_cpu_pipeline_and_no_other() -> None:
     on_cpu = {name for name in NAMES if DOCUMENT["pipelines"][name]["backend"]["device"] == "cpu"}
-    declarations = load_yaml(ROOT / "dvc.yaml")["stages"]
+    declarations = read_yaml(ROOT / "dvc.yaml")["stages"]
     for stage in STAGES:
         assert set(declarations[stage]["foreach"]) == on_cpu
     config = configparser.ConfigParser()

@@ -117,9 +117,9 @@ def interpreter_command() -> list[str]:
 
 @contextmanager
 def keep_open() -> Iterator[None]:
-    """Keep a fork server until the end of the block, whoever calls `close` within: its next user needs it.
+    """Leave the fork server running until the end of the block, even if `close` is called inside it.
 
-    Blocks may be nested; it ends with the outermost.
+    Blocks may be nested; the fork server ends with the outermost.
     """
     global _num_holders
     _num_holders += 1
