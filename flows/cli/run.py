@@ -47,7 +47,7 @@ def run(
     from flows.orchestrator.runs import TemporaryServer, server_url
     from flows.plan import check_run, lock, make_plan
 
-    guard()
+    guard(if_killed=_resume_line("killed: the process ended without an error of its own"))
     with Stoppable(_resume_line()):
         prefect_failure = None
         plan = make_plan(
@@ -231,9 +231,9 @@ def next_commands(pipeline: str, *, workspace: Path, settings: Sequence[str]) ->
     return "\n".join(["next:", *(f"  {command}\n      {purpose}" for command, purpose in commands.items())])
 
 
-def _resume_line() -> str:
+def _resume_line(end: str = "stopped") -> str:
     command = shlex.join(["wingspan", *sys.argv[1:]])
-    return f"stopped; finished stages and checkpoints are kept, and the same command resumes: {command}"
+    return f"{end}; finished stages and checkpoints are kept, and the same command resumes: {command}"
 
 
 def _format_rate(success: float | None) -> str:

@@ -50,8 +50,9 @@ def sweep(
     from flows.orchestrator.runs import TemporaryServer, server_url
     from flows.sweep.plan import plan_sweep
 
-    guard()
-    with Stoppable(f"stopped; the same command resumes: {shlex.join(['wingspan', *sys.argv[1:]])}"):
+    resume = f"the same command resumes: {shlex.join(['wingspan', *sys.argv[1:]])}"
+    guard(if_killed=f"killed: the process ended without an error of its own; {resume}")
+    with Stoppable(f"stopped; {resume}"):
         numbers = None if seeds is None else parse_seeds(seeds)
         axes, overrides = parse_axes(vary or []), parse_settings(settings or [])
         plan = plan_sweep(

@@ -5,7 +5,8 @@ process started later inherits it in `WINGSPAN_RUN`, Ray's daemons and their wor
 a guardian, a small process in its own session, which waits on a pipe whose other end only this process holds.
 When the pipe closes, this process has ended or is about to: by return, by a signal or by `kill -9`. The
 guardian then ends every process with the mark, by SIGTERM and after `GRACE_S` by SIGKILL, removes what they
-left in shared memory, and removes the folder.
+left in shared memory, and removes the folder. If this process had not said that it would end, the guardian
+prints a line in its place: Ray's client ends a process whose cluster dies without one, as `kill -9` does.
 
 Processes on other nodes of a Ray cluster carry no mark: Ray ends them when their driver is gone.
 
@@ -35,14 +36,18 @@ SHARED_MEMORY = Path("/dev/shm")
 SHARED_NAMES = ("psm_", "torch_", "plasma", "sem.", "nccl-")
 """Prefixes of the files of Python, torch, Ray and NCCL in shared memory."""
 
+SHOW_CURSOR = "\x1b[?25h"
+"""What a terminal is sent after a display that has hidden its cursor."""
+
 _guardian: tuple[subprocess.Popen[bytes], int] | None = None
 """The guardian, and our end of its pipe."""
 
 
-def guard(*, prefix: str = "wingspan-") -> None:
+def guard(*, prefix: str = "wingspan-", if_killed: str = "") -> None:
     """Guard this process from now on; a second call does nothing. Call it before starting any process.
 
-    `prefix`: of the folder's name.
+    `prefix`: of the folder's name. `if_killed`: printed to standard error if this process ends in another way
+    than by `end_guarded`, which runs at exit, or after `announce_end`.
     """
     global _guardian
     if _guardian is not None:
@@ -52,10 +57,10 @@ def guard(*, prefix: str = "wingspan-") -> None:
     os.chmod(folder, 0o711)  # sandboxes and browsers run as another user and enter folders in it
     reading, writing = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, folder],
+        [sys.executable, "-I", "-S", __file__, folder, if_killed],
         stdin=reading,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=None if if_killed else subprocess.DEVNULL,
         # without the mark of a command that has started this one, whose guardian would end ours
         env={name: value for name, value in os.environ.items() if name != MARK},
         cwd="/",
@@ -73,9 +78,17 @@ def guard(*, prefix: str = "wingspan-") -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(before, f"torchinductor_{getuser()}"))
 
 
+def announce_end() -> None:
+    """Tell the guardian, if there is one, that this process is about to end on purpose."""
+    if _guardian is not None:
+        with suppress(OSError):  # it was killed
+            os.write(_guardian[1], b"\0")
+
+
 def end_guarded() -> None:
     """Let the guardian end everything now, and wait for it; does nothing if this process is not guarded."""
     global _guardian
+    announce_end()
     if _guardian is not None:
         (process, writing), _guardian = _guardian, None
         os.close(writing)
@@ -131,15 +144,22 @@ def _end_marked(mark: str) -> set[str]:
     return files
 
 
-def _main(folder: str) -> None:
-    """Wait until standard input is closed, then end the processes marked with `folder`, and remove it."""
+def _main(folder: str, if_killed: str) -> None:
+    """Wait until standard input is closed, then end the processes marked with `folder`, and remove it.
+
+    Prints `if_killed` unless a byte was read before.
+    """
     import shutil
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     began = os.stat(folder).st_mtime
+    is_announced = False
     while os.read(0, 1):
-        pass
+        is_announced = True
+    if if_killed and not is_announced:
+        with suppress(OSError):  # the terminal may be closed
+            os.write(2, f"{SHOW_CURSOR if os.isatty(2) else ''}{if_killed}\n".encode())
     for file in _end_marked(folder):
         with suppress(OSError):  # an older file is not ours
             if os.stat(file).st_mtime >= began:
@@ -152,4 +172,4 @@ def _main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _main(*sys.argv[1:])

@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, Self
 
+from flows.endings.guardian import SHOW_CURSOR, announce_end
+
 UNWIND_S = 3.0
 """Time for the main thread to close what it holds after a signal; the guardian ends the rest."""
 RECORD_S = 6.0
@@ -28,7 +30,6 @@ _OUT = b"\0"
 """Written to the watcher: the main thread has left its blocks, or there is nothing left to watch."""
 _STDERR = 2
 """Not `sys.stderr`, which an open display replaces."""
-_SHOW_CURSOR = "\x1b[?25h"
 
 _current: "Stoppable | None" = None
 
@@ -153,9 +154,10 @@ def _quietly(record: Callable[[], object]) -> None:
 
 def leave(line: str | None, *, status: int) -> NoReturn:
     """Print `line` and end this process without exit handlers; the guardian ends the rest."""
-    text = (_SHOW_CURSOR if os.isatty(_STDERR) else "") + ("" if line is None else f"{line}\n")
+    text = (SHOW_CURSOR if os.isatty(_STDERR) else "") + ("" if line is None else f"{line}\n")
     with suppress(OSError):  # the terminal may be closed
         os.write(_STDERR, text.encode())
+    announce_end()
     # The guardian acts after this process has ended: Ray's client aborts a process whose cluster dies, which
     # would change the exit status.
     os._exit(status)

@@ -83,6 +83,29 @@ def test_nothing_is_left_of_a_command(ending: str) -> None:
     process.wait()
 
 
+@pytest.mark.parametrize(
+    ("ending", "is_killed"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", True),
+        ("os._exit(1)", True),  # as Ray's client does
+        ("", False),
+        ("sys.exit(3)", False),
+        ("raise ValueError", False),
+        ("leave('a line', status=3)", False),
+    ],
+)
+def test_a_line_is_printed_for_a_command_that_ends_without_one(ending: str, is_killed: bool) -> None:
+    process = start(
+        "import os, signal, sys\n"
+        "from flows.endings.guardian import guard\n"
+        "from flows.endings.stopping import leave\n"
+        f"guard(if_killed='killed; resume it')\n{ending}"
+    )
+    _, stderr = process.communicate(timeout=60)
+    assert (stderr == "killed; resume it\n") == is_killed
+    assert ("killed; resume it" in stderr) == is_killed
+
+
 @pytest.mark.heavy
 def test_another_command_is_left_alone() -> None:
     first, second = start(GUARDED_SCRIPT + "time.sleep(1000)"), start(GUARDED_SCRIPT + "time.sleep(1000)")
