@@ -120,6 +120,11 @@ class Turn:
     """Time that the environment or the tools took; 0.0 if not measured."""
 
 
+OTHER_SAMPLING = "other_sampling"
+"""The metric of a trajectory that a gateway has recorded, and of no other: how many of its requests asked for
+parameters of sampling that are not the policy's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """The record of one episode. Tokens of the prompt and of observations are never the policy's."""

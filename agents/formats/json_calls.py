@@ -3,7 +3,6 @@
 Values are read whole: text that looks like a call within another value or its strings is not a call.
 """
 
-import json as stdlib_json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -120,7 +119,7 @@ def _calls_or_answer(value: Any) -> Fragment | str | None:
         return bad or Fragment(calls=tuple(call for call in calls if isinstance(call, ToolCall)))
     if isinstance(value, dict) and value.keys() == {"answer"} and value["answer"] not in ("", None):
         answer = value["answer"]
-        return Fragment(answer=answer if isinstance(answer, str) else stdlib_json.dumps(answer))
+        return Fragment(answer=answer if isinstance(answer, str) else dumps(answer))
     return _call(value)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from agents.gateway.conversation import ChatTurn, Tool, digest_prefixes, extend_digest
 from agents.gateway.rendering import Reading, Rendering
 from agents.prompting.renderer import Span
-from agents.types import Completion, Label, StopReason, Trajectory, Turn
+from agents.types import OTHER_SAMPLING, Completion, Label, StopReason, Trajectory, Turn
 from envs.types import Image, Item
 
 
@@ -190,7 +190,7 @@ class Recording:
                 **metrics,
                 "parse_failures": sum(turn.failed for turn in turns),
                 "segments": len(in_order),
-                "other_sampling": self.other_sampling,
+                OTHER_SAMPLING: self.other_sampling,
             },
             labels=labels,
         )

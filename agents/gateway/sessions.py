@@ -43,16 +43,20 @@ class GatewaySession:
     session_id: str = field(default_factory=lambda: PREFIX + secrets.token_urlsafe(16))
     used_at: float = field(default_factory=time.monotonic)
     fault: WingspanError | None = None
-    """Why the last request failed, unless the program or the policy is at fault."""
+    """Why a request failed, unless the program or the policy is at fault; None again when a request that
+    began later has been answered."""
     stop_reason: StopReason = StopReason.TERMINATED
-    """Why there are no more turns: the last request found no room, or no turn left; else `TERMINATED`, the
-    program's own end."""
+    """Why there are no more turns: a request found no room, or no turn left, and none that began later was
+    answered; else `TERMINATED`, the program's own end."""
     histories: dict[str, Sequence[ChatTurn]] = field(default_factory=dict)
     """Conversations that later requests of the Responses API may continue: up to and with an answer, without
     instructions, by the answer's id."""
     _recording: Recording = field(init=False)
     _running: "set[asyncio.Task[Answer]]" = field(default_factory=set)
     _num_pending: int = 0
+    _num_requests: int = 0
+    _last_failed: int = 0
+    """The requests that had begun when one failed last."""
 
     def __post_init__(self) -> None:
         self._recording = Recording(self.name or self.session_id, self.policy.rendering)
@@ -118,27 +122,38 @@ class GatewaySession:
         # A request under way counts as a turn, a rejected one does not: of concurrent requests, as many are
         # answered as there are turns.
         if self.turns + self._num_pending >= self.max_turns:
-            self.stop_reason = StopReason.MAX_TURNS
+            self._end_by(StopReason.MAX_TURNS)
             why = f"this session has had its {self.max_turns} turns; end it"
             raise RequestRejected(400, why, code=NO_TURNS_LEFT)
         self._num_pending += 1
+        self._num_requests += 1
+        number = self._num_requests
         try:
             answer = await self.policy.answer(generation, self._recording)
         except RequestRejected as rejection:
             if rejection.code == CONTEXT_FULL:
-                self.stop_reason = StopReason.MAX_CONTEXT
+                self._end_by(StopReason.MAX_CONTEXT)
             raise
         except WingspanError as fault:
-            self.fault = fault
+            self._fail(fault)
             raise
         except Exception as error:
-            self.fault = SamplerFailed(f"the gateway raised {describe(error)}")
+            self._fail(SamplerFailed(f"the gateway raised {describe(error)}"))
             raise
         finally:
             self._num_pending -= 1
-        self.stop_reason = StopReason.TERMINATED
-        self.fault = None
+        if number > self._last_failed:  # a request that began before says nothing about another that failed
+            self.stop_reason = StopReason.TERMINATED
+            self.fault = None
         return answer
+
+    def _end_by(self, reason: StopReason) -> None:
+        self.stop_reason = reason
+        self._last_failed = self._num_requests
+
+    def _fail(self, fault: WingspanError) -> None:
+        self.fault = fault
+        self._last_failed = self._num_requests
 
 
 class GatewaySessions:

@@ -3,7 +3,7 @@
 import re
 
 from agents.rewards.function import reward
-from agents.types import Trajectory
+from agents.types import OTHER_SAMPLING, Trajectory
 
 _THINKING = re.compile(r"\A\s*(?:<think>)?((?:(?!</?think>).)*)</think>((?:(?!</?think>).)*)\Z", re.DOTALL)
 _ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
@@ -42,35 +42,35 @@ def well_formed_answer(text: str) -> str | None:
 def tool_calls(trajectory: Trajectory) -> int:
     """The number of successful tool calls, without those of `answer` and `summarize`.
 
-    The counts are the episode's (`agents/rollout/episode.py`). Nothing counts the tools of a program
-    (`tasks/rollout/programs.py`): there, each turn before the last counts as a call.
+    The counts are the episode's (`agents/rollout/episode.py`). Nothing counts the tools of a program, whose
+    requests the gateway records: there, each turn before the last counts as a call.
     """
     metrics = trajectory.metrics
-    names = [name.partition("/")[2] for name in metrics if name.startswith("tool_calls/")]
-    if not names:
+    if OTHER_SAMPLING in metrics:
         return max(0, len(trajectory.turns) - 1)
+    names = [name.partition("/")[2] for name in metrics if name.startswith("tool_calls/")]
     helpful = [name for name in names if name not in _NOT_COUNTED]
     return int(sum(metrics[f"tool_calls/{name}"] - metrics[f"tool_failures/{name}"] for name in helpful))
 
 
 @reward
-def think_format(final_response: str) -> float:
+def think_format(last_text: str) -> float:
     """1 for `<think>…</think>` and an answer after it, else 0."""
-    return float(after_thinking(final_response) is not None)
+    return float(after_thinking(last_text) is not None)
 
 
 @reward
-def answer_format(final_response: str) -> float:
+def answer_format(last_text: str) -> float:
     """1 if the text ends with its only `<answer>…</answer>`, else 0."""
-    matches = _ANSWER.findall(final_response)
-    ends = final_response.rstrip().endswith("</answer>")
+    matches = _ANSWER.findall(last_text)
+    ends = last_text.rstrip().endswith("</answer>")
     return float(ends and len(matches) == 1 and bool(matches[0].strip()))
 
 
 @reward
-def think_answer_format(final_response: str) -> float:
+def think_answer_format(last_text: str) -> float:
     """1 for `<think>…</think><answer>…</answer>` and nothing else, else 0."""
-    return float(well_formed_answer(final_response) is not None)
+    return float(well_formed_answer(last_text) is not None)
 
 
 @reward

@@ -1,6 +1,9 @@
 """Rewards for short answers to questions: exact match and F1 of words, as SQuAD v1.1 evaluates them
 (Rajpurkar et al., arXiv 1606.05250, and its evaluation script). Where several answers are accepted, the best
 counts. All take the accepted ones from the field `answer`.
+
+Rewards that look for `<think>` or `<answer>` take all that the policy wrote (`last_text`): a format reads
+these marks itself, and a response does not contain them.
 """
 
 from collections.abc import Sequence
@@ -23,8 +26,8 @@ def _score(text: str | None, answer: Answer, *, metric: str, **metrics: float) -
     return {"reward": scores.pop(metric), "success": match.exact == 1.0, **scores, **metrics}
 
 
-def _score_formatted(response: str, answer: Answer, *, metric: str) -> Value:
-    text = well_formed_answer(response)
+def _score_formatted(last_text: str, answer: Answer, *, metric: str) -> Value:
+    text = well_formed_answer(last_text)
     return _score(text, answer, metric=metric, format=float(text is not None))
 
 
@@ -40,9 +43,9 @@ def qa_exact_match(final_response: str, answer: Answer) -> Value:
 
 
 @reward
-def qa_exact_match_with_format(final_response: str, answer: Answer) -> Value:
+def qa_exact_match_with_format(last_text: str, answer: Answer) -> Value:
     """Exact match of the answer in `<think>…</think><answer>…</answer>`; 0 for any other form."""
-    return _score_formatted(final_response, answer, metric="exact_match")
+    return _score_formatted(last_text, answer, metric="exact_match")
 
 
 @reward
@@ -58,9 +61,9 @@ def qa_f1(final_response: str, answer: Answer) -> Value:
 
 
 @reward
-def qa_f1_with_format(final_response: str, answer: Answer) -> Value:
+def qa_f1_with_format(last_text: str, answer: Answer) -> Value:
     """F1 of the answer in `<think>…</think><answer>…</answer>`; 0 for any other form."""
-    return _score_formatted(final_response, answer, metric="f1")
+    return _score_formatted(last_text, answer, metric="f1")
 
 
 @reward
@@ -70,10 +73,10 @@ def qa_f1_with_tool(final_response: str, answer: Answer, trajectory: Trajectory)
 
 
 @reward
-def searchr1_exact_match(final_response: str, answer: Answer) -> Value:
+def searchr1_exact_match(last_text: str, answer: Answer) -> Value:
     """Exact match of what stands in the last `<answer>…</answer>`, whatever is around it; 0 without one.
 
     The outcome reward of Search-R1 (arXiv 2503.09516).
     """
-    text = tagged_answer(final_response)
+    text = tagged_answer(last_text)
     return _score(text, answer, metric="exact_match", format=float(text is not None))

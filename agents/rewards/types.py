@@ -13,7 +13,7 @@ from envs.types import Item
 
 PREFIX = "reward/"
 """Of the names of a reward's metrics among a trajectory's."""
-ALWAYS = ("final_response", "trajectory", "transcript", "item", "fields")
+ALWAYS = ("final_response", "last_text", "trajectory", "transcript", "item", "fields")
 """Names that every reward may take, besides `ENV`, if there is one, and the item's fields."""
 ENV = "env"
 """The name by which a reward takes the episode's environment."""
@@ -37,6 +37,12 @@ class RewardInput:
     def item(self) -> Item:
         """The trajectory's item."""
         return self.trajectory.item
+
+    @property
+    def last_text(self) -> str:
+        """All that the policy wrote in its last turn, with the marks that its format reads; empty without a
+        turn."""
+        return self.trajectory.turns[-1].text if self.trajectory.turns else ""
 
     @property
     def transcript(self) -> str:

@@ -81,6 +81,7 @@ class ChatConversation:
             "temperature": self._sampling.temperature,
             "top_p": self._sampling.top_p,
             "top_k": self._sampling.top_k or None,
+            "stop": list(self._sampling.stop) or None,
             "tools": self._tools or None,
         }
         try:

@@ -20,6 +20,7 @@ from agents.formats.calls import ParsedTurn
 from agents.formats.scan import split_thinking
 from agents.prompting.renderer import RenderedReply, Renderer, Span, images_of
 from agents.samplers.sampler import Sampler, checked_sample
+from agents.samplers.stop_texts import cut_at_stop, text_before
 from agents.settings import Positive, Settings
 from agents.types import MIN_COMPLETION, Completion, EpisodeLimits, SamplingParams
 from envs.errors import SamplerFailed
@@ -30,7 +31,7 @@ SUMMARY_REQUEST = (
     "done, what was found out, what comes next. Only what you write now will be left."
 )
 SUMMARY_HEADING = "What you wrote down before the conversation was cut:"
-_THOUGHT_END = "</think>"
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,8 @@ class ContextPolicy(Settings):
     """With `fold`: the share of the context at which the policy is asked for a summary, in a turn that trains
     like any other. The summary then replaces the turns."""
     keep_thoughts: bool = True
-    """Whether later turns see the text up to `</think>` of earlier ones. If not, each turn is a segment."""
+    """Whether later turns see the text up to `</think>` of earlier ones. If not, each turn is a segment, and
+    of a thought that the chat template opens, the marks alone stay."""
     max_observation: Positive | None = None
     """Characters of a reply; a longer one loses its middle."""
     show_budget: bool = False
@@ -166,7 +168,7 @@ class TokenConversation:
         assert context is not None, "open the conversation first"
         if context.room < params.max_tokens:
             params = replace(params, max_tokens=context.room)
-        completion = self._completion = await checked_sample(
+        sample = await checked_sample(
             self._sampler,
             context.ids,
             images=context.images,
@@ -174,11 +176,12 @@ class TokenConversation:
             episode_id=self._episode_id,
             where=self._where,
         )
+        completion = self._completion = cut_at_stop(sample, params.stop, decode=renderer.decode)
         if not renderer.placeholder_ids.isdisjoint(completion.token_ids):
             # The trainer counts images by these tokens and would expect an image that does not exist.
             raise SamplerFailed(f"{self._where}: the sampler returned a token that stands for an image")
         return ModelTurn(
-            text=renderer.decode(completion.token_ids),
+            text=text_before(renderer.decode(completion.token_ids), params.stop),
             completion=completion,
             prompt_ids=context.segment_prompt,
             prompt_images=context.segment_images,
@@ -384,15 +387,25 @@ class _Context:
         return True
 
     def _visible(self, completion_ids: list[int]) -> list[int]:
-        """The part of a completion that later turns see."""
-        if self._policy.keep_thoughts or _THOUGHT_END not in self._renderer.decode(completion_ids):
+        """The part of a completion that later turns see.
+
+        If the chat template has opened the thought, the mark that closes it stays.
+        """
+        text = self._renderer.decode(completion_ids)
+        if self._policy.keep_thoughts or _THOUGHT_END not in text:
             return completion_ids
 
         def has_mark(count: int) -> bool:
             return _THOUGHT_END in self._renderer.decode(completion_ids[:count])
 
+        def has_no_mark(start: int) -> bool:
+            return _THOUGHT_END not in self._renderer.decode(completion_ids[start:mark_end])
+
         # The shortest prefix with the mark ends at its last token.
-        return completion_ids[bisect_left(range(len(completion_ids)), True, key=has_mark) :]
+        mark_end = bisect_left(range(len(completion_ids)), True, key=has_mark)
+        if _THOUGHT in text.partition(_THOUGHT_END)[0]:
+            return completion_ids[mark_end:]
+        return completion_ids[bisect_left(range(mark_end), True, key=has_no_mark) - 1 :]
 
 
 def add_summary(opening: Sequence[Message], summary: str, images: Sequence[Image] = ()) -> list[Message]:

@@ -105,7 +105,7 @@ class TransformersSampler:
         import torch
 
         detector = StopDetector(params.stop, decode=self._decode) if params.stop else None
-        key = random_key(self._seed, episode_id)
+        key = random_key(self._seed, episode_id, len(prompt))
         placeholders = sorted(self._vision.placeholder_ids) if self._vision else []
         tokens: list[int] = []
         logprobs: list[float] = []

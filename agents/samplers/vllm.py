@@ -250,7 +250,8 @@ class VllmSampler:
         """Pass answers on until the process, or `close`, ends the connection."""
         with suppress(OSError), self._connection.makefile("rb") as lines:
             for line in lines:
-                self._receive(json.loads(line))
+                if line.endswith(b"\n"):  # else the process died in the middle of it
+                    self._receive(json.loads(line))
         self._process.wait()
         failure = self._failure()
         answers, self._answers = self._answers, {}

@@ -11,7 +11,7 @@ from agents.agent import Agent, FormatAgent, Opening
 from agents.formats import NATIVE
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.prompting.renderer import Renderer
-from agents.rewards import Reward, reward
+from agents.rewards import REWARDS, Reward, reward
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import GroupSpec, run_groups
@@ -21,7 +21,7 @@ from agents.tools.calculator import calculator
 from agents.tools.episode import act, answer
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
-from agents.types import EpisodeLimits, SamplingParams, StopReason, Trajectory
+from agents.types import EpisodeLimits, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.errors import ConfigError, EnvCrashed, EpisodeTimeout
 from envs.runtime.manager import EnvManager
 from envs.types import Item, Message
@@ -65,6 +65,12 @@ def exact(final_response: str, answer: str) -> dict[str, Any]:
     return {"reward": float(right), "success": right, "length": len(final_response)}
 
 
+@tool
+def search(query: str) -> str:
+    """Find passages."""
+    return query
+
+
 def test_react_by_hand() -> None:
     tools = Toolbox([calculator])
     agent = FormatAgent("react", schemas=tools.schemas, instructions="Be brief.")
@@ -103,6 +109,49 @@ def test_react_by_hand() -> None:
     [segment] = pack(trajectory)
     assert decode(segment.response_ids).split("<|im_end|>\n<|im_start|>")[1] == "user\nObservation: 42"
     assert tools.usage["calculator"].calls == 0  # each episode counts for itself
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "name"),
+    [
+        ("searchr1", "<think>I know</think><answer>42</answer>", "searchr1_exact_match"),
+        ("searchr1", "<think>I know</think><answer>42</answer>", "qa_exact_match_with_format"),
+        ("searchr1", "<think>I know</think><answer>42</answer>", "think_answer_format"),
+        ("searchr1", "<answer>42</answer>", "answer_format"),
+        ("hermes", "<think>I know</think>42", "think_format"),
+        ("raw", "<think>I know</think>42", "think_format"),
+    ],
+)
+def test_a_reward_for_marks_sees_those_that_the_format_reads(format: str, text: str, name: str) -> None:
+    tools = Toolbox([search]) if format == "searchr1" else None  # it cannot do without
+    agent = FormatAgent(format, schemas=tools.schemas if tools else ())
+    for last_text, value in ((text, 1.0), ("nothing of the kind", 0.0)):
+        texts = [last_text] * LIMITS.max_turns  # as many as may be asked for
+        assert play_texts(*texts, agent=agent, tools=tools, reward=REWARDS[name]).reward == value
+
+
+def test_a_call_of_an_agent_without_tools_counts_for_no_reward() -> None:
+    call = '<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call>'
+    reward = REWARDS["qa_exact_match_with_tool"]
+    trajectory = play_texts(call, "42", agent=FormatAgent("hermes"), reward=reward)
+    assert [turn.text for turn in trajectory.turns] == [call, "42"]
+    assert trajectory.reward == 0.0
+
+
+def test_a_stop_text_ends_a_turn_and_is_not_part_of_it() -> None:
+    trajectory = asyncio.run(
+        play_toy(
+            ScriptedSampler(["Thought: x\nAction: add 3\nObservation: 3", "no more"], encode=encode),
+            agent=FormatAgent("action"),
+            limits=LIMITS,
+            sampling=SamplingParams(max_tokens=1, stop=("\nObservation:",)),
+        )
+    )
+    (turn,) = trajectory.turns
+    assert turn.text == "Thought: x\nAction: add 3"
+    assert turn.action == "add 3"
+    assert turn.completion.finish_reason is FinishReason.CUT
+    assert toy_tokenizer().decode(turn.completion.token_ids).endswith("Observation:")
 
 
 @pytest.mark.parametrize("format", NATIVE)

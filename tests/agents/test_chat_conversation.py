@@ -47,7 +47,7 @@ def test_actions_in_text_and_what_is_asked() -> None:
     with chat_server(script) as server:
         trajectory = steps(
             server,
-            sampling=SamplingParams(temperature=0.7, top_p=0.9),
+            sampling=SamplingParams(temperature=0.7, top_p=0.9, stop=("\nObservation:",)),
             limits=EpisodeLimits(max_tokens_per_turn=33),
         )
     assert (trajectory.stop_reason, trajectory.success, trajectory.reward) == (
@@ -67,6 +67,7 @@ def test_actions_in_text_and_what_is_asked() -> None:
         "max_tokens": 33,
         "temperature": 0.7,
         "top_p": 0.9,
+        "stop": ["\nObservation:"],
     }
     assert server.requests[1]["messages"][1:] == [
         {"role": "assistant", "content": "Thought: one\nAction: add 1"},

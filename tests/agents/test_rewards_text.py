@@ -88,20 +88,23 @@ def test_searchr1_takes_the_last_answer_whatever_is_around_it() -> None:
 @pytest.mark.parametrize("name", ["qa_exact_match_with_tool", "qa_f1_with_tool"])
 def test_without_a_tool_an_answer_is_worth_nothing(name: str) -> None:
     assert value_of(name, "Broncos", answer="Broncos").reward == 0.0
-    assert value_of(name, "search", "Broncos", answer="Broncos").reward == 1.0
+    program = {"other_sampling": 0}
+    assert value_of(name, "search", "Broncos", answer="Broncos", metrics=program).reward == 1.0
     no_calls = {"tool_calls/search": 0, "tool_failures/search": 0}
     assert value_of(name, "hm", "Broncos", answer="Broncos", metrics=no_calls).reward == 0.0
 
 
 def test_tool_calls() -> None:
-    assert tool_calls(make_trajectory()) == 0
-    assert tool_calls(make_trajectory("a")) == 0
-    assert tool_calls(make_trajectory("a", "b", "c")) == 2
+    program = {"other_sampling": 0}
+    assert tool_calls(make_trajectory(metrics=program)) == 0
+    assert tool_calls(make_trajectory("a", metrics=program)) == 0
+    assert tool_calls(make_trajectory("a", "b", "c", metrics=program)) == 2
+    assert tool_calls(make_trajectory("a", "b", "c")) == 0  # of an agent without tools
     two = {"tool_calls/search": 3, "tool_failures/search": 1}
     two |= {"tool_calls/answer": 1, "tool_failures/answer": 0}
     assert tool_calls(make_trajectory("a", metrics=two)) == 2
     assert tool_calls(make_trajectory("a", "b", metrics={"tool_calls/x": 0, "tool_failures/x": 0})) == 0
-    assert value_of("tool_use", "a", "b").metrics == {"calls": 1.0}
+    assert value_of("tool_use", "a", "b", metrics=program).metrics == {"calls": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,20 @@ def test_seed_and_episode_choose_the_tokens(llama: Any, rng: random.Random) -> N
     assert tokens(0, "a") != tokens(0, "b")
 
 
+def test_a_shortened_conversation_draws_new_numbers_at_the_same_positions(
+    llama: Any, rng: random.Random
+) -> None:
+    """At such a temperature all tokens are equally likely, so that a token tells the number drawn for it."""
+    prompt = random_tokens(rng, 24)
+    params = SamplingParams(max_tokens=24, temperature=1e6)
+    engine = make_engine(llama)
+    whole, shortened = (
+        complete(engine, {"a": ids}, params=params)["a"].token_ids for ids in (prompt, prompt[8:])
+    )
+    at_same_positions = zip(whole, shortened[8:], strict=False)  # from position 24 on
+    assert sum(abs(first - second) < 4 for first, second in at_same_positions) < 8
+
+
 FILTERS = [
     SamplingParams(max_tokens=1),
     SamplingParams(max_tokens=1, temperature=0.5),

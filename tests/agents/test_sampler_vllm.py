@@ -59,6 +59,28 @@ def test_a_process_that_cannot_start_fails_its_requests(
         assert died.wait(10)
 
 
+HALF_AN_ANSWER = """#!{python}
+import json, os, signal, socket, sys
+connection = socket.socket(fileno=int(sys.argv[3]))
+connection.sendall(b'{{"vocab_size": 100}}\\n')
+json.loads(connection.makefile("rb").readline())
+connection.sendall(b'{{"id": "0", "token_ids": [1, 2')
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_dies_in_the_middle_of_an_answer_fails_its_requests(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(HALF_AN_ANSWER.format(python=sys.executable))
+    program.chmod(0o755)
+    died = threading.Event()
+    sampler = VllmSampler(tmp_path, python=program, context_length=CONTEXT, on_death=died.set)
+    with closing(sampler):
+        with pytest.raises(SamplerFailed, match=r"ended \(status -9\)"):
+            asyncio.run(sampler.sample(PROMPT, params=SamplingParams(), episode_id="a"))
+        assert died.wait(10)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))

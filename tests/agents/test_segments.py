@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +16,7 @@ from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, EpisodeLimits, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.types import Image
+from tests.support.tool_templates import with_template
 from tests.support.toy import CHATML, toy_tokenizer
 from tests.support.toy_episode import encode, play_toy
 
@@ -73,8 +74,11 @@ class RandomWords:
         )
 
 
-def play_policy(sampler: Sampler, policy: ContextPolicy, *, limits: EpisodeLimits = LIMITS) -> Trajectory:
-    return asyncio.run(play_toy(sampler, agent=FormatAgent("action"), limits=limits, context=policy))
+def play_policy(
+    sampler: Sampler, policy: ContextPolicy, *, limits: EpisodeLimits = LIMITS, tokenizer: Any = None
+) -> Trajectory:
+    agent = FormatAgent("action")
+    return asyncio.run(play_toy(sampler, agent=agent, limits=limits, context=policy, tokenizer=tokenizer))
 
 
 @settings(max_examples=60)
@@ -132,6 +136,17 @@ def test_folding_by_hand() -> None:
         "<|im_start|>assistant\n"
     )
     assert len(pack(trajectory)) == 2
+
+
+def test_a_thought_that_the_template_opens_is_closed_in_later_turns() -> None:
+    tokenizer = with_template(CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"))
+    turn = "one more</think>Action: add 1"
+    sampler = Recorder(ScriptedSampler([turn, turn, turn], encode=encode))
+    trajectory = play_policy(sampler, ContextPolicy(keep_thoughts=False), tokenizer=tokenizer)
+    assert trajectory.success
+    last_prompt = toy_tokenizer().decode(sampler.prompts[-1])
+    assert last_prompt.count("<|im_start|>assistant\n<think>\n</think>Action: add 1<|im_end|>") == 2
+    assert "one more" not in last_prompt
 
 
 @pytest.mark.parametrize("keep_thoughts", [True, False])

@@ -33,6 +33,7 @@ async def play_toy(
     env: Environment | None = None,
     item: Item | None = None,
     tokenizer: Any = None,
+    sampling: SamplingParams | None = None,
 ) -> Trajectory:
     """`item`, else the toy's first, on `env`, else a new toy."""
     item = item or toy_item()
@@ -40,7 +41,7 @@ async def play_toy(
         TokenConversation,
         sampler=sampler,
         renderer=Renderer(tokenizer or toy_tokenizer()),
-        sampling=SamplingParams(max_tokens=1),
+        sampling=sampling or SamplingParams(max_tokens=1),
         context=context or ContextPolicy(),
     )
     conversation = start_conversation("e", where=item.item_id, limits=limits)

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,12 +14,13 @@ import pytest
 from agents.rewards import reward
 from agents.rollout.group import Callbacks, GroupSpec
 from agents.rollout.packing import pack
-from agents.types import StopReason, Trajectory
-from envs.errors import ConfigError
+from agents.samplers.sampler import Sampler, ScriptedSampler
+from agents.types import Completion, StopReason, Trajectory
+from envs.errors import ConfigError, SamplerFailed
 from envs.types import Item
 from tasks.errors import SamplerDied
 from tasks.rollout.programs import AgentProgram, ProgramConfig, run_program
-from tests.support.gateway_toy import QUESTION, ask, client_of, make_gateway, make_sampler, to_history
+from tests.support.gateway_toy import QUESTION, ask, client_of, encode, make_gateway, make_sampler, to_history
 from tests.support.toy import toy_item
 
 
@@ -31,13 +32,13 @@ def play(
     max_attempts: int = 2,
     on_trajectory: Callable[[Trajectory], None] | None = None,
     script: Any = None,
+    sampler: Sampler | None = None,
     context_length: int = 2000,
     **options: Any,
 ) -> list[list[Trajectory]]:
     async def work() -> list[list[Trajectory]]:
-        gateway = make_gateway(
-            make_sampler(script or (lambda name, turn: f"Action: add {turn}")), context_length=context_length
-        )
+        scripted = make_sampler(script or (lambda name, turn: f"Action: add {turn}"))
+        gateway = make_gateway(sampler or scripted, context_length=context_length)
         config = ProgramConfig(program=program, **({"concurrency": 3, "timeout_s": 300.0} | options))
         spec = GroupSpec(
             name="test",
@@ -148,6 +149,39 @@ def test_out_of_turns_or_of_context_a_program_may_raise(
     assert (trajectory.stop_reason, trajectory.reward, trajectory.success) == (reason, 0.0, False)
     assert len(trajectory.turns) == turns
     assert pack(trajectory)
+
+
+def test_of_requests_at_once_the_one_that_failed_counts_whatever_others_get() -> None:
+    """A request that began before another failed does not excuse it, even if it is answered after."""
+    first_failed = asyncio.Event()
+
+    async def program(base_url: str, api_key: str, item: Item) -> float:
+        async with client_of(base_url) as client:
+            await asyncio.gather(*(ask(client, [QUESTION]) for _ in range(2)), return_exceptions=True)
+        return 1.0
+
+    class OneFails(ScriptedSampler):
+        """The first request fails when the second has come, which is answered after that."""
+
+        num_requests = 0
+
+        async def sample(self, prompt_ids: Sequence[int], **options: Any) -> Completion:
+            self.num_requests += 1
+            if self.num_requests == 1:
+                while self.num_requests < 2:
+                    await asyncio.sleep(0)
+                first_failed.set()
+                raise SamplerFailed("the GPU is gone")
+            await first_failed.wait()
+            for _ in range(100):  # until the gateway has taken note of it
+                await asyncio.sleep(0)
+            return await super().sample(prompt_ids, **options)
+
+    ((trajectory,),) = play(
+        program, num_samples=1, max_attempts=1, sampler=OneFails(lambda name, turn: "hello", encode=encode)
+    )
+    assert trajectory.stop_reason is StopReason.ERROR
+    assert "the GPU is gone" in str(trajectory.error)
 
 
 def test_a_mistake_in_the_set_up_ends_the_play() -> None:

@@ -57,7 +57,7 @@ def math_equal_with_tool(final_response: str, answer: Answer, trajectory: Trajec
 
 
 @reward(needs=NEEDS, timeout_s=TIMEOUT_S)
-def math_equal_with_think(final_response: str, answer: Answer) -> Value:
-    """As `math_equal`, for the text after `<think>…</think>`; 0 for a response of any other form."""
-    text = after_thinking(final_response)
+def math_equal_with_think(last_text: str, answer: Answer) -> Value:
+    """As `math_equal`, for the text after `<think>…</think>`; 0 for any other form."""
+    text = after_thinking(last_text)
     return _value(_compare(text, answer), format=float(text is not None))

@@ -236,7 +236,8 @@ class CpuEngine:
 
     def _start(self, request: Request, sequence: CachedSequence) -> None:
         del self._waiting[request.episode_id]
-        key = random_key(self._seed, self.policy_version, request.episode_id)
+        # The length, too: a conversation that was shortened comes by the same positions again.
+        key = random_key(self._seed, self.policy_version, request.episode_id, len(request.prompt_ids))
         self._jobs[request.episode_id] = _Job(request, key)
         sequence.last_used = self._clock
         self._count(prefilled_tokens=len(sequence.tokens) - sequence.num_cached)
