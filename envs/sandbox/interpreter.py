@@ -3,7 +3,7 @@
 One process in a sandbox (`envs/sandbox/sandbox.py`) keeps its variables between runs. A run that exceeds its
 time, memory or CPU limit ends the process, and the next run starts a new one. If the process died between two
 runs, the next run reports that instead of executing its code. Each run is one JSON line over pipes that the
-executed code cannot see by name; code that finds them can only spoil its own answer.
+executed code cannot see by name, and its answer bears the run's number.
 """
 
 import asyncio
@@ -60,6 +60,7 @@ class Interpreter:
         self._process: asyncio.subprocess.Process | None = None
         self._label = ""
         self._first: int | None = None
+        self._runs = 0
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> Execution:
         """Execute `code` as at a prompt: the value of a final expression is printed.
@@ -72,9 +73,8 @@ class Interpreter:
             return Execution("", end_reason="its process had died since the last run; this one was not begun")
         process = await self._start()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        request = json.dumps({"code": code, "output_chars": self._output_chars})
         watch = asyncio.create_task(self._watch_limits())
-        answer = asyncio.create_task(self._exchange(process, request))
+        answer = asyncio.create_task(self._exchange(process, code))
         output: str | None = None
         try:
             done, _ = await asyncio.wait(
@@ -138,14 +138,19 @@ class Interpreter:
         )
         return self._process
 
-    async def _exchange(self, process: asyncio.subprocess.Process, request: str) -> str | None:
+    async def _exchange(self, process: asyncio.subprocess.Process, code: str) -> str | None:
+        """Return the output of `code`; None if the interpreter dies or answers no JSON."""
         assert process.stdin is not None
         assert process.stdout is not None
+        self._runs += 1
+        request = {"number": self._runs, "code": code, "output_chars": self._output_chars}
         try:
-            process.stdin.write(request.encode() + b"\n")
+            process.stdin.write(json.dumps(request).encode() + b"\n")
             await process.stdin.drain()
-            answer = json.loads(await process.stdout.readline())
-            return str(answer["output"])
+            while True:
+                answer = json.loads(await process.stdout.readline())
+                if answer["number"] == self._runs:
+                    return str(answer["output"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

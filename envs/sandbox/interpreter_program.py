@@ -1,7 +1,8 @@
 """The program in the sandbox of `envs/sandbox/interpreter.py`; it imports only the standard library.
 
-It reads one `{"code", "output_chars"}` per line, runs the code with both standard streams redirected to a
-file, and answers `{"output"}`. Its own pipes move to descriptors that code does not write to by default.
+It reads one `{"number", "code", "output_chars"}` per line, runs the code with both standard streams
+redirected to a file, and answers `{"number", "output"}`. Its own pipes move to descriptors that code does not
+write to by default.
 """
 
 import ast
@@ -41,6 +42,7 @@ def main() -> None:
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     names: dict[str, object] = {"__name__": "__main__"}
+    process = os.getpid()
     print("ready", file=answers, flush=True)
     for line in requests:
         request = json.loads(line)
@@ -60,6 +62,8 @@ def main() -> None:
             traceback.print_exception(kind, error, trace, file=sys.stdout)
         with contextlib.suppress(OSError):
             sys.stdout.flush()
+        if os.getpid() != process:  # a fork that the code made: only its parent answers requests
+            os._exit(0)
         os.dup2(null, 1)
         os.dup2(null, 2)
         size = os.fstat(file).st_size
@@ -68,7 +72,8 @@ def main() -> None:
         tail = os.pread(file, 4 * limit, max(len(head), size - 4 * limit))
         os.close(file)
         text = (head + tail).decode("utf-8", errors="replace")
-        print(json.dumps({"output": shorten(text, limit)}), file=answers, flush=True)
+        answer = {"number": request["number"], "output": shorten(text, limit)}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

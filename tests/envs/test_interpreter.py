@@ -4,6 +4,7 @@ Every test runs on every backend that works on this machine.
 """
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -25,6 +26,8 @@ from tests.support.sandboxes import working_sandboxes
 from tests.support.waiting import wait_until, wait_until_async
 
 LIMITS = SandboxLimits(memory_mb=256, disk_mb=16, shm_mb=4)
+LATER_CODES = [f"print({i})" for i in range(5)]
+LATER_OUTPUTS = [f"{i}\n" for i in range(5)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -89,6 +92,37 @@ with ProcessPoolExecutor(2) as pool: print(list(pool.map(abs, [-1, -2])))"""
 def test_output_of_child_processes_is_caught_in_order(sandbox: Backend) -> None:
     code = "import os, sys\nprint('a', flush=True)\nos.system('echo b')\nprint('c', file=sys.stderr)"
     assert runs(sandbox, code)[0].output == "a\nb\nc\n"
+
+
+def test_a_fork_ends_with_its_run(sandbox: Backend) -> None:
+    """POSIX: the child goes on behind `fork`, so that both print; it must not read later requests."""
+    [both, *later_runs] = runs(sandbox, "import os\npid = os.fork()\nprint('one')", *LATER_CODES)
+    assert both.output in ("one\n", "one\none\n")  # the child's line may come after the answer
+    assert [run.output for run in later_runs] == LATER_OUTPUTS
+
+
+def test_a_fork_that_raises_or_exits_ends_with_its_run(sandbox: Backend) -> None:
+    code = "import os\nif os.fork() == 0: {}\nprint(os.wait()[0] > 0)"
+    raising, exiting = code.format("1/0"), code.format("raise SystemExit")
+    [raised, exited, *later_runs] = runs(sandbox, raising, exiting, *LATER_CODES)
+    assert raised.output.endswith("ZeroDivisionError: division by zero\nTrue\n")
+    assert exited.output == "True\n"
+    assert [run.output for run in later_runs] == LATER_OUTPUTS
+
+
+def test_an_answer_to_another_run_is_skipped(sandbox: Backend) -> None:
+    """A line that code writes into the interpreter's own pipe, here for the run before, is no answer."""
+    forged_line = json.dumps({"number": 0, "output": "forged"})
+    code = f"""
+import os, stat
+for entry in os.listdir('/proc/self/fd'):
+    if int(entry) > 2 and os.path.exists('/proc/self/fd/' + entry):
+        status = os.fstat(int(entry))
+        if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
+            try: os.write(int(entry), {forged_line.encode() + bytes([10])!r})
+            except OSError: pass  # the pipe of requests
+print('done')"""
+    assert [run.output for run in runs(sandbox, code, *LATER_CODES)] == ["done\n", *LATER_OUTPUTS]
 
 
 @pytest.mark.parametrize(
