@@ -262,9 +262,9 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
         ("Prefect", server, "orchestration; PREFECT_API_URL", check_server),
         ("MLflow", tracking_uri(), "the record; MLFLOW_TRACKING_URI", check_tracking),
     ]
-    for name, result, purpose, check in checks:
+    for check_name, result, purpose, check in checks:
         with suppress(ImportError):  # another line names the missing package
-            yield _result_of(name, result, purpose, check)
+            yield _result_of(check_name, result, purpose, check)
 
 
 def _items(pipeline: "Pipeline", *, purpose: str) -> Iterator[_Check]:

@@ -170,6 +170,25 @@ def test_doctor_tells_all_that_is_wrong_not_the_first(here: Path, monkeypatch: p
     assert isinstance(call("doctor", "textcraft-cpy").exception, ConfigError)
 
 
+def test_doctor_counts_what_the_workspace_of_the_pipeline_holds(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_model(here / "models" / "textcraft-base")  # its checkpoints need more than 1 MB
+    usage = shutil.disk_usage(here)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=501_000_000))
+
+    def disk() -> str:
+        [line] = [line for line in call("doctor").stdout.splitlines() if line.split()[1] == "disk"]
+        return line
+
+    assert disk().startswith("missing")
+    checkpoint = here / "runs" / "textcraft-cpu" / "train" / "checkpoint"
+    checkpoint.parent.mkdir(parents=True)
+    with checkpoint.open("wb") as file:
+        file.truncate(100_000_000_000)  # takes no space
+    assert disk().startswith("ok")
+
+
 @pytest.mark.heavy
 def test_doctor_says_what_is_open_to_the_network(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def network() -> str:
