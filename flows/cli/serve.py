@@ -1,5 +1,6 @@
 """The commands that serve something over HTTP until Ctrl-C."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from envs.serve.limits import ServerLimits
 from flows.cli.options import EnvironmentName, Host, MaxBodyBytes, MaxSessions, Port
 from tasks.viewer.links import PORT as VIEWER_PORT
 
+_TOKEN_VARIABLE = "WINGSPAN_TOKEN"
 _ENV_DEFAULTS = ServerLimits()
 _POLICY_DEFAULTS = GatewayLimits()
 
@@ -22,7 +24,8 @@ def serve_env(
     token: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="WINGSPAN_TOKEN", help="Require this token; repeat the option for further users' tokens."
+            help="Require this token; repeat the option for further users' tokens.",
+            show_default=f"that in {_TOKEN_VARIABLE}",
         ),
     ] = None,
     max_sessions: MaxSessions = _ENV_DEFAULTS.max_sessions,
@@ -45,7 +48,8 @@ def serve_env(
     limits = ServerLimits(
         max_sessions=max_sessions, idle_s=idle_s, step_timeout_s=step_timeout_s, max_body_bytes=max_body_bytes
     )
-    tokens = [part for part in token or [] if part]
+    # Typer would split the variable of a list at blanks.
+    tokens = [text for text in token or [os.environ.get(_TOKEN_VARIABLE, "")] if text]
     asyncio.run(serve(get_env(name), host=host, port=port, limits=limits, tokens=tokens, say=typer.echo))
 
 
@@ -68,7 +72,7 @@ def serve_policy(
         typer.Option(min=1, help="Tokens that prompt and answer may have.", show_default="the model's"),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads that sampling may use.")] = 1,
-    token: Annotated[str | None, typer.Option(envvar="WINGSPAN_TOKEN", help="Require this token.")] = None,
+    token: Annotated[str | None, typer.Option(envvar=_TOKEN_VARIABLE, help="Require this token.")] = None,
     max_sessions: MaxSessions = _POLICY_DEFAULTS.max_sessions,
     idle_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a request after which a session is forgotten.")
@@ -166,7 +170,7 @@ def view(
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = VIEWER_PORT,
-    token: Annotated[str | None, typer.Option(envvar="WINGSPAN_TOKEN", help="Require this token.")] = None,
+    token: Annotated[str | None, typer.Option(envvar=_TOKEN_VARIABLE, help="Require this token.")] = None,
 ) -> None:
     """Show runs and their trajectories in a browser, from their files, until Ctrl-C."""
     import asyncio

@@ -310,6 +310,22 @@ def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
     asyncio.run(main())
 
 
+def test_the_token_of_the_environment_is_one_token_and_options_replace_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def opens(server: ServerProcess, token: str) -> bool:
+        return httpx.get(f"{server.url}/metrics", auth=("any", token)).status_code == 200
+
+    monkeypatch.setenv("WINGSPAN_TOKEN", "correct horse")
+    with serve_env("textcraft") as server:
+        assert opens(server, "correct horse")
+        assert not any(opens(server, word) for word in ("correct", "horse"))
+    with serve_env("textcraft", "--token", "one", "--token", "two") as server:
+        assert opens(server, "one")
+        assert opens(server, "two")
+        assert not opens(server, "correct horse")
+
+
 def test_a_taken_port_is_named(textcraft: ServerProcess) -> None:
     port = int(textcraft.url.rpartition(":")[2])
 
