@@ -36,13 +36,16 @@ class Dialect:
     score_key: str = ""
     """What an answer to a step calls the points of the episode so far, where rewards are taken from these:
     AgentGym's own leave out what an episode has at its reset."""
-    success_above: float = 0.0
-    """An episode that ends with more than this share of the points is solved."""
+    success_above: float = 0.995
+    """An episode that ends with more than this share of the points is solved: all of them, but for rounding,
+    unless the environment solves an item with fewer."""
 
 
 _DIALECTS = {
     "textcraft": Dialect(create_body={"commands": None, "goal": None}),
-    "sciworld": Dialect(points=100.0, score_key="score", success_above=0.995),
+    "babyai": Dialect(success_above=0.0),  # minigrid's reward: less for more steps, 0 for a failed mission
+    "miniwob": Dialect(success_above=0.0),  # not AgentGym's; its rewards are -1 to 1
+    "sciworld": Dialect(points=100.0, score_key="score"),
     "alfworld": Dialect(item_key="game", reset_extras={"world_type": "Text"}),
     "searchqa": Dialect(session_key="env_idx", item_key="id", create_body={"id": 0}, opens_at="Question:"),
     "webarena": Dialect(
@@ -53,11 +56,7 @@ _DIALECTS = {
         end_key="terminated",
     ),
     "webshop": Dialect(
-        session_key="env_idx",
-        item_key="session_id",
-        text_key="state",
-        actions_path="/available_actions",
-        success_above=0.995,
+        session_key="env_idx", item_key="session_id", text_key="state", actions_path="/available_actions"
     ),
 }
 ACTIONS = "Available actions: "
@@ -74,5 +73,5 @@ def family_name(env: str) -> str:
 
 
 def dialect_of(env: str) -> Dialect:
-    """The dialect of an environment; for one that AgentGym does not have, the plain one."""
+    """The dialect of an environment; for one without an entry, the plain one."""
     return _DIALECTS.get(family_name(env), Dialect())

@@ -23,7 +23,7 @@ from agents.types import EpisodeLimits, SamplingParams, StopReason, Trajectory
 from envs.base import Environment
 from envs.builtin.textcraft.env import make_item
 from envs.errors import ConfigError, EnvCrashed
-from envs.registry import get_env
+from envs.registry import Split, get_env
 from envs.remote.servers import Servers, WireProtocol, on_servers
 from envs.runtime.manager import EnvManager
 from envs.serve.limits import ServerLimits
@@ -31,7 +31,7 @@ from envs.types import Item, StepResult
 from tests.support.experts import actions_of
 from tests.support.http_server import serving
 from tests.support.serving import ServerProcess, listening, serve_env
-from tests.support.toy import toy_tokenizer
+from tests.support.toy import ToyEnv, toy_spec, toy_tokenizer
 
 PLAYS = itertools.count()
 
@@ -333,6 +333,41 @@ def test_what_no_retry_mends_is_said_in_one_line(protocol: WireProtocol, textcra
     for urls in ([], ["localhost:8000"], ["http://"]):
         with pytest.raises(ConfigError, match="servers: "):
             Servers(urls, protocol=protocol)
+
+
+class EndsAtOnce(ToyEnv):
+    """An episode of one step, whose action is its reward."""
+
+    async def step(self, action: str) -> StepResult:
+        return StepResult("The end.", float(action), terminated=True)
+
+
+@pytest.mark.parametrize(
+    ("env", "reward", "is_success"),
+    [
+        ("toy", 0.01, False),
+        ("toy", 1.0, True),
+        ("textworld:cooking", 0.75, False),
+        ("babyai", 0.1, True),  # minigrid's: less for more steps, 0 for a failed mission
+        ("babyai", 0.0, False),
+        ("miniwob", 0.2, True),  # docs/environments.md: more than 0
+        ("miniwob", -1.0, False),
+    ],
+)
+def test_agentgyms_rewards_tell_success(env: str, reward: float, is_success: bool) -> None:
+    """Its protocol has no word for success: the full reward, where no environment says otherwise."""
+    item = Item(item_id=f"{env}_0", env=env, metadata={"target": 1})
+    spec = toy_spec(EndsAtOnce, name=env, split=lambda seed: Split(train=[item], test=[item]))
+
+    async def main() -> None:
+        async with listening(spec) as url:
+            remote = Servers([url], protocol="agentgym").make()
+            await remote.reset(item)
+            end = await remote.step(str(reward))
+            assert (end.reward, end.terminated, end.success) == (reward, True, is_success)
+            await remote.close()
+
+    asyncio.run(main())
 
 
 def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
