@@ -1,7 +1,8 @@
 """Search results cached in Redis: shared by processes and runs, bounded in size.
 
 A key covers everything that decides the result: the retriever's version (method, corpus, model), `top_k` and
-the query. Without Redis, searches go on uncached: one warning, and Redis is tried again later.
+the query. Results of a retriever without a version are not cached. Without Redis, searches go on uncached:
+one warning, and Redis is tried again later.
 """
 
 import asyncio
@@ -127,13 +128,13 @@ class CachedRetriever:
         self._retriever = retriever
         self._cache = cache
 
-    async def version(self) -> str:
+    async def version(self) -> str | None:
         return await self._retriever.version()
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
-        if self._cache is None:
+        version = None if self._cache is None else await self._retriever.version()
+        if self._cache is None or version is None:
             return await self._retriever.search(queries, top_k=top_k)
-        version = await self._retriever.version()
         keys = [key_of(version, top_k=top_k, query=query) for query in queries]
         results = dict(zip(keys, await self._cache.get(keys), strict=True))
         new = {key: query for key, query in zip(keys, queries, strict=True) if results[key] is None}

@@ -33,14 +33,16 @@ class RemoteRetriever:
         self._url = url.removesuffix("/").removesuffix("/retrieve")
         self._backoff = Backoff(attempts=ATTEMPTS, first_s=pause_s, max_s=MAX_PAUSE_S)
         self._version: str | None = None
+        self._has_asked_version = False
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
-    async def version(self) -> str:
-        """As of `Retriever`; a server without `GET /version` is identified by its URL."""
-        if self._version is None:
+    async def version(self) -> str | None:
+        """As of `Retriever`; None for a server without `GET /version`, such as Search-R1's own."""
+        if not self._has_asked_version:
             answer = await self._ask("GET", "/version", optional=True)
             version = answer.get("version") if isinstance(answer, dict) else None
-            self._version = f"at {self._url}" if version is None else str(version)
+            self._version = None if version is None else str(version)
+            self._has_asked_version = True
         return self._version
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:

@@ -32,8 +32,11 @@ class Passage:
 class Retriever(Protocol):
     """Searches passages. One instance serves all episodes of a process; it never blocks the event loop."""
 
-    async def version(self) -> str:
-        """Identifies everything besides query and `top_k` that decides the results: method, corpus, model."""
+    async def version(self) -> str | None:
+        """Identifies everything besides query and `top_k` that decides the results: method, corpus, model.
+
+        None if it is unknown: then another corpus may give other results at any time.
+        """
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
         """For each query the best passages, best first, at most `top_k`.

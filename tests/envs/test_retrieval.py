@@ -247,7 +247,7 @@ def test_search_r1s_own_server_is_asked_in_its_form_and_again_when_it_fails() ->
         async with serving(app) as url:
             retriever = RemoteRetriever(url, pause_s=0.01)
             assert await retriever.search(["q"], top_k=3) == [[Passage("7", '"T"\ntext', 0.5)]]
-            assert await retriever.version() == f"at {url}"
+            assert await retriever.version() is None
             await retriever.close()
 
     asyncio.run(main())

@@ -11,13 +11,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import pip_install
 from envs.retrieval import redis_server
 from envs.retrieval.cache import CachedRetriever, SearchCache, key_of, shared_cache
 from envs.retrieval.redis_server import EmbeddedServer, Redis, require_program
+from envs.retrieval.remote import RemoteRetriever
 from envs.retrieval.types import Passage
+from tests.support.http_server import serving
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -97,6 +103,34 @@ def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer) -> None
 
 
 @pytest.mark.heavy
+def test_results_of_a_server_that_names_no_version_are_not_cached(server: EmbeddedServer) -> None:
+    """Search-R1's own server has no version: another corpus may be at the same URL tomorrow."""
+    corpus = ["old"]
+    paths: list[str] = []
+
+    async def answer(request: Request) -> Response:
+        paths.append(request.url.path)
+        if request.url.path != "/retrieve":
+            return Response(status_code=404)
+        queries = (await request.json())["queries"]
+        entry = {"document": {"id": "1", "contents": corpus[0]}, "score": 1.0}
+        return JSONResponse({"result": [[entry] for _ in queries]})
+
+    async def main() -> None:
+        cache = SearchCache(server)
+        routes = [Route("/{name}", answer, methods=["GET", "POST"])]
+        async with serving(Starlette(routes=routes)) as url:
+            for text in ("old", "new"):
+                corpus[0] = text
+                retriever = CachedRetriever(RemoteRetriever(url), cache)  # that of another run
+                for _ in range(2):
+                    assert await retriever.search(["q"], top_k=1) == [[Passage("1", text, 1.0)]]
+                await retriever.close()
+
+    asyncio.run(main())
+    assert paths == ["/version", "/retrieve", "/retrieve"] * 2
+
+
 def test_processes_share_one_server_which_the_last_run_leaves_its_results_to(tmp_path: Path) -> None:
     """Three start at once and race for it; a fourth, later, finds what they kept."""
     program_text = (
