@@ -206,14 +206,15 @@ def read_receipt(store: "ResultStore", key: str) -> Receipt | None:
 def take_over(workspace: Path, *, flow_run_id: UUID | None) -> None:
     """Note that `flow_run_id` works in `workspace` from now on.
 
-    A run that was killed there could not set its state: it is marked as crashed. The caller holds the lock of
-    the workspace, so that run is certainly dead.
+    Another run that was killed there could not set its state: it is marked as crashed. The caller holds the
+    lock of the workspace, so that run is certainly dead. A retry of Prefect's has the same id.
     """
     from prefect.client.orchestration import get_client
     from prefect.states import Crashed
 
     file = workspace / RECORD
-    if record := read_json(file):
+    record = read_json(file)
+    if record and record["flow_run_id"] != str(flow_run_id):
         state: State[Any] = Crashed(
             message="The process was killed; another run has taken over its workspace."
         )

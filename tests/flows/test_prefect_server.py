@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from httpx import HTTPStatusError
@@ -25,6 +26,7 @@ from prefect.client.schemas.objects import Artifact
 from prefect.context import refresh_global_settings_context
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.states import Running
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,7 +38,7 @@ from flows.lineage.stages import Receipt, Stage
 from flows.orchestrator.events import COLLAPSE, emit
 from flows.orchestrator.limits import hold_slots, missing_limits
 from flows.orchestrator.page import PrefectPage
-from flows.orchestrator.runs import TemporaryServer
+from flows.orchestrator.runs import TemporaryServer, take_over
 from flows.plan import Plan
 from flows.run import Run
 from tasks.config.pipelines import load_pipeline
@@ -460,6 +462,33 @@ def test_a_run_that_fails_gives_its_slots_back(client: SyncPrefectClient) -> Non
     with pytest.raises(ValueError, match="no such model"):
         hold_in_flow(fail)
     assert active_slots(client, name) == 0
+
+
+def test_a_retry_takes_its_workspace_over_from_itself_and_another_run_from_a_killed_one(
+    client: SyncPrefectClient, workspace: Path
+) -> None:
+    """Prefect retries a flow run under its id, which the workspace already names."""
+    run_ids: list[UUID] = []
+
+    @flow(retries=1, retry_delay_seconds=0)
+    def fails_once() -> None:
+        run_ids.append(UUID(str(flow_run.id)))
+        take_over(workspace, flow_run_id=run_ids[-1])
+        if len(run_ids) == 1:
+            raise WingspanError("the first attempt failed")
+
+    workspace.mkdir(parents=True)
+    fails_once()
+    assert run_ids == [run_ids[0]] * 2
+
+    def states() -> list[str]:
+        return [state.name or "" for state in client.read_flow_run_states(run_ids[0])]
+
+    assert "Crashed" not in states()
+    assert states()[-1] == "Completed"
+    client.set_flow_run_state(run_ids[0], Running(), force=True)  # as if it had been killed
+    in_flow(lambda other_id: take_over(workspace, flow_run_id=UUID(other_id)))
+    assert states()[-1] == "Crashed"
 
 
 def test_more_slots_than_there_are_is_refused(client: SyncPrefectClient) -> None:
