@@ -90,7 +90,7 @@ class BrowserSession:
                     )
                 for url in urls or ("about:blank",):
                     session.page = await context.new_page()
-                    await session.page.goto(url, timeout=NAVIGATION_S * 1000)
+                    await session._load(url)
                 session.page = context.pages[0]
                 await session.page.bring_to_front()
                 await session._settle()
@@ -133,7 +133,7 @@ class BrowserSession:
         try:
             async with self._guard(NAVIGATION_S + ANSWER_S):
                 self.page = tab = await self.context.new_page()
-                await tab.goto(url, timeout=NAVIGATION_S * 1000)
+                await self._load(url)
                 await self._settle()
             yield self
             async with self._guard(ANSWER_S):
@@ -214,6 +214,13 @@ class BrowserSession:
             raise InvalidAction(f"{url[:80]!r} is no page of the sites that can be visited.")
         with _ignore_failed_navigation():  # a download, or a response without content
             await self.page.goto(url, timeout=NAVIGATION_S * 1000)
+
+    async def _load(self, url: str) -> None:
+        """Load a page that the episode or its evaluation needs; an answer of 500 or above is a fault."""
+        response = await self.page.goto(url, timeout=NAVIGATION_S * 1000)
+        if response is not None and response.status >= 500:
+            self._traffic.fault = f"{origin_of(response.url)} answers {response.status}"
+            raise EnvCrashed(self._traffic.fault)
 
     async def _read(self) -> AccessibilityTree:
         cdp = await self._cdp_session(self.page)

@@ -361,3 +361,22 @@ def test_a_page_that_hangs_or_a_site_that_is_gone_is_a_fault(
         await session.close()
 
     play(use)
+
+
+@chromium
+def test_a_site_that_answers_with_a_servers_error_is_a_fault_unless_the_policy_asked(play: Play) -> None:
+    async def use(lease: BrowserLease, shop: Site) -> None:
+        for path in ("/status/500", "/status/503"):
+            with pytest.raises(EnvCrashed, match=f"^{shop.url} answers {path[-3:]}$"):
+                await open_session(lease, shop, "/", path)
+        session = await open_session(lease, shop, "/status/404")
+        assert "Status 404" in await session.observe()
+        assert "Status 503" in await done(session, f"goto [{shop.url}/status/503]")
+        assert session.is_alive
+        with pytest.raises(EnvCrashed, match=f"^{shop.url} answers 502$"):
+            async with session.open_tab(f"{shop.url}/status/502"):
+                pass
+        assert not session.is_alive
+        await session.close()
+
+    play(use)

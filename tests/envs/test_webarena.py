@@ -421,6 +421,14 @@ def test_an_address_and_pages_are_judged() -> None:
 
 
 @chromium
+def test_a_page_that_a_site_cannot_serve_is_not_judged() -> None:
+    content = {"url": "__SHOPPING__/status/503", "locator": "", "required_contents": {"exact_match": "lamp"}}
+    case = task(eval_types=["program_html"], program_html=[content])
+    with site() as shop, pytest.raises(EnvCrashed, match=f"cannot be judged: {shop.url} answers 503"):
+        asyncio.run(play(shop, case, "stop [done]"))
+
+
+@chromium
 def test_a_login_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEBARENA_LOGINS", str(tmp_path))
     monkeypatch.setitem(login.FORMS, "shopping", ("/login", "Email", "Password", "Sign In"))

@@ -83,6 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
             case ["orders"]:
                 orders = "".join(f"<li>{name}</li>" for name in self.site.orders)
                 self._page("Orders", f'<ol id="orders">{orders}</ol>')
+            case ["status", code]:
+                self._send(int(code), f"<title>Status {code}</title>")
             case ["harm", "redirect"]:
                 self._send(302, "", {"Location": f"{self.site.elsewhere}/secret"})
             case ["harm", "page"]:
