@@ -295,7 +295,7 @@ class Run:
             self._page.sync_rounds()
 
     def record(self, report: Receipt) -> dict[str, Any]:
-        """Record the finished run in MLflow and DVC; returns the content of `evaluation.json`.
+        """Record the finished run in DVC and MLflow; returns the content of `evaluation.json`.
 
         Raises `WingspanError` if a record is incomplete; the records do not depend on each other.
         """
@@ -308,8 +308,9 @@ class Run:
         tracker = self._open_tracker()
         for stage in plan.stages.values():
             tracker.tag({f"md5.{name}": md5 for name, md5 in make_receipt(stage).outputs.items()})
-        self._show_result(evaluation, promotion=tracker.finish())
+        # First: a run whose record in MLflow is finished is not recorded again.
         dvc_failure = self._commit(tracker) if plan.is_tracked else None
+        self._show_result(evaluation, promotion=tracker.finish())
         self._closing.close()
         if self._uncommitted:
             names = " ".join(f"{name}@{plan.name}" for name in self._uncommitted)
@@ -331,6 +332,7 @@ class Run:
     def _commit(self, tracker: Tracker) -> WingspanError | None:
         """Commit to DVC the stages whose inputs did not change during the run; returns what went wrong."""
         plan = self.plan
+        tracker.wait()  # DVC moves the files that it reads to its cache and back
         try:
             stages = [name for name, stage in plan.stages.items() if stage_key(stage) == self._keys[name]]
             self._uncommitted = [name for name in plan.stages if name not in stages]

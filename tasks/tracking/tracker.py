@@ -145,8 +145,7 @@ class Tracker:
     def finish(self) -> Promotion | None:
         """Record evaluation, report and traces, and register the policy; the run is finished.
 
-        Returns when their files have been read: DVC, which comes next, moves them to its cache and back. The
-        promotion of the policy, if this call has made it the champion.
+        Returns when that is done: the promotion of the policy, if this call has made it the champion.
         """
         self._later(self._write_all)
         self.wait()

@@ -1,0 +1,64 @@
+"""The record of a finished run, in DVC and MLflow, of a run that was stopped while it wrote it."""
+
+import json
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from flows.display.display import Display
+from flows.lineage.stages import declared_stages, default_workspace, make_receipt
+from flows.plan import Plan
+from flows.run import Run
+from tasks.config.pipelines import load_pipeline, read_yaml
+from tasks.data.hashes import path_md5
+from tasks.tracking.tracker import is_recorded
+from tests.support.dvc_toy import NAME, make_project
+from tests.tasks.test_tracking import runs_of, write_tokenizer
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Of a run all of whose stages have just finished."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    make_project(tmp_path)
+    pipeline, workspace = load_pipeline(NAME), default_workspace(NAME)
+    shutil.copytree(tmp_path / ".git" / "results" / "first", workspace)
+    (workspace / "policy" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    write_tokenizer(workspace / "policy")
+    stages = declared_stages(NAME, pipeline=pipeline, workspace=workspace)
+    return Plan(name=NAME, pipeline=pipeline, workspace=workspace, stages=stages, is_tracked=True)
+
+
+def record(plan: Plan) -> None:
+    """As a run does at its end."""
+    with ExitStack() as closing:
+        display = Display("a run", stages=list(plan.stages), steps={}, steps_per_round=1)
+        run = Run(plan, display=display, closing=closing, page=None, flow_run_id="1")
+        for stage in plan.stages.values():
+            run.key(stage)
+        run.record(make_receipt(plan.stages["report"]))
+
+
+@pytest.mark.heavy
+def test_a_run_that_is_stopped_while_dvc_records_it_is_recorded_by_the_next(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flows.run.commit_to_dvc", stop)
+        with pytest.raises(KeyboardInterrupt):
+            record(plan)
+    record(plan)
+    assert is_recorded(plan.workspace, pipeline=plan.pipeline)
+    lock = read_yaml(Path("dvc.lock"))["stages"]
+    assert lock.keys() == {f"{stage}@{NAME}" for stage in plan.stages}
+    [policy] = [out for out in lock[f"train@{NAME}"]["outs"] if out["path"].endswith("/policy")]
+    assert policy["md5"] == path_md5(plan.workspace / "policy")
+    parent, _ = runs_of(plan.workspace)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["md5.dvc.lock"] == path_md5(Path("dvc.lock"))
