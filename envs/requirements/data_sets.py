@@ -22,7 +22,8 @@ from envs.requirements.detection import pip_install
 
 ROOT_VARIABLE = "WINGSPAN_DATA"
 RECEIPT = ".receipt.json"
-"""In a data set's folder: source, bytes and sha256 of each downloaded file, or the key of what made it."""
+"""In a data set's folder: source, bytes and sha256 of each downloaded file, and bytes and sha256 of the files
+that were unpacked from it; or the key of what made it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,14 @@ server's name of this version (ETag or date), so that a download never resumes w
 import gzip
 import hashlib
 import json
+import os
 import shutil
 import tarfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -53,13 +55,17 @@ def pull(data_set: DataSet, *, progress: DownloadProgress, pause_s: float = PAUS
         _check_disk(absent_files, folder)
         for file in absent_files:
             recorded_sha256 = receipt.get(file.path, {}).get("sha256")
-            receipt[file.path] = _fetch(
+            entry = _fetch(
                 file,
                 folder,
                 sha256=file.sha256 or (recorded_sha256 if isinstance(recorded_sha256, str) else None),
                 progress=progress,
                 pause_s=pause_s,
             )
+            for other_entry in receipt.values():  # an archive may replace files of another
+                for path in entry.get("unpacked", {}):
+                    other_entry.get("unpacked", {}).pop(path, None)
+            receipt[file.path] = entry
             write_json(folder / RECEIPT, {"files": receipt})
     absent_paths = [path for path in data_set.required_paths if not (folder / path).exists()]
     if absent_paths:
@@ -79,15 +85,28 @@ def faults(data_set: DataSet) -> Iterator[str]:
         if entry is None:
             yield f"{path}: not downloaded by wingspan data pull {data_set.name}"
         elif not file.unpack:
-            if not path.is_file():
-                yield f"{path}: is not there"
-            elif path.stat().st_size != entry["bytes"]:
-                yield f"{path}: has {path.stat().st_size} bytes; {entry['bytes']} were downloaded"
-            elif _sha256(path) != entry["sha256"]:
-                yield f"{path}: has other contents than the download"
+            yield from _file_faults(path, entry)
+        elif "unpacked" not in entry:
+            yield (
+                f"{path}: the files in it were not recorded, so they cannot be checked; delete "
+                f"{data_set.folder / RECEIPT} and pull again"
+            )
+        else:
+            for relative, facts in entry["unpacked"].items():
+                yield from _file_faults(data_set.folder / relative, facts)
     for relative in data_set.required_paths:
         if not (data_set.folder / relative).exists():
             yield f"{data_set.folder / relative}: is not there"
+
+
+def _file_faults(path: Path, facts: Mapping[str, Any]) -> Iterator[str]:
+    """`facts`: what the receipt says of the file."""
+    if not path.is_file():
+        yield f"{path}: is not there"
+    elif path.stat().st_size != facts["bytes"]:
+        yield f"{path}: has {path.stat().st_size} bytes; {facts['bytes']} were downloaded"
+    elif _sha256(path) != facts["sha256"]:
+        yield f"{path}: has other contents than the download"
 
 
 def _check_downloadable(data_set: DataSet) -> None:
@@ -96,14 +115,22 @@ def _check_downloadable(data_set: DataSet) -> None:
         raise ConfigError(f"data set {name!r} is made, not downloaded; run: wingspan data make {name}")
 
 
-def _is_here(file: DataFile, data_set: DataSet, receipt: dict[str, dict[str, object]]) -> bool:
+def _is_here(file: DataFile, data_set: DataSet, receipt: Mapping[str, dict[str, Any]]) -> bool:
     entry = receipt.get(file.path)
     if entry is None or entry["url"] != file.url:
         return False
-    if file.unpack:  # of what it held, only the required paths are known
-        return all((data_set.folder / path).exists() for path in data_set.required_paths)
-    path = data_set.folder / file.path
-    return path.is_file() and path.stat().st_size == entry["bytes"]
+    folder = data_set.folder
+    if not file.unpack:
+        return _has_size(folder / file.path, entry)
+    # Those of all archives, which are unpacked in their order: one may replace files of another.
+    unpacked = [item for other in receipt.values() for item in other.get("unpacked", {}).items()]
+    return all((folder / path).exists() for path in data_set.required_paths) and all(
+        _has_size(folder / path, facts) for path, facts in unpacked
+    )
+
+
+def _has_size(path: Path, facts: Mapping[str, Any]) -> bool:
+    return path.is_file() and path.stat().st_size == facts["bytes"]
 
 
 def _check_disk(files: list[DataFile], folder: Path) -> None:
@@ -118,7 +145,7 @@ def _check_disk(files: list[DataFile], folder: Path) -> None:
 
 def _fetch(
     file: DataFile, folder: Path, *, sha256: str | None, progress: DownloadProgress, pause_s: float
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Download, check, unpack; return the file's entry in the receipt."""
     path = folder / file.path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,10 +167,14 @@ def _fetch(
             )
     _version(part).unlink(missing_ok=True)
     part.replace(path)
+    entry: dict[str, Any] = {"url": file.url, "bytes": size, "sha256": digest}
     if file.unpack:
-        _unpack(path, url=file.url)
+        entry["unpacked"] = {
+            os.path.relpath(unpacked, folder): {"bytes": unpacked.stat().st_size, "sha256": _sha256(unpacked)}
+            for unpacked in _unpack(path, url=file.url)
+        }
         path.unlink()
-    return {"url": file.url, "bytes": size, "sha256": digest}
+    return entry
 
 
 def _download(
@@ -199,23 +230,27 @@ def _receive(url: str, part: Path, *, wants_page: bool, progress: Callable[[int,
         raise httpx.RemoteProtocolError(f"the connection ended after {done} of {total} bytes")
 
 
-def _unpack(path: Path, *, url: str) -> None:
-    """Unpack next to `path`; nothing is written outside its folder."""
+def _unpack(path: Path, *, url: str) -> list[Path]:
+    """Unpack next to `path`; return the files. Nothing is written outside its folder."""
+    folder = path.parent
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                archive.extractall(path.parent)
+                paths = [Path(archive.extract(member, folder)) for member in archive.infolist()]
         elif tarfile.is_tarfile(path):
             with tarfile.open(path) as tar:
-                tar.extractall(path.parent, filter="data")
+                tar.extractall(folder, filter="data")
+                paths = [folder / tarfile.data_filter(member, str(folder)).name for member in tar]
         else:
-            with gzip.open(path) as source, path.with_suffix("").open("wb") as target:
+            paths = [path.with_suffix("")]
+            with gzip.open(path) as source, paths[0].open("wb") as target:
                 shutil.copyfileobj(source, target, BLOCK_BYTES)
     except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError) as error:
         path.unlink()
         raise DownloadFailed(
             f"{url} cannot be unpacked ({describe(error)}); the file was deleted, pull again"
         ) from error
+    return [unpacked for unpacked in paths if unpacked.is_file()]
 
 
 def _sha256(path: Path) -> str:

@@ -47,7 +47,7 @@ def make_data(name: DataSetName) -> None:
 
 @data_app.command("check")
 def check_data(name: DataSetName) -> None:
-    """Verify a downloaded data set; exits with status 1 if a file is missing or changed."""
+    """Verify a downloaded data set; exits with status 1 if a file is missing, changed or not recorded."""
     from envs.requirements.downloads import faults
 
     messages = list(faults(DATA_SETS.find(name)))

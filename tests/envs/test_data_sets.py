@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import io
+import json
 import multiprocessing
 import os
 import random
@@ -21,7 +22,7 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError, MissingDependency
-from envs.requirements.data_sets import DATA_SETS, DataFile, DataSet, register_data_set
+from envs.requirements.data_sets import DATA_SETS, RECEIPT, DataFile, DataSet, read_receipt, register_data_set
 from envs.requirements.downloads import DownloadFailed, faults, pull
 from flows.cli.app import app
 from tests.support.http_server import serving_in_thread
@@ -216,6 +217,60 @@ def test_check_finds_what_was_changed(server: Server) -> None:
     assert "other contents" in " ".join(faults(data_set))
     (folder / "big.bin").unlink()
     assert "is not there" in " ".join(faults(data_set))
+
+
+@pytest.mark.parametrize(
+    ("name", "unpacked"), [("a.zip", "in/a.txt"), ("a.tar.gz", "in/a.txt"), ("words.txt.gz", "words.txt")]
+)
+def test_check_finds_what_was_changed_of_an_archive(server: Server, name: str, unpacked: str) -> None:
+    is_gzip = name == "words.txt.gz"
+    server.bodies[name] = gzip.compress(b"A") if is_gzip else make_archive(name.rpartition(".")[2])
+    data_set = a_set(server, name, unpack=True, required_paths=(unpacked,))
+    file = fetch(data_set) / unpacked
+    entry = read_receipt(get_folder())["files"][name]
+    assert entry["unpacked"] == {unpacked: {"bytes": 1, "sha256": hashlib.sha256(b"A").hexdigest()}}
+    assert list(faults(data_set)) == []
+    file.write_text("B")
+    assert list(faults(data_set)) == [f"{file}: has other contents than the download"]
+    file.write_text("damaged")
+    assert list(faults(data_set)) == [f"{file}: has 7 bytes; 1 were downloaded"]
+    assert (fetch(data_set) / unpacked).read_text() == "A"  # as a file that is no archive
+    file.unlink()
+    assert f"{file}: is not there" in list(faults(data_set))
+
+
+def test_a_file_of_two_archives_is_that_of_the_last(server: Server) -> None:
+    for text in ("first", "second"):
+        sink = io.BytesIO()
+        with zipfile.ZipFile(sink, "w") as archive:
+            archive.writestr("both.txt", text)
+            archive.writestr(f"{text}.txt", text)
+        server.bodies[f"{text}.zip"] = sink.getvalue()
+    data_set = a_set(server, "first.zip", "second.zip", unpack=True, required_paths=("both.txt",))
+    folder = fetch(data_set)
+    assert (folder / "both.txt").read_text() == "second"
+    assert list(faults(data_set)) == []
+    fetch(data_set)
+    assert len(server.requests) == 2
+    receipt = (folder / RECEIPT).read_text()
+    (folder / "first.txt").write_text("damaged")
+    fetch(data_set)
+    assert (folder / "both.txt").read_text() == "second"
+    assert (folder / RECEIPT).read_text() == receipt  # of which the keys of stages are made
+
+
+def test_what_was_unpacked_without_a_record_is_named(server: Server) -> None:
+    server.bodies["words.txt.gz"] = gzip.compress(b"words")
+    data_set = a_set(server, "words.txt.gz", unpack=True, required_paths=("words.txt",))
+    receipt = fetch(data_set) / RECEIPT
+    document = json.loads(receipt.read_text())
+    del document["files"]["words.txt.gz"]["unpacked"]  # as of an earlier version
+    receipt.write_text(json.dumps(document))
+    [line] = faults(data_set)
+    assert "words.txt.gz: the files in it were not recorded, so they cannot be checked; delete" in line
+    receipt.unlink()
+    fetch(data_set)
+    assert list(faults(data_set)) == []
 
 
 def test_what_is_missing_names_the_command() -> None:
