@@ -13,8 +13,9 @@ from tests.support.reward_toy import make_reward_input
 from tests.support.waiting import wait_until
 
 
-def value_of(name: str, *texts: str, answer: object) -> RewardResult:
-    return asyncio.run(REWARDS[name].score(make_reward_input(*texts, fields={"answer": answer})))
+def value_of(name: str, *texts: str, answer: object, metrics: dict[str, float] | None = None) -> RewardResult:
+    reward_input = make_reward_input(*texts, fields={"answer": answer}, metrics=metrics)
+    return asyncio.run(REWARDS[name].score(reward_input))
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,10 @@ def test_equal_as_mathematics(text: str, answer: object, equal: bool) -> None:
 
 def test_with_a_tool() -> None:
     assert value_of("math_equal_with_tool", "\\boxed{4}", answer="4").reward == 0.0
-    assert value_of("math_equal_with_tool", "call", "\\boxed{4}", answer="4").reward == 1.0
-    wrong = value_of("math_equal_with_tool", "call", "\\boxed{5}", answer="4")
+    program = {"other_sampling": 0}
+    right = value_of("math_equal_with_tool", "call", "\\boxed{4}", answer="4", metrics=program)
+    assert right.reward == 1.0
+    wrong = value_of("math_equal_with_tool", "call", "\\boxed{5}", answer="4", metrics=program)
     assert (wrong.reward, wrong.success) == (0.1, False)
 
 

@@ -283,7 +283,7 @@ def test_a_shortened_conversation_draws_new_numbers_at_the_same_positions(
 ) -> None:
     """At such a temperature all tokens are equally likely, so that a token tells the number drawn for it."""
     prompt = random_tokens(rng, 24)
-    params = SamplingParams(max_tokens=24, temperature=1e6)
+    params = SamplingParams(max_tokens=24, temperature=1000.0)
     engine = make_engine(llama)
     whole, shortened = (
         complete(engine, {"a": ids}, params=params)["a"].token_ids for ids in (prompt, prompt[8:])
