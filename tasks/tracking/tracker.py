@@ -217,8 +217,7 @@ class Tracker:
         run_id = unfinished_run(self._workspace, pipeline=self._pipeline)
         if run_id is None or not _exists(client, run_id):
             run_id = self._start(client)
-        if not client.get_run(run_id).data.params:  # the run is new, or an earlier start failed
-            log_params(client, run_id, parameters_of(self._pipeline).items())
+        self._write_parameters(client, run_id)
         client.update_run(run_id, status="RUNNING")
         self._system = SystemMonitor(run_id, began_ms=client.get_run(run_id).info.start_time)
         recorded_runs.beat(client, run_id)
@@ -236,6 +235,16 @@ class Tracker:
         run_id: str = run.info.run_id
         _write_record(self._workspace, pipeline=self._pipeline, run=run, is_finished=False)
         return run_id
+
+    def _write_parameters(self, client: "MlflowClient", run_id: str) -> None:
+        """Write the parameters that the run lacks: all, or those that an earlier start did not get to."""
+        recorded_params = client.get_run(run_id).data.params
+        params = parameters_of(self._pipeline)
+        log_params(
+            client,
+            run_id,
+            [(key, value) for key, value in params.items() if metric_key(key) not in recorded_params],
+        )
 
     def _write_tags(self, client: "MlflowClient", run_id: str) -> None:
         from mlflow.entities import RunTag

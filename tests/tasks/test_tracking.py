@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,14 @@ from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from flows.commands.runs import run_rows
 from tasks.config.agent import JudgeBlock
-from tasks.config.parameters import changed_parameters, write_changes
+from tasks.config.parameters import changed_parameters, parameters_of, write_changes
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.watch import WatchSettings
 from tasks.data.trajectories import write_trajectories
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.evaluation.record import read_record
 from tasks.runs.usage import Usage, write_usage
+from tasks.tracking.batches import MAX_PARAMS
 from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
 from tasks.tracking.facts import round_params
 from tasks.tracking.names import step_metric
@@ -616,6 +619,31 @@ def test_a_run_goes_on_while_its_server_is_away_and_is_recorded_later(
     parent, rounds = runs_of(workspace)
     assert (parent.info.status, sorted(rounds)) == ("FINISHED", [1])
     assert [step for step, _ in series(parent, "rollout/success")] == [1, 2]
+
+
+@pytest.mark.heavy
+def test_parameters_that_a_failure_interrupts_are_completed(
+    store: Path, workspace: Path, pipeline: Pipeline
+) -> None:
+    connect()  # the database has its tables
+    with closing(sqlite3.connect(store / "mlflow.db")) as database, database:
+        database.execute(
+            f"CREATE TRIGGER full BEFORE INSERT ON params WHEN (SELECT count(*) FROM params"
+            f" WHERE run_uuid = NEW.run_uuid) >= {MAX_PARAMS} BEGIN SELECT RAISE(ABORT, 'full'); END"
+        )
+    with (
+        pytest.raises(WingspanError, match="incomplete"),
+        Tracker("full", pipeline=pipeline, workspace=workspace) as tracker,
+    ):
+        tracker.wait()
+    with closing(sqlite3.connect(store / "mlflow.db")) as database, database:
+        database.execute("DROP TRIGGER full")
+    assert len(runs_of(workspace)[0].data.params) == MAX_PARAMS
+    with Tracker("full", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.wait()
+    recorded_params = runs_of(workspace)[0].data.params
+    assert recorded_params["horizon.max_turns"] == str(pipeline.horizon.max_turns)
+    assert len(recorded_params) == len(parameters_of(pipeline)) > MAX_PARAMS
 
 
 def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
