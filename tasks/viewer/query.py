@@ -17,7 +17,6 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from envs.errors import ConfigError, suggest
 from tasks.runs.lines import TOOL_CALLS
@@ -160,7 +159,11 @@ def _compile(condition: Condition, connection: sqlite3.Connection) -> Where:
 
 
 def _any(values: Sequence[str], compile_value: Callable[[str], Where]) -> Where:
-    wheres = [compile_value(value) for value in values]
+    return _join([compile_value(value) for value in values])
+
+
+def _join(wheres: Sequence[Where]) -> Where:
+    """That one of `wheres` holds."""
     return Where(
         "(" + " OR ".join(where.sql for where in wheres) + ")",
         tuple(value for where in wheres for value in where.values),
@@ -178,12 +181,11 @@ def _number(column: str, condition: Condition, value: str) -> Where:
 
 def _range(condition: Condition, value: str) -> tuple[float | None, float | None]:
     first, dots, last = value.partition("..")
-    try:
+    low: float | None = None
+    high: float | None = None
+    with suppress(ValueError):
         low, high = (float(end) if end else None for end in (first, last))
-    except ValueError:
-        low = high = None
-        first = ""
-    if (not first and not last) or (dots and condition.op != ":"):
+    if (low is None and high is None) or (dots and condition.op != ":"):
         example = f"{condition.key}:3, {condition.key}:3..8 or {condition.key}>3"
         raise InvalidQuery(f"{condition.key}{condition.op}{value} needs a number; write e.g. {example}")
     return low, high
@@ -254,30 +256,26 @@ def _fact(condition: Condition, names: Mapping[str, Sequence[str]]) -> Where:
     }[kinds[0]]
 
     def compile_value(value: str) -> Where:
-        test = _fact_value(condition, value)
+        test = _fact_value(condition, value, is_number=kinds[0] == "metric")
         return _among(column, table, field, f"e.key = ? AND {test.sql}", (name, *test.values))
 
     return _any(condition.values, compile_value)
 
 
-def _fact_value(condition: Condition, value: str) -> Where:
-    if condition.op != ":" or (".." in value and _is_range(condition, value)):
-        test = _number("e.value", condition, value)
-        return Where(f"(e.type IN ('integer', 'real') AND {test.sql})", test.values)
-    alternatives: list[tuple[str, Any]] = [("(e.type = 'text' AND e.value = ? COLLATE NOCASE)", value)]
-    if value in ("true", "false"):
-        alternatives.append(("e.type = ?", value))
-    with suppress(ValueError):
-        alternatives.append(("(e.type IN ('integer', 'real') AND e.value = ?)", float(value)))
-    return Where(f"({' OR '.join(sql for sql, _ in alternatives)})", tuple(x for _, x in alternatives))
-
-
-def _is_range(condition: Condition, value: str) -> bool:
+def _fact_value(condition: Condition, value: str, *, is_number: bool) -> Where:
+    """`is_number`: the values are numbers; else a value that is no number is a text, also one with dots."""
+    alternatives = list[Where]()
+    if condition.op == ":" and not is_number:
+        alternatives.append(Where("(e.type = 'text' AND e.value = ? COLLATE NOCASE)", (value,)))
+        if value in ("true", "false"):
+            alternatives.append(Where("e.type = ?", (value,)))
     try:
-        _range(condition, value)
+        test = _number("e.value", condition, value)
+        alternatives.append(Where(f"(e.type IN ('integer', 'real') AND {test.sql})", test.values))
     except InvalidQuery:
-        return False
-    return True
+        if not alternatives:
+            raise
+    return _join(alternatives)
 
 
 def _among(column: str, table: str, field: str, test: str, values: tuple[object, ...]) -> Where:

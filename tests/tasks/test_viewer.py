@@ -48,7 +48,12 @@ def random_trajectory(rng: random.Random) -> Trajectory:
     item = Item(
         item_id=f"toy_{number}",
         env=("textcraft", "rooms")[number % 2],
-        metadata={"depth": number % 3, "kind": ("wood", "red dye")[number % 2], "hard": number > 3},
+        metadata={
+            "depth": number % 3,
+            "kind": ("wood", "red dye")[number % 2],
+            "hard": number > 3,
+            "path": ("../src", "3..8")[number % 2],
+        },
     )
     success = rng.random() < 0.4
     trajectory = make_trajectory(item, success=success, turns=rng.randrange(1, 5), version=rng.randrange(4))
@@ -152,6 +157,8 @@ CASES: Mapping[str, Callable[[Line], bool]] = {
     "depth:1": lambda line: line["item"]["metadata"]["depth"] == 1,
     "depth>0 -depth:2": lambda line: line["item"]["metadata"]["depth"] == 1,
     'kind:"red dye"': lambda line: line["item"]["metadata"]["kind"] == "red dye",
+    "path:../src": lambda line: line["item"]["metadata"]["path"] == "../src",
+    "path:3..8": lambda line: line["item"]["metadata"]["path"] == "3..8",
     "hard:true": lambda line: line["item"]["metadata"]["hard"],
     "policy:after": lambda line: line["labels"].get("policy") == "after",
     "-policy:after,before": lambda line: not line["labels"],
@@ -266,6 +273,11 @@ def test_groups_are_the_samples_of_an_item_in_a_file(run_index: tuple[Path, RunI
         ("depht:1", ["depht", "did you mean 'depth'"]),
         ("turns:many", ["turns:many", "needs a number"]),
         ("turns>1..2", ["needs a number"]),
+        ("turns:3..x", ["turns:3..x needs a number"]),
+        ("reward:abc..5", ["needs a number"]),
+        ("turns:3..8..9", ["needs a number"]),
+        ("version:1..x", ["needs a number"]),
+        ("score:0..x", ["needs a number"]),
         ("success:maybe", ["neither true nor false"]),
         ("stop>3", ["'stop' has no order"]),
         ('"open', ["not closed"]),
