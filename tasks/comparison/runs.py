@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from envs.errors import ConfigError
 from envs.types import Item
 from tasks.comparison.sides import GREEDY, SUCCESS, Side, Source, check_same_items
 from tasks.data.items import describe_turns
-from tasks.evaluation.outcomes import EVALUATION_TRAJECTORIES, OUTCOMES, Samples, compare_samples, item_means
+from tasks.evaluation.outcomes import EVALUATION_TRAJECTORIES, OUTCOMES, Samples, compare_samples, success_of
 from tasks.reporting.paired import PairedTest
 from tasks.reporting.results import (
     POLICIES,
@@ -80,9 +79,9 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
     _check_finished(folder, results)
     parameters = read_parameters(folder)
     samples = [results.outcomes[policy]["sampled"] for policy in POLICIES]
-    before, after = (fmean(item_means(of_policy).values()) for of_policy in samples)
+    before, after = map(success_of, samples)
     gain = compare_samples(*samples)
-    if gain is None:
+    if before is None or after is None or gain is None:
         raise ConfigError(f"{folder}: no item has outcomes before and after training; evaluate it again")
     totals = _totals(results)
     num_steps = len(results.steps)
@@ -257,7 +256,7 @@ def _check_finished(folder: Path, results: Results) -> None:
         )
     for policy in POLICIES:
         for mode in MEASURES.values():
-            if not item_means(results.outcomes.get(policy, {}).get(mode, {})):
+            if results.rate(policy, mode) is None:
                 raise ConfigError(
                     f"{folder} has no {mode} episode of the policy {policy} training that counts, in "
                     f"{OUTCOMES}; evaluate it again"

@@ -106,8 +106,8 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if not valid:
         return summary
     return summary | {
+        **success_rates([(t.item, t.success) for t in valid]),
         **_means(valid),
-        **_by_metadata(valid),
         **_by_env(valid),
         **_episode_metrics(valid),
         "tokens": (tokens := sum(sampled_tokens(t) for t in valid)),
@@ -145,7 +145,6 @@ def repetition(trajectories: Iterable[Trajectory]) -> float | None:
 def _means(trajectories: Sequence[Trajectory], *, suffix: str = "") -> dict[str, float]:
     return {
         f"reward{suffix}": fmean(t.reward for t in trajectories),
-        f"success{suffix}": fmean(t.success for t in trajectories),
         f"turns{suffix}": fmean(len(t.turns) for t in trajectories),
     }
 
@@ -159,12 +158,27 @@ def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {name: fmean(values) for name, values in sorted(grouped_values.items())}
 
 
-def _by_metadata(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    grouped_values: dict[str, dict[Any, list[bool]]] = {}
-    for trajectory in trajectories:
-        for key, value in trajectory.item.metadata.items():
+def success_rates(successes: Sequence[tuple[Item, float]]) -> dict[str, float]:
+    """The means of `successes`, those of episodes or of items: the keys of `summarise` that begin with
+    `success`; none if there are no values."""
+    if not successes:
+        return {}
+    envs: dict[str, list[float]] = {}
+    for item, success in successes:
+        envs.setdefault(item.env, []).append(success)
+    return {
+        "success": fmean(success for _, success in successes),
+        **_by_metadata(successes),
+        **({f"success_env_{env}": fmean(values) for env, values in envs.items()} if len(envs) > 1 else {}),
+    }
+
+
+def _by_metadata(successes: Sequence[tuple[Item, float]]) -> dict[str, float]:
+    grouped_values: dict[str, dict[Any, list[float]]] = {}
+    for item, success in successes:
+        for key, value in item.metadata.items():
             if isinstance(value, str | int | float):
-                grouped_values.setdefault(key, {}).setdefault(value, []).append(trajectory.success)
+                grouped_values.setdefault(key, {}).setdefault(value, []).append(success)
     return {
         f"success_{key}_{value}": fmean(groups[value])
         for key, groups in sorted(grouped_values.items())

@@ -7,10 +7,11 @@ from typing import Any
 
 from agents.types import Trajectory
 from envs.files import read_json
+from tasks.data.trajectories import success_rates, summarise
 from tasks.reporting.paired import PairedTest, paired_test
 
 EVALUATION = "evaluation.json"
-"""In the workspace: policy → mode → summary, as `tasks.data.trajectories.summarise` makes it."""
+"""In the workspace: policy → mode → summary, as `summarise_groups` makes it."""
 OUTCOMES = "evaluation_outcomes.json"
 """In the workspace: policy → mode → item → whether each of its samples succeeded."""
 EVALUATION_TRAJECTORIES = "evaluation_trajectories.jsonl"
@@ -22,6 +23,15 @@ Samples = Mapping[str, Sequence[float]]
 def successes_of(groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[bool]]:
     """The outcomes of `groups`, one of each item; failed episodes are left out, as in success rates."""
     return {group[0].item.item_id: [t.success for t in group if not t.has_failed] for group in groups}
+
+
+def summarise_groups(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
+    """`summarise` of the episodes of `groups`, one of each item, but success rates are means over items."""
+    means = item_means(successes_of(groups))
+    items = [group[0].item for group in groups]
+    return summarise([trajectory for group in groups for trajectory in group]) | success_rates(
+        [(item, means[item.item_id]) for item in items if item.item_id in means]
+    )
 
 
 def read_evaluation(workspace: Path) -> dict[str, Any]:
@@ -37,6 +47,12 @@ def read_outcomes(file: Path) -> dict[str, dict[str, dict[str, list[bool]]]]:
 def item_means(samples: Samples) -> dict[str, float]:
     """The mean of each item that has samples."""
     return {item: fmean(values) for item, values in samples.items() if values}
+
+
+def success_of(samples: Samples) -> float | None:
+    """The success rate: the mean over the items that have samples; None if none has."""
+    means = item_means(samples)
+    return fmean(means.values()) if means else None
 
 
 def compare_samples(first: Samples, second: Samples) -> PairedTest | None:

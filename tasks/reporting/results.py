@@ -26,6 +26,7 @@ from tasks.evaluation.outcomes import (
     item_means,
     read_evaluation,
     read_outcomes,
+    success_of,
 )
 from tasks.reporting.intervals import mean_interval
 from tasks.reporting.paired import PairedTest
@@ -77,7 +78,7 @@ class Results:
 
     def rate(self, policy: str, mode: str) -> float | None:
         """Success on the test split; None where it was not evaluated or no episode counted."""
-        return self.evaluation.get(policy, {}).get(mode, {}).get("success")
+        return success_of(self.outcomes.get(policy, {}).get(mode, {}))
 
     def sampled(self, policy: str) -> dict[str, tuple[int, Trajectory]]:
         """The recorded sampled trajectories of one policy, by item id, each with its line in
@@ -96,9 +97,9 @@ class Group:
     value: Any
     items: int
     rates: Mapping[tuple[str, str], float | None]
-    """By policy and mode."""
+    """By policy and mode, over items."""
     intervals: Mapping[tuple[str, str], tuple[float, float]]
-    """Of these rates, over items."""
+    """Of these rates."""
     gain: PairedTest | None
     """Of the sampled episodes after training against those before; None if no item has both."""
 
@@ -206,31 +207,25 @@ def phases(results: Results) -> dict[str, list[float]]:
 
 
 def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
-    summaries = {
-        (policy, mode): results.evaluation.get(policy, {}).get(mode, {})
+    outcomes = {
+        (policy, mode): results.outcomes.get(policy, {}).get(mode, {})
         for policy in POLICIES
         for mode in MODES
     }
-    means = {
-        (policy, mode): item_means(results.outcomes.get(policy, {}).get(mode, {}))
-        for policy, mode in summaries
-    }
-    sampled_outcomes = [results.outcomes.get(policy, {}).get("sampled", {}) for policy in POLICIES]
     groups = []
     for value in values:
         items = [item.item_id for item in results.items() if item.metadata.get(key) == value]
+        samples = {pair: {item: of_all.get(item, ()) for item in items} for pair, of_all in outcomes.items()}
         groups.append(
             Group(
                 value=value,
                 items=len(items),
-                rates={pair: summary.get(f"success_{key}_{value}") for pair, summary in summaries.items()},
+                rates={pair: success_of(of_group) for pair, of_group in samples.items()},
                 intervals={
-                    pair: mean_interval([rates[item] for item in items if item in rates])
-                    for pair, rates in means.items()
+                    pair: mean_interval([*item_means(of_group).values()])
+                    for pair, of_group in samples.items()
                 },
-                gain=compare_samples(
-                    *({item: samples.get(item, ()) for item in items} for samples in sampled_outcomes)
-                ),
+                gain=compare_samples(*(samples[policy, "sampled"] for policy in POLICIES)),
             )
         )
     return Grouping(key=key, groups=groups)

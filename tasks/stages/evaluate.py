@@ -27,8 +27,14 @@ from envs.files import write_json
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_turns, read_items
-from tasks.data.trajectories import summarise, write_trajectories
-from tasks.evaluation.outcomes import EVALUATION, EVALUATION_TRAJECTORIES, OUTCOMES, successes_of
+from tasks.data.trajectories import write_trajectories
+from tasks.evaluation.outcomes import (
+    EVALUATION,
+    EVALUATION_TRAJECTORIES,
+    OUTCOMES,
+    successes_of,
+    summarise_groups,
+)
 from tasks.evaluation.pass_at_k import pass_rates
 from tasks.progress import SILENT, Progress, call_every
 from tasks.rollout.policy import open_policy
@@ -49,7 +55,7 @@ _WAIT_S = 0.05
 def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:
     """Write `evaluation.json`, `evaluation_outcomes.json` and `evaluation_trajectories.jsonl`.
 
-    The first holds `{"before" | "after": {"sampled" | "greedy": <tasks.data.trajectories.summarise>}}`,
+    The first holds `{"before" | "after": {"sampled" | "greedy": <summarise_groups, pass_rates>}}`,
     with pass@k and pass^k of the sampled episodes as `pass_at_<k>` and `pass_hat_<k>`; the second, instead
     of a summary, `{<item>: [<success of each sample>]}`. The third holds the first trajectory of every
     item, policy and mode, which its `labels` name. Policy versions are training steps: 0 before, those of
@@ -215,7 +221,7 @@ def _evaluate_policy(
             num_samples = settings.samples_per_item if mode == "sampled" else 1
             spec = RolloutSpec(name=mode, max_turns=turns, num_samples=num_samples, temperature=temperature)
             groups = run(items, spec)
-            results.summaries[mode] = summarise([t for group in groups for t in group]) | pass_rates(groups)
+            results.summaries[mode] = summarise_groups(groups) | pass_rates(groups)
             results.successes[mode] = successes_of(groups)
             results.examples.extend(
                 _label(group[0], policy=policy.name, mode=mode, version=policy.version) for group in groups

@@ -49,7 +49,7 @@ from tasks.viewer import links
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A success rate before and after training, on the test split."""
+    """A success rate before and after training, on the test split: means over items."""
 
     before: float
     after: float
@@ -60,8 +60,8 @@ class Change:
 
     @property
     def gain(self) -> float:
-        """After minus before."""
-        return self.after - self.before
+        """After minus before, of the items that have samples in both: that of `test`."""
+        return self.test.mean
 
 
 def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> Path:

@@ -15,7 +15,7 @@ from envs.types import Item
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import write_items
 from tasks.data.trajectories import summarise, write_trajectories
-from tasks.evaluation.outcomes import OUTCOMES, successes_of
+from tasks.evaluation.outcomes import OUTCOMES, successes_of, summarise_groups
 from tasks.runs.usage import Usage, write_usage
 from tasks.stages.rounds import RoundResult
 from tasks.verl.rewinds import Rewind, write_rewind
@@ -146,7 +146,7 @@ def write_evaluation(
                 [make_trajectory(item, success=bool(ok), version=version, action=action) for ok in row]
                 for item, row in zip(items, table, strict=True)
             ]
-            summaries[policy][mode] = summarise([t for group in groups for t in group])
+            summaries[policy][mode] = summarise_groups(groups)
             item_outcomes[policy][mode] = successes_of(groups)
             samples += [replace(group[0], labels={"policy": policy, "mode": mode}) for group in groups]
     write_trajectories(workspace / "evaluation_trajectories.jsonl", samples)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.horizon import Horizon
+from tasks.comparison.runs import read_run
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.reporting.chart_style import PARTS
 from tasks.reporting.charts import smooth, smoothing_window, success_over_steps, tick_label
@@ -180,6 +181,38 @@ def test_the_main_figures_are_a_flat_file(workspace: Path) -> None:
         "steps": 4,
         "minutes": pytest.approx(4 * 4.0 / 60, abs=1e-6),
     }
+
+
+@pytest.fixture
+def uneven_workspace(tmp_path: Path) -> Path:
+    """Of toy_1, which no policy solves, more episodes failed before training than after it."""
+    successes = {
+        "before": [(1, 1, 1, 1), (0,), (0, 0), (0, 0)],
+        "after": [(1, 1, 1, 1), (0, 0, 0, 0), (0, 0), (0, 0)],
+    }
+    workspace = tmp_path / "uneven"
+    write_workspace(workspace, successes=successes)
+    report(toy_pipeline(), workspace)
+    return workspace
+
+
+def test_no_gain_contradicts_its_interval_where_episodes_failed(uneven_workspace: Path) -> None:
+    metrics = json.loads((uneven_workspace / "metrics.json").read_text())
+    assert (metrics["success_before"], metrics["success"], metrics["gain"]) == (0.25, 0.25, 0.0)
+    assert (metrics["gain_low"], metrics["gain_high"]) == (0.0, 0.0)
+    run = read_run(uneven_workspace)
+    assert (run.before, run.after, run.gain.mean) == (0.25, 0.25, 0.0)
+    page = Page(uneven_workspace / "report" / "index.html")
+    (row,) = [row for row in page.rows("1") if row[1] == "2"]
+    assert row[2:5] == ["50.0%", "50.0%", "0.0"]
+
+
+def test_the_recorded_evaluation_has_the_same_rates(uneven_workspace: Path) -> None:
+    evaluation = json.loads((uneven_workspace / "evaluation.json").read_text())
+    for policy, episodes in (("before", 9), ("after", 12)):
+        summary = evaluation[policy]["sampled"]
+        assert summary["episodes"] == episodes
+        assert [summary[f"success{key}"] for key in ("", "_depth_1", "_depth_2")] == [0.25, 0.5, 0.0]
 
 
 def test_the_table_by_depth_is_of_every_sample(page: Page) -> None:
