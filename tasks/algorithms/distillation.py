@@ -39,7 +39,8 @@ TeacherSource = Annotated[Path | TeacherEndpoint, BeforeValidator(_parse_teacher
 
 class Distillation(OnlineAlgorithm):
     """log π_teacher − log π at each sampled token, with no credit for later ones: the gradient is that of the
-    reverse KL divergence of the policy from the teacher, in the contexts that the policy has sampled.
+    reverse KL divergence of the policy from the teacher, in the contexts that the policy has sampled. π is
+    that of `old_log_probs`: the policy that sampled, or with `train.rollout_correction` the trainer's.
 
     Lu and Thinking Machines Lab 2025 (thinkingmachines.ai/blog/on-policy-distillation); Agarwal et al. 2023
     (GKD, arXiv 2306.13649) with the reverse KL and no data but the policy's. verl: `distillation` with
@@ -50,7 +51,7 @@ class Distillation(OnlineAlgorithm):
     skips_equal_groups = False
 
     aggregation: Aggregation = "token-mean"
-    """The mean over the tokens is the metric `distill/kl`."""
+    """As the metric `distill/kl` is a mean over the tokens."""
     reward_weight: Annotated[float, Field(ge=0)] = 0.0
     """Of GRPO's advantage, which is added; 0 learns from the teacher alone."""
 

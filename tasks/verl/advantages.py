@@ -109,9 +109,9 @@ def estimate_advantages(
 ) -> StepEstimate:
     """Estimate the advantages of a step's rows.
 
-    `rows` have `old_log_probs`, and where they apply `ref_log_prob`, `values` and `sum_pi_squared`;
-    `trajectories`: theirs, in that order; `greedy_rewards`: by uid of the group; `teacher_scores`: by key of
-    the trajectory, as `Teacher.score` gives them.
+    `rows` have `old_log_probs`, and where they apply `rollout_log_probs` (with a teacher), `ref_log_prob`,
+    `values` and `sum_pi_squared`; `trajectories`: theirs, in that order; `greedy_rewards`: by uid of the
+    group; `teacher_scores`: by key of the trajectory, as `Teacher.score` gives them.
     """
     algorithm = train.online_algorithm
     uids = list(map(parent_key, trajectories))
@@ -130,7 +130,7 @@ def estimate_advantages(
     teacher_log_probs = None
     if teacher_scores is not None:
         teacher_log_probs, distill_metrics = _teacher_log_probs(
-            [teacher_scores.get(key) for key in trajectories], old_log_probs, rows.mask
+            [teacher_scores.get(key) for key in trajectories], rows, old_log_probs=old_log_probs
         )
         metrics |= distill_metrics
     values = rows.join("values") if isinstance(algorithm, ActorCritic) else None
@@ -160,9 +160,10 @@ def estimate_advantages(
 
 
 def _teacher_log_probs(
-    scores: Sequence[Sequence[float] | None], old_log_probs: torch.Tensor, mask: torch.Tensor
+    scores: Sequence[Sequence[float] | None], rows: JoinedRows, *, old_log_probs: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """[C, T], `old_log_probs` where there are no `scores` ([C], [tokens] each); and metrics."""
+    mask = rows.mask
     log_probs, is_scored = old_log_probs.clone(), torch.zeros_like(mask)
     for row, values in enumerate(scores):
         if values is not None:
@@ -170,7 +171,9 @@ def _teacher_log_probs(
             is_scored[row] = mask[row]
     metrics = {"distill/scored": float(is_scored.any(1).float().mean())}
     if is_scored.any():
-        metrics["distill/kl"] = float((old_log_probs - log_probs)[is_scored].double().mean())
+        # A mean over samples estimates the KL of the policy that drew them, which may not be the trainer's.
+        log_ratios = rows.join("rollout_log_probs") - log_probs
+        metrics["distill/kl"] = float(log_ratios[is_scored].double().mean())
         metrics["distill/teacher_log_prob"] = float(log_probs[is_scored].double().mean())
     return log_probs, metrics
 
