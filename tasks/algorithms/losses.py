@@ -43,14 +43,16 @@ class Tokens:
     def conversation_mean(self, values: "Tensor") -> "Tensor":
         """[B, 1]: the mean of `values` [B, R] over all sampled tokens of the row's conversation.
 
-        Raises `WingspanError` if a conversation's rows are not all in this micro-batch.
+        0 for a conversation without a sampled token here, which a row of verl's padding may name. Raises
+        `WingspanError` if only some of a conversation's tokens are in this micro-batch.
         """
         _, inverse = self.conversation.unique(return_inverse=True)
 
         def per_conversation(rows: "Tensor") -> "Tensor":
             return rows.new_zeros(int(inverse.max()) + 1).index_add(0, inverse, rows)[inverse]
 
-        if not per_conversation(self.mask.sum(1)).equal(self.conversation_tokens):
+        num_tokens = per_conversation(self.mask.sum(1))
+        if not ((num_tokens == self.conversation_tokens) | (num_tokens == 0)).all():
             raise WingspanError(
                 "a micro-batch has only a part of a conversation's segments, and this loss needs the whole; "
                 "use a loss of single tokens, or agent.context.when_full: stop"

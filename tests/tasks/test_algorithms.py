@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 
 from tasks.algorithms.conversations import Conversations, discounted_returns, gae, rewards_of  # noqa: E402
 from tasks.algorithms.losses import PolicyLoss, Tokens, Vanilla  # noqa: E402
+from tasks.verl.rows import fields_of, rows_of, tag_of  # noqa: E402
 
 GROUPS = (
     # tokens and reward of each turn
@@ -298,6 +299,30 @@ def test_a_ratio_of_sequences_is_one_of_whole_conversations(name: str) -> None:
     only_first = {key: value[:2] for key, value in cut.items()}
     with pytest.raises(WingspanError, match="only a part of a conversation's segments"):
         loss_of(name).per_token(tokens(only_first, conversation=[0, 1], lengths=[7, 5]))
+
+
+@pytest.mark.parametrize("name", ["gspo", "geo_mean"])
+def test_a_padding_row_of_verls_changes_no_ratio_of_sequences(verl: ModuleType, name: str) -> None:
+    """It copies the numbers of the step's first row, and may be in a micro-batch without that row."""
+    from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+
+    group = [conversation(((count, 1.0),), group=0, sample_index=i) for i, count in enumerate((7, 5, 6))]
+    rows = rows_of("uid", group)
+    fields = fields_of(rows)
+    padding, _ = construct_minimal_padding_template(fields[0], tag_of(rows[0], step=1), 0)
+    assert not padding["response_mask"].any()
+    inputs = loss_inputs()
+    whole = loss_of(name).per_token(tokens(inputs)).losses
+    for first in (0, 1):  # with the row that is copied, and without
+        padded_inputs = {key: torch.cat([x[first:], torch.zeros_like(x[:1])]) for key, x in inputs.items()}
+        padded = tokens(
+            padded_inputs,
+            conversation=[*fields["conversation"][first:].tolist(), int(padding["conversation"])],
+            lengths=[*fields["conversation_tokens"][first:].tolist(), int(padding["conversation_tokens"])],
+        )
+        losses = loss_of(name).per_token(padded).losses
+        torch.testing.assert_close(losses[:-1], whole[first:])
+        assert losses.isfinite().all()
 
 
 def test_gspo_and_geo_mean_by_hand() -> None:
