@@ -19,7 +19,7 @@ from tasks.config.curriculum import Pool
 from tasks.config.data import DataSettings
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import horizons
-from tasks.data.trajectories import is_informative, sampled_tokens
+from tasks.data.trajectories import is_informative, sampled_tokens, summarise
 from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec, make_training_spec
 
@@ -65,6 +65,21 @@ class StepSample:
             for turn in trajectory.turns
         ]
         return sum(lag * tokens for lag, tokens in lags) / max(1, sum(tokens for _, tokens in lags))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What a step's record has of them (`StepRecord.metrics`): `summarise` of `groups` and more."""
+        episodes = [t for group in self.groups for t in group]
+        logprobs = [x for t in episodes for turn in t.turns for x in turn.completion.logprobs]
+        return summarise(episodes) | {
+            "replaced_groups": self.num_replaced,
+            **{f"items_{pool}": count for pool, count in self.pools.items()},
+            "staleness": self.staleness,
+            **({"entropy": -sum(logprobs) / len(logprobs)} if logprobs else {}),
+            "tokens_per_s": sum(map(sampled_tokens, episodes)) / self.seconds,
+            "temperature": self.spec.temperature,
+            "seconds_rollout": self.seconds,
+        }
 
     @property
     def num_played(self) -> int:

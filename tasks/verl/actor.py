@@ -22,7 +22,7 @@ from envs.types import Item
 from tasks.algorithms.algorithm import ActorCritic
 from tasks.cluster.placement import Placement
 from tasks.config.pipelines import Pipeline
-from tasks.data.trajectories import read_trajectories, sampled_tokens, summarise, write_trajectories
+from tasks.data.trajectories import read_trajectories, write_trajectories
 from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import checkpoints
@@ -80,23 +80,23 @@ class StepRecord:
     """`summarise`'s keys; `informative_groups` (share), `replaced_groups` (by dynamic sampling),
     `items_<pool>` (drawn from each pool of the curriculum), `trained` (episodes), `staleness` (of the policy
     that sampled, in steps), `entropy` (mean negative log-prob of the sampled tokens: unbiased, at the
-    training temperature), `loss`, `grad_norm`, `kl` (to the policy that sampled), `kl_reference`,
-    `observation_loss` (nats per token of the environment), `clip_fraction`, `lr`; `tokens_per_s` of the
-    rollout; `horizon` (the longest; where parts have their own, also `horizon_<part>`), `temperature`,
-    `policy_version`; `seconds` and `seconds_<phase>`; `idle_cores` (the share of the machine's core-seconds
-    in which a core was idle), `mfu` (the share of the FLOPs that the machine could have done during the
-    update that were needed for it; on GPUs verl's estimate). With a critic: `value_loss`,
-    `value_clip_fraction`, `value_mean` and `explained_variance` (the share of the returns' variance that
-    the values before the update explain), `critic_grad_norm`, `critic_lr`. With a teacher: `distill/kl`
-    (the estimate of the KL of the policy that sampled from the teacher, nats per token),
-    `distill/teacher_log_prob` (mean over the same tokens) and `distill/scored` (the share of the trained
-    conversations that these are of). With vLLM or `train.rollout_correction`, where the trainer computes
-    the log-probs of what was sampled once more, over the tokens that are trained on:
+    training temperature; none without a token), `loss`, `grad_norm`, `kl` (to the policy that sampled),
+    `kl_reference`, `observation_loss` (nats per token of the environment), `clip_fraction`, `lr`;
+    `tokens_per_s` of the rollout; `horizon` (the longest; where parts have their own, also
+    `horizon_<part>`), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`; `idle_cores` (the
+    share of the machine's core-seconds in which a core was idle), `mfu` (the share of the FLOPs that the
+    machine could have done during the update that were needed for it; on GPUs verl's estimate). With a
+    critic: `value_loss`, `value_clip_fraction`, `value_mean` and `explained_variance` (the share of the
+    returns' variance that the values before the update explain), `critic_grad_norm`, `critic_lr`. With a
+    teacher: `distill/kl` (the estimate of the KL of the policy that sampled from the teacher, nats per
+    token), `distill/teacher_log_prob` (mean over the same tokens) and `distill/scored` (the share of the
+    trained conversations that these are of). With vLLM or `train.rollout_correction`, where the trainer
+    computes the log-probs of what was sampled once more, over the tokens that are trained on:
     `rollout_probs_diff_mean` and `_max`, between the trainer's and the sampler's probabilities;
     `importance_mean`, the weight of a token (`train.rollout_correction`), `importance_capped` and
     `importance_rejected`, the shares of tokens whose ratio was cut and set to 0; `entropy_exact`, of the
-    policy's whole distributions (nats, mean over rows). Otherwise verl takes the
-    sampler's log-probs as they are and computes none of these."""
+    policy's whole distributions (nats, mean over rows). Otherwise verl takes the sampler's log-probs as they
+    are and computes none of these."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
     raise_reason: str = ""
@@ -231,23 +231,13 @@ class Trainer:
         step = int(self._trainer.global_steps)
         rollout = self._manager.last
         assert rollout is not None
-        episodes = [t for group in rollout.sample.groups for t in group]
-        tokens = sum(map(sampled_tokens, episodes))
-        logprobs = [x for t in episodes for turn in t.turns for x in turn.completion.logprobs]
-        metrics = summarise(episodes) | {
+        metrics = rollout.sample.metrics | {
             "informative_groups": rollout.num_informative / len(rollout.sample.groups),
             "trained": len(rollout.trained),
-            "replaced_groups": rollout.sample.num_replaced,
-            **{f"items_{pool}": count for pool, count in rollout.sample.pools.items()},
-            "staleness": rollout.sample.staleness,
-            "entropy": -sum(logprobs) / len(logprobs),
-            "tokens_per_s": tokens / rollout.sample.seconds,
             **self._horizons(rollout.sample.spec.max_turns),
             **_environments(rollout.environments),
-            "temperature": rollout.sample.spec.temperature,
             "policy_version": step - 1,
             "seconds": time.perf_counter() - start_time,
-            "seconds_rollout": rollout.sample.seconds,
         }
         metrics |= {
             name: float(verl_metrics[key]) for name, key in VERL_METRICS.items() if key in verl_metrics

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -94,6 +95,19 @@ def test_a_group_of_which_one_episode_is_left_teaches_nothing() -> None:
         lambda item, index: None if index else 1.0, steps=(1,), dynamic_sampling={"max_refills": 1}
     )
     assert sample.num_replaced == 4
+
+
+def test_a_step_whose_first_episodes_all_fail_has_no_entropy() -> None:
+    """It is trained on what has replaced them."""
+    _, [sample] = sample_steps(
+        lambda item, index: None if item in ITEMS[:4] else float(index == 0), steps=(1,), dynamic_sampling={}
+    )
+    assert sample.played_tokens > 0
+    assert (sample.metrics["episodes"], sample.metrics["dropped"]) == (0, 16)
+    assert "entropy" not in sample.metrics
+    _, [sample] = sample_steps(lambda item, index: None if index else 1.0, steps=(1,))
+    logprobs = [x for t in first_of(sample.groups) for turn in t.turns for x in turn.completion.logprobs]
+    assert sample.metrics["entropy"] == pytest.approx(-fmean(logprobs))
 
 
 def test_greedy_episodes_are_of_the_items_that_are_trained_on() -> None:
@@ -238,7 +252,7 @@ def episode(item: Item, sample_index: int, reward: float | None, stop: StopReaso
         item=item,
         sample_index=sample_index,
         prompt_ids=(1, 2, 3),
-        turns=(turn,),
+        turns=() if reward is None else (turn,),
         stop_reason=StopReason.ERROR if reward is None else stop,
         reward=reward or 0.0,
         success=bool(reward),
