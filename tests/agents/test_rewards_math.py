@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ from tests.support.reward_toy import make_reward_input
 from tests.support.waiting import wait_until
 
 
-def value_of(name: str, *texts: str, answer: object, metrics: dict[str, float] | None = None) -> RewardResult:
+def value_of(name: str, *texts: str, answer: object, metrics: dict[str, Any] | None = None) -> RewardResult:
     reward_input = make_reward_input(*texts, fields={"answer": answer}, metrics=metrics)
     return asyncio.run(REWARDS[name].score(reward_input))
 
