@@ -83,9 +83,9 @@ def random_batch(conversations: int, tokens: int) -> Conversations:
     """Of turns of the same length, rewards of 0 and 1, and random values."""
     generator = torch.Generator().manual_seed(0)
     length = tokens // TURNS
-    rewards = torch.zeros(conversations, tokens)
+    rewards = torch.zeros(conversations, tokens, dtype=torch.float64)
     ends = torch.arange(1, TURNS + 1) * length - 1
-    rewards[:, ends] = torch.randint(0, 2, (conversations, TURNS), generator=generator).float()
+    rewards[:, ends] = torch.randint(0, 2, (conversations, TURNS), generator=generator).double()
     return Conversations(
         trajectories=random_trajectories(conversations, length),
         group=torch.arange(conversations) // GROUP_SIZE,
@@ -132,7 +132,7 @@ def verl_function(name: str, options: dict[str, Any], batch: Conversations) -> C
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     mask: Tensor = batch.mask.float()
-    arguments: dict[str, Any] = {"token_level_rewards": batch.rewards, "response_mask": mask}
+    arguments: dict[str, Any] = {"token_level_rewards": batch.token_rewards, "response_mask": mask}
     if name == "gae":
         arguments |= {"values": batch.values, "gamma": 1.0, "lam": 1.0}
     else:

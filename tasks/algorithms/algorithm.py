@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from agents.settings import Positive, Settings
+from tasks.algorithms.equality import have_equal_rewards
 from tasks.algorithms.losses import AnyLoss, Vanilla
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class OnlineAlgorithm(Algorithm):
 
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
         """False if all advantages of the group are sure to be 0; `scores`: rewards less the penalty."""
-        return len(set(scores)) > 1
+        return not have_equal_rewards(scores)
 
     @abstractmethod
     def estimate(self, batch: "Conversations") -> Estimate:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from agents.types import Trajectory
 from tasks.algorithms.algorithm import Estimate as Estimate  # with what it is made of, for users' algorithms
+from tasks.algorithms.equality import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE
 
 _ROWS = 32
 """Conversations whose numbers are converted to float64 at once: they stay in the cache."""
@@ -30,7 +31,7 @@ class Conversations:
     trajectories: Sequence[Trajectory]  # [C]
     group: Tensor  # [C], int64: conversations of one item have the same number
     mask: Tensor  # [C, T], bool
-    rewards: Tensor  # [C, T]: each turn's reward on its last token, less the KL penalty if there is one
+    rewards: Tensor  # [C, T], float64: each turn's on its last token, less the KL penalty if there is one
     old_log_probs: Tensor  # [C, T]
     values: Tensor | None = None  # [C, T], of the critic, at the state before each token is sampled
     sum_pi_squared: Tensor | None = None  # [C, T]: Σπ² over the vocabulary, of the policy that sampled
@@ -46,13 +47,20 @@ class Conversations:
         return _row_sums(self.rewards, torch.float64)
 
     @property
+    def token_rewards(self) -> Tensor:
+        """[C, T]: `rewards` as the log-probs' type, for estimators that compute with each token and compare
+        no sum with another."""
+        return self.rewards.to(self.old_log_probs.dtype)
+
+    @property
     def lengths(self) -> Tensor:
         """[C], int64: sampled tokens."""
         return _row_sums(self.mask, torch.int64)
 
     def spread(self, per_conversation: Tensor) -> Tensor:
-        """[C] → [C, T]: the same value on every token of a conversation, 0 elsewhere."""
-        return torch.where(self.mask, per_conversation.to(self.rewards.dtype).unsqueeze(1), 0.0)
+        """[C] → [C, T], as the log-probs' type: the same value on every token of a conversation, 0
+        elsewhere."""
+        return torch.where(self.mask, per_conversation.to(self.old_log_probs.dtype).unsqueeze(1), 0.0)
 
     @property
     def critic_values(self) -> Tensor:
@@ -86,8 +94,8 @@ class Conversations:
         return sums.view(lengths.shape)[:, :-1]
 
     def spread_turns(self, per_turn: Tensor) -> Tensor:
-        """[C, N] → [C, T]: the same value on every token of a turn, 0 elsewhere."""
-        values = torch.nn.functional.pad(per_turn.to(self.rewards.dtype), (0, 1))
+        """[C, N] → [C, T], as the log-probs' type: the same value on every token of a turn, 0 elsewhere."""
+        values = torch.nn.functional.pad(per_turn.to(self.old_log_probs.dtype), (0, 1))
         # numpy repeats in a twentieth of torch's time
         value_of_token = values.numpy().ravel().repeat(self.turn_lengths.numpy().ravel())
         return torch.from_numpy(value_of_token).view(self.mask.shape)
@@ -112,7 +120,7 @@ class Conversations:
         return (squares / (self.group_size() - 1).clamp(min=1)).sqrt()
 
     def has_equal_rewards(self, values: Tensor) -> Tensor:
-        """[C], bool: whether all `values` of the conversation's group are the same number."""
+        """[C], bool: whether all `values` of the conversation's group are equal, as of `are_equal`."""
         return are_equal(values, self.group)
 
     def compare(self, values: Tensor, *, normalize_by_std: bool = True) -> Tensor:
@@ -134,16 +142,19 @@ class Conversations:
 
 
 def are_equal(values: Tensor, place: Tensor) -> Tensor:
-    """[N], bool: whether all `values` [N] of the same `place` [N], int64, from 0, are the same number.
+    """[N], bool: whether all `values` [N] of the same `place` [N], int64, from 0, are equal but for rounding
+    (`tasks/algorithms/equality.py`).
 
-    Exact where a standard deviation is not: the mean of equal numbers may differ from them by rounding.
+    A standard deviation does not tell: the mean of equal numbers may differ from them by rounding.
     """
 
     def extreme(reduce: str) -> Tensor:
         empty = values.new_zeros(int(place.max()) + 1)
         return empty.scatter_reduce(0, place, values, reduce, include_self=False)
 
-    return (extreme("amin") == extreme("amax"))[place]
+    lowest, highest = extreme("amin"), extreme("amax")
+    tolerance = (RELATIVE_TOLERANCE * lowest.abs().maximum(highest.abs())).clamp(min=ABSOLUTE_TOLERANCE)
+    return (highest - lowest <= tolerance)[place]
 
 
 def compare(values: Tensor, place: Tensor, *, normalize_by_std: bool) -> Tensor:
@@ -186,9 +197,9 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
 
 
 def rewards_of(trajectories: Sequence[Trajectory], mask: Tensor) -> Tensor:
-    """[C, T]: each turn's reward on the turn's last sampled token."""
-    rewards = torch.zeros(mask.shape)
+    """[C, T], float64: each turn's reward on the turn's last sampled token."""
+    rewards = torch.zeros(mask.shape, dtype=torch.float64)
     for row, trajectory in enumerate(trajectories):
         ends = torch.tensor([len(turn.completion.token_ids) for turn in trajectory.turns]).cumsum(0) - 1
-        rewards[row, ends] = torch.tensor([turn.reward for turn in trajectory.turns])
+        rewards[row, ends] = torch.tensor([turn.reward for turn in trajectory.turns], dtype=torch.float64)
     return rewards

@@ -68,7 +68,7 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
     num_of_trajectory = torch.tensor([len(trajectory.turns) for trajectory in batch.trajectories])
     return Turns(
         mask=torch.arange(num_turns) < num_of_trajectory.unsqueeze(1),
-        rewards=batch.turn_sum(batch.rewards).double(),
+        rewards=batch.turn_sum(batch.rewards),
         state=torch.tensor(states).view(shape),
         has_state=torch.tensor(has_state, dtype=torch.bool).view(shape),
         following=torch.tensor(following).view(shape),

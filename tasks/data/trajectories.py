@@ -15,6 +15,7 @@ from typing import Any
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.images import data_uri, read_image
 from envs.types import Image, Item
+from tasks.algorithms.equality import have_equal_rewards
 
 _IMAGE_FIELDS = ("prompt_images", "images")
 NGRAM = 4
@@ -199,8 +200,8 @@ def _by_env(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def is_informative(group: Sequence[Trajectory]) -> bool:
-    """Whether its usable episodes' rewards differ, so that they can be compared."""
-    return len({t.reward for t in group if is_usable(t)}) > 1
+    """Whether its usable episodes' rewards differ by more than rounding, so that they can be compared."""
+    return not have_equal_rewards([t.reward for t in group if is_usable(t)])
 
 
 def is_usable(trajectory: Trajectory) -> bool:

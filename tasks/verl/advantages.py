@@ -156,7 +156,10 @@ def estimate_advantages(
         "returns": estimate.returns,
         "return_weights": estimate.return_weights,
     }
-    return StepEstimate({name: rows.split(x) for name, x in fields.items() if x is not None}, metrics)
+    dtype = old_log_probs.dtype  # the loss's, where an estimator has kept that of the rewards
+    return StepEstimate(
+        {name: rows.split(x.to(dtype)) for name, x in fields.items() if x is not None}, metrics
+    )
 
 
 def _teacher_log_probs(

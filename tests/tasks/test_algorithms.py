@@ -15,6 +15,7 @@ from envs.types import Item
 from tasks.algorithms.algorithm import OnlineAlgorithm
 from tasks.algorithms.offline import OfflineAlgorithm
 from tasks.algorithms.registry import ALGORITHMS, parse_algorithm, register_algorithm
+from tasks.data.trajectories import is_informative
 from tests.support.algorithms import parse_online
 from tests.support.turn_indices import turn_indices
 
@@ -40,6 +41,38 @@ def test_a_group_of_equal_rewards_has_no_advantage_at_all() -> None:
     batch = conversations(((((1, 0.1),),) * 3,))
     for name in ("grpo", "dr_grpo", "rloo", "opo", "maxrl", "gpg"):
         assert not advantages(name, batch).any(), name
+
+
+COMPARING = ("dr_grpo", "gpg", "grpo", "grpo_passk", "maxrl", "opo", "rloo")
+
+
+@pytest.mark.parametrize("name", COMPARING)
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        ((10.1, 20.2), (30.3,)),
+        ((0.1, 0.2, 0.7), (0.3, 0.7)),
+        ((0.1,) * 10, (1.0,)),
+        ((0.1, 0.2, -0.3), (0.0,)),
+    ],
+)
+def test_the_rounding_of_a_sum_of_rewards_is_no_advantage(
+    name: str, rewards: Sequence[Sequence[float]]
+) -> None:
+    batch = conversations(([[(2, reward) for reward in turns] for turns in rewards],))
+    assert not advantages(name, batch).any()
+    scores = [trajectory.reward for trajectory in batch.trajectories]
+    assert not parse_online(name).has_advantages(batch.trajectories, scores)
+    assert not is_informative(batch.trajectories)
+
+
+def test_rewards_that_differ_by_little_are_compared_with_all_their_digits() -> None:
+    """In float32, 1000 + 1e-5 is 1000."""
+    batch = conversations(([[(1, 1000.0)], [(1, 1000.00001)]],))
+    by_hand = 0.000005 / (0.000005 * math.sqrt(2) + 1e-6)
+    expected = [pytest.approx(-by_hand, rel=1e-3), pytest.approx(by_hand, rel=1e-3)]
+    assert advantages("grpo", batch)[:, 0].tolist() == expected
+    assert is_informative(batch.trajectories)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +199,7 @@ def test_estimators_agree_with_verls(
     data = DataProto.from_dict(
         tensors={
             "response_mask": mask.float(),
-            "token_level_rewards": lay_out(batch.rewards),
+            "token_level_rewards": lay_out(batch.token_rewards),
             "values": lay_out(batch.values),
             "old_log_probs": lay_out(batch.old_log_probs),
             "sum_pi_squared": lay_out(batch.sum_pi_squared),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
+from tasks.algorithms.equality import have_equal_rewards
 
 if TYPE_CHECKING:
     from agents.types import Trajectory
@@ -34,7 +35,11 @@ class Gigpo(OnlineAlgorithm):
 
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
         """As of `OnlineAlgorithm`: equal sums of rewards that are due at different turns compare unequal."""
-        return len(set(scores)) > 1 or any(scores) or any(turn.reward for t in group for turn in t.turns)
+        return (
+            not have_equal_rewards(scores)
+            or any(scores)
+            or any(turn.reward for t in group for turn in t.turns)
+        )
 
     def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""

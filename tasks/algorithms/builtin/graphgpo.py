@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
+from tasks.algorithms.equality import have_equal_rewards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +43,7 @@ class Graphgpo(OnlineAlgorithm):
 
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
         """As of `OnlineAlgorithm`: once the goal is known, turns of equal rewards may differ."""
-        return len(set(scores)) > 1 or any(trajectory.success for trajectory in group)
+        return not have_equal_rewards(scores) or any(trajectory.success for trajectory in group)
 
     def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`."""

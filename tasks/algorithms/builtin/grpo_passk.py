@@ -32,4 +32,4 @@ class GrpoPassk(OnlineAlgorithm):
                 advantages[members[places[0]]] = highest[0] - highest[1]
         if self.normalize_by_std:
             advantages = advantages / (batch.group_std(scores) + 1e-6)
-        return Estimate(batch.spread(advantages))
+        return Estimate(batch.spread(advantages * ~batch.has_equal_rewards(scores)))

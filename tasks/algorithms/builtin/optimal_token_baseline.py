@@ -31,7 +31,7 @@ class OptimalTokenBaseline(OnlineAlgorithm):
         assert batch.sum_pi_squared is not None
         energy = (1 - 2 * batch.old_log_probs.exp() + batch.sum_pi_squared) * batch.mask
         weights = energy.cumsum(1) * batch.mask
-        returns = discounted_returns(batch.rewards, gamma=1.0)
+        returns = discounted_returns(batch.token_rewards, gamma=1.0)
         is_alone = batch.group_sum(batch.mask.to(returns.dtype)) < 2
         baseline = batch.group_sum(returns * weights) / (batch.group_sum(weights) + 1e-8)
         return Estimate((returns - baseline.masked_fill(is_alone, 0.0)) * batch.mask)

@@ -23,5 +23,5 @@ class Ppo(ActorCritic):
         from tasks.algorithms.conversations import gae
 
         values = batch.critic_values
-        advantages = gae(batch.rewards, values, batch.mask, gamma=self.gamma, lam=self.lam)
+        advantages = gae(batch.token_rewards, values, batch.mask, gamma=self.gamma, lam=self.lam)
         return Estimate(batch.whiten(advantages), (advantages + values) * batch.mask)

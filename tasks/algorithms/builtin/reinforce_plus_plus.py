@@ -28,5 +28,5 @@ class ReinforcePlusPlus(OnlineAlgorithm):
         """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import discounted_returns
 
-        returns = discounted_returns(batch.rewards, gamma=self.gamma) * batch.mask
+        returns = discounted_returns(batch.token_rewards, gamma=self.gamma) * batch.mask
         return Estimate(batch.whiten(returns))

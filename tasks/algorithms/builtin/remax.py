@@ -27,5 +27,5 @@ class Remax(OnlineAlgorithm):
 
         if batch.greedy_rewards is None:
             raise WingspanError("remax: no greedy episodes were played")
-        returns = discounted_returns(batch.rewards, gamma=1.0)
+        returns = discounted_returns(batch.token_rewards, gamma=1.0)
         return Estimate((returns - batch.greedy_rewards.to(returns.dtype).unsqueeze(1)) * batch.mask)
