@@ -18,6 +18,8 @@ from tasks.reporting.results import (
     POLICIES,
     Results,
     environment_steps,
+    num_episodes,
+    num_tokens,
     read_parameters,
     read_results,
     stages_of,
@@ -268,7 +270,7 @@ def _totals(results: Results) -> dict[str, list[float]]:
     return {
         "steps": [float(step) for step in range(len(steps) + 1)],
         "environment_steps": [0.0, *environment_steps(results)],
-        "tokens": [*accumulate((step.get("tokens", 0.0) for step in steps), initial=0.0)],
+        "tokens": [*accumulate(map(num_tokens, steps), initial=0.0)],
         "minutes": [*accumulate((step.get("seconds", 0.0) / 60 for step in steps), initial=0.0)],
     }
 
@@ -285,7 +287,7 @@ def _costs(results: Results, totals: Mapping[str, Sequence[float]]) -> dict[str,
         **({"CPU seconds": sum(stage.cpu_s for stage in usage)} if usage else {}),
         **({"memory": max(stage.peak_memory_bytes for stage in usage)} if usage else {}),
         "training steps": float(len(results.steps)),
-        "episodes": sum(step["episodes"] for step in results.steps),
+        "episodes": sum(map(num_episodes, results.steps)),
         "environment steps": totals["environment_steps"][-1],
         "tokens": totals["tokens"][-1],
     }

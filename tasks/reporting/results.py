@@ -179,8 +179,21 @@ def stages_of(horizons: Sequence[int]) -> list[tuple[int, int, int]]:
 
 def environment_steps(results: Results) -> list[float]:
     """Environment steps (turns of the episodes that count) from the start up to each training step."""
-    turns = (step.get("turns", 0.0) * step["episodes"] for step in results.steps)
+    turns = (
+        step.get("turns", 0.0) * step["episodes"] + step.get("added_turns", 0.0) for step in results.steps
+    )
     return [*accumulate(turns, initial=0.0)][1:]
+
+
+def num_episodes(step: Summary) -> float:
+    """The episodes of a training step that count, those included that were sampled besides the first-drawn
+    ones (`StepRecord.metrics`)."""
+    return step["episodes"] + step.get("added_episodes", 0.0)
+
+
+def num_tokens(step: Summary) -> float:
+    """The tokens that the policy sampled in the episodes of `num_episodes`."""
+    return step.get("tokens", 0.0) + step.get("added_tokens", 0.0)
 
 
 def count_dropped(summaries: Sequence[Summary]) -> dict[str, int]:

@@ -44,6 +44,8 @@ class StepSample:
     """What the step learns from: `groups`, where dynamic sampling has replaced those that teach nothing."""
     num_replaced: int
     """Groups that were sampled and replaced."""
+    added_groups: list[Group]
+    """What was sampled besides `groups`: all that have replaced a group, and greedy episodes."""
     greedy_rewards: list[float | None]
     """By place in `batch`: the reward of a greedy episode of the item, where the algorithm asks for them and
     it was played to its end."""
@@ -70,13 +72,15 @@ class StepSample:
     def metrics(self) -> dict[str, float]:
         """What a step's record has of them (`StepRecord.metrics`): `summarise` of `groups` and more."""
         episodes = [t for group in self.groups for t in group]
+        added_episodes = [t for group in self.added_groups for t in group]
         logprobs = [x for t in episodes for turn in t.turns for x in turn.completion.logprobs]
         return summarise(episodes) | {
             "replaced_groups": self.num_replaced,
             **{f"items_{pool}": count for pool, count in self.pools.items()},
             "staleness": self.staleness,
             **({"entropy": -sum(logprobs) / len(logprobs)} if logprobs else {}),
-            "tokens_per_s": sum(map(sampled_tokens, episodes)) / self.seconds,
+            "tokens_per_s": sum(map(sampled_tokens, episodes + added_episodes)) / self.seconds,
+            **_count_added(added_episodes),
             "temperature": self.spec.temperature,
             "seconds_rollout": self.seconds,
         }
@@ -90,6 +94,17 @@ class StepSample:
     def played_tokens(self) -> int:
         """Sampled tokens of the batch."""
         return sum(sampled_tokens(t) for group in self.batch for t in group)
+
+
+def _count_added(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    if not episodes:
+        return {}
+    valid = [t for t in episodes if not t.has_failed]
+    return {
+        "added_episodes": len(valid),
+        "added_turns": sum(len(t.turns) for t in valid),
+        "added_tokens": sum(map(sampled_tokens, valid)),
+    }
 
 
 class StepSampler:
@@ -114,7 +129,7 @@ class StepSampler:
         spec = make_training_spec(self._pipeline, step=step, evidence=history.evidence)
         groups = await self._run(items, spec)
         batch, batch_items, added_groups = await self._refill(groups, items, spec, step=step)
-        greedy_rewards = await self._sample_greedily(batch_items, spec)
+        greedy_groups = await self._sample_greedily(batch_items, spec)
         self._history = history.extend(
             groups, others=added_groups, max_turns=spec.max_turns, data=self._pipeline.data
         )
@@ -125,7 +140,9 @@ class StepSampler:
             groups=groups,
             batch=batch,
             num_replaced=len(added_groups),
-            greedy_rewards=greedy_rewards,
+            added_groups=[*added_groups, *greedy_groups],
+            greedy_rewards=[None if t.has_failed else t.reward for [t] in greedy_groups]
+            or [None] * len(batch),
             raise_reason=self._raise_reason(history),
             pools=self._count_pools(items, history),
             history=self._history,
@@ -199,12 +216,12 @@ class StepSampler:
                 reasons.append(f"{prefix}{raises[-1].max_turns} turns, because {raises[-1].reason}")
         return "; ".join(reasons)
 
-    async def _sample_greedily(self, items: Sequence[Item], spec: RolloutSpec) -> list[float | None]:
+    async def _sample_greedily(self, items: Sequence[Item], spec: RolloutSpec) -> list[Group]:
+        """A greedy episode of each item, or none where the algorithm asks for none."""
         if not self._pipeline.train.online_algorithm.needs_greedy:
-            return [None] * len(items)
+            return []
         greedy = replace(spec, name=f"{spec.name} greedy", num_samples=1, temperature=0.0)
-        groups = await self._run(items, greedy)
-        return [None if t.has_failed else t.reward for [t] in groups]
+        return await self._run(items, greedy)
 
 
 class ItemDraws:

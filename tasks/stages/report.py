@@ -36,6 +36,8 @@ from tasks.reporting.results import (
     count_dropped,
     environment_steps,
     groupings,
+    num_episodes,
+    num_tokens,
     phases,
     read_results,
     stages_of,
@@ -204,16 +206,17 @@ def totals(results: Results) -> dict[str, float]:
     """The totals of training: episodes, tokens, seconds and so on; empty before its first step."""
     if not results.steps:
         return {}
-    sums = {
-        key: sum(step.get(key, 0.0) for step in results.steps) for key in ("episodes", "tokens", "seconds")
-    }
-    return sums | {
+    tokens = sum(map(num_tokens, results.steps))
+    return {
+        "episodes": sum(map(num_episodes, results.steps)),
+        "tokens": tokens,
+        "seconds": sum(step.get("seconds", 0.0) for step in results.steps),
         "steps": len(results.steps),
         "turns": environment_steps(results)[-1],
         "informative": fmean(
             [step["informative_groups"] for step in results.steps if "informative_groups" in step] or [0.0]
         ),
-        "tokens_per_s": sums["tokens"] / (sum(step["seconds_rollout"] for step in results.steps) or 1.0),
+        "tokens_per_s": tokens / (sum(step["seconds_rollout"] for step in results.steps) or 1.0),
     }
 
 

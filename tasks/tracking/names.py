@@ -30,7 +30,7 @@ _TRAIN_PREFIXES = ("imitation_", "preference_", "horizon_", "rollout_probs_diff"
 _SYSTEM_PREFIXES = ("envs_live/", "envs_created/", "envs_replaced/")
 TOOL_SECONDS = "tool_seconds/"
 """Begins the metrics of `summarise` that measure the time of tools."""
-_COUNTS = ("episodes", "dropped", "stop_", "dropped_", "items_", "replaced_groups")
+_COUNTS = ("episodes", "dropped", "stop_", "dropped_", "items_", "replaced_groups", "added_")
 
 
 def run_page(experiment_id: str, run_id: str, *, tab: str = "") -> str:

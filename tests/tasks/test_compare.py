@@ -19,6 +19,8 @@ from tasks.comparison.sides import ComparedItem
 from tasks.comparison.tables import Table, group_tables, paired_table, summarise
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.reporting.paired import paired_test
+from tasks.reporting.results import read_results
+from tasks.stages.report import totals
 from tests.support.html_page import Page
 from tests.support.report_toy import ITEMS, toy_pipeline, write_rounds, write_training, write_workspace
 
@@ -253,6 +255,19 @@ def test_a_curve_has_the_evaluations_at_what_was_spent_by_then(runs: list[Path])
     assert run.curve(run.test_points, "environment_steps") == [(0.0, 0.25), (10.0, 0.75), (28.0, 0.5)]
     assert run.curve(run.test_points, "minutes") == [(0, 0.25), (pytest.approx(8 / 60), 0.75), (16 / 60, 0.5)]
     assert run.curve(run.training_points, "tokens") == [(12, 0.5), (30, 0.5), (54, 0.5), (84, 0.5)]
+
+
+def test_what_was_sampled_besides_the_first_groups_is_spent_too(runs: list[Path]) -> None:
+    file = runs[0] / "train" / "metrics.jsonl"
+    steps = [json.loads(line) for line in file.read_text().splitlines()]
+    steps[1] |= {"added_episodes": 3, "added_turns": 7, "added_tokens": 21}
+    file.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    run = read_run(runs[0])
+    assert run.totals["environment_steps"] == [0, 4, 17, 25, 35]
+    assert run.totals["tokens"] == [0, 12, 51, 75, 105]
+    assert [run.costs[key] for key in ("episodes", "environment steps", "tokens")] == [11, 35, 105]
+    totals_of_report = totals(read_results(runs[0]))
+    assert [totals_of_report[key] for key in ("episodes", "turns", "tokens")] == [11, 35, 105]
 
 
 def test_a_run_that_spends_no_environment_steps_has_no_curve_over_them(runs: list[Path]) -> None:

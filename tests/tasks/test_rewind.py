@@ -259,6 +259,7 @@ def test_episodes_that_were_sampled_ahead_are_not_taken_after_a_rewind(
         groups=[],
         batch=[],
         num_replaced=0,
+        added_groups=[],
         greedy_rewards=[],
         raise_reason="",
         pools={},

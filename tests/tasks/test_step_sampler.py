@@ -110,6 +110,26 @@ def test_a_step_whose_first_episodes_all_fail_has_no_entropy() -> None:
     assert sample.metrics["entropy"] == pytest.approx(-fmean(logprobs))
 
 
+@pytest.mark.parametrize(
+    "options", [{"dynamic_sampling": {"max_refills": 2}}, {"algorithm": {"name": "remax"}}, {}]
+)
+def test_all_that_was_played_is_recorded(options: dict[str, Any]) -> None:
+    """Against what the runner was asked for: every episode has a turn of two tokens, but those that fail."""
+    runner, [sample] = sample_steps(
+        lambda item, index: None if number(item) % 5 == 2 else 1.0, steps=(1,), **options
+    )
+    episodes = sum(
+        num_samples * sum(int(name.rpartition("_")[2]) % 5 != 2 for name in names)
+        for _, names, num_samples, _ in runner.requests
+    )
+    metrics = sample.metrics
+    assert metrics["episodes"] + metrics.get("added_episodes", 0) == episodes
+    assert metrics["episodes"] * metrics["turns"] + metrics.get("added_turns", 0) == episodes
+    assert metrics["tokens"] + metrics.get("added_tokens", 0) == 2 * episodes
+    assert metrics["tokens_per_s"] * metrics["seconds_rollout"] == pytest.approx(2 * episodes)
+    assert ("added_episodes" in metrics) == bool(options)
+
+
 def test_greedy_episodes_are_of_the_items_that_are_trained_on() -> None:
     runner, [sample] = sample_steps(
         lambda item, index: None if number(item) == 2 else 0.5, steps=(1,), algorithm={"name": "remax"}
