@@ -130,6 +130,11 @@ def test_a_reward_for_marks_sees_those_that_the_format_reads(format: str, text: 
         assert play_texts(*texts, agent=agent, tools=tools, reward=REWARDS[name]).reward == value
 
 
+def test_an_answer_of_other_json_than_a_string_keeps_its_letters() -> None:
+    agent = FormatAgent("json", schemas=Toolbox([calculator]).schemas)
+    assert agent.parse('{"answer": ["Zürich"]}').answer == '["Zürich"]'
+
+
 def test_a_call_of_an_agent_without_tools_counts_for_no_reward() -> None:
     call = '<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call>'
     reward = REWARDS["qa_exact_match_with_tool"]
