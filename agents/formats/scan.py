@@ -27,7 +27,7 @@ class _TooManyMarks(Exception):
 
 UNCLOSED_THOUGHT = "Your thinking has no end: close it with </think> before you act."
 
-_OPEN, _CLOSE = "<think>", "</think>"
+THOUGHT_START, THOUGHT_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +93,16 @@ def scan(
         if match.start() > position:
             prose = text[position : match.start()]
             pieces.append((prose, prose))
-        if match["think"] == _CLOSE:
+        if match["think"] == THOUGHT_END:
             thoughts += [raw for raw, _ in pieces]
             pieces.clear()
             position = match.end()
-        elif match["think"] == _OPEN:
-            end = text.find(_CLOSE, match.end())
+        elif match["think"] == THOUGHT_START:
+            end = text.find(THOUGHT_END, match.end())
             is_closed = end >= 0
             end = end if is_closed else len(text)
             pieces.append((text[match.end() : end], None))
-            position = min(end + len(_CLOSE), len(text))
+            position = min(end + len(THOUGHT_END), len(text))
         else:
             if marks_read == MAX_MARKS:
                 raise _TooManyMarks
@@ -119,7 +119,7 @@ def scan(
 
 def write_thinking(thought: str, rest: str) -> str:
     """`thought` as a think-block before `rest`; `rest` alone where there is no thought."""
-    return f"{_OPEN}\n{thought}\n{_CLOSE}\n\n{rest}" if thought else rest
+    return f"{THOUGHT_START}\n{thought}\n{THOUGHT_END}\n\n{rest}" if thought else rest
 
 
 _NOTHING = marks(r"(?!)")
@@ -149,7 +149,7 @@ class Ends:
 
 def give_up(text: str, position: int) -> int:
     """Where the scan goes on after a construct without an end: at the end of a thought, or of the text."""
-    end = text.find(_CLOSE, position)
+    end = text.find(THOUGHT_END, position)
     return len(text) if end < 0 else end
 
 

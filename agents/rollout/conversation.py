@@ -17,7 +17,7 @@ from pydantic import Field
 
 from agents.agent import Opening
 from agents.formats.calls import ParsedTurn
-from agents.formats.scan import split_thinking
+from agents.formats.scan import THOUGHT_END, THOUGHT_START, split_thinking
 from agents.prompting.renderer import RenderedReply, Renderer, Span, images_of
 from agents.samplers.sampler import Sampler, checked_sample
 from agents.samplers.stop_texts import cut_at_stop, text_before
@@ -31,7 +31,6 @@ SUMMARY_REQUEST = (
     "done, what was found out, what comes next. Only what you write now will be left."
 )
 SUMMARY_HEADING = "What you wrote down before the conversation was cut:"
-_THOUGHT, _THOUGHT_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,18 +391,18 @@ class _Context:
         If the chat template has opened the thought, the mark that closes it stays.
         """
         text = self._renderer.decode(completion_ids)
-        if self._policy.keep_thoughts or _THOUGHT_END not in text:
+        if self._policy.keep_thoughts or THOUGHT_END not in text:
             return completion_ids
 
         def has_mark(count: int) -> bool:
-            return _THOUGHT_END in self._renderer.decode(completion_ids[:count])
+            return THOUGHT_END in self._renderer.decode(completion_ids[:count])
 
         def has_no_mark(start: int) -> bool:
-            return _THOUGHT_END not in self._renderer.decode(completion_ids[start:mark_end])
+            return THOUGHT_END not in self._renderer.decode(completion_ids[start:mark_end])
 
         # The shortest prefix with the mark ends at its last token.
         mark_end = bisect_left(range(len(completion_ids)), True, key=has_mark)
-        if _THOUGHT in text.partition(_THOUGHT_END)[0]:
+        if THOUGHT_START in text.partition(THOUGHT_END)[0]:
             return completion_ids[mark_end:]
         return completion_ids[bisect_left(range(mark_end), True, key=has_no_mark) - 1 :]
 

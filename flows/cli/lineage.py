@@ -54,18 +54,16 @@ def reproduce(
     Exits with status 0 if parameters, data and every metric are equal, 1 if not, 2 if the run cannot be
     reproduced here. The earlier run and its records are only read.
     """
-    import shlex
-    import sys
     import tempfile
 
     temporary = tempfile.gettempdir()
     from flows.endings.guardian import guard
-    from flows.endings.stopping import Stoppable
+    from flows.endings.stopping import Stoppable, resume_hint
 
     guard()
     line = "stopped; nothing is left of the reproduction"
     if folder is not None:
-        line = f"stopped; the same command resumes: {shlex.join(['wingspan', *sys.argv[1:]])}"
+        line = f"stopped; {resume_hint()}"
     with Stoppable(line):
         is_equal = _reproduce(run, folder=folder, with_patch=with_patch, temporary=temporary)
     raise typer.Exit(0 if is_equal else 1)

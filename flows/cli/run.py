@@ -43,11 +43,11 @@ def run(
 ) -> None:
     """Run a pipeline from its data to its report, or resume it where it stopped."""
     from flows.endings.guardian import guard
-    from flows.endings.stopping import Stoppable
+    from flows.endings.stopping import DIED, Stoppable
     from flows.orchestrator.runs import TemporaryServer, server_url
     from flows.plan import check_run, lock, make_plan
 
-    guard(if_killed=_resume_line("killed: the process ended without an error of its own"))
+    guard(if_killed=_resume_line(DIED))
     with Stoppable(_resume_line()):
         prefect_failure = None
         plan = make_plan(
@@ -232,8 +232,9 @@ def next_commands(pipeline: str, *, workspace: Path, settings: Sequence[str]) ->
 
 
 def _resume_line(end: str = "stopped") -> str:
-    command = shlex.join(["wingspan", *sys.argv[1:]])
-    return f"{end}; finished stages and checkpoints are kept, and the same command resumes: {command}"
+    from flows.endings.stopping import resume_hint
+
+    return f"{end}; finished stages and checkpoints are kept, and {resume_hint()}"
 
 
 def _format_rate(success: float | None) -> str:

@@ -1,7 +1,5 @@
 """`wingspan sweep`: runs of a pipeline with several seeds and parameters, and which is best."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -46,13 +44,12 @@ def sweep(
     from flows.cli.tables import print_table
     from flows.commands.compare import show
     from flows.endings.guardian import guard
-    from flows.endings.stopping import Stoppable
+    from flows.endings.stopping import DIED, Stoppable, resume_hint
     from flows.orchestrator.runs import TemporaryServer, server_url
     from flows.sweep.plan import plan_sweep
 
-    resume = f"the same command resumes: {shlex.join(['wingspan', *sys.argv[1:]])}"
-    guard(if_killed=f"killed: the process ended without an error of its own; {resume}")
-    with Stoppable(f"stopped; {resume}"):
+    guard(if_killed=f"{DIED}; {resume_hint()}")
+    with Stoppable(f"stopped; {resume_hint()}"):
         numbers = None if seeds is None else parse_seeds(seeds)
         axes, overrides = parse_axes(vary or []), parse_settings(settings or [])
         plan = plan_sweep(

@@ -10,6 +10,7 @@ MLflow retry for minutes.
 
 import os
 import select
+import shlex
 import signal
 import sys
 import threading
@@ -26,6 +27,8 @@ UNWIND_S = 3.0
 RECORD_S = 6.0
 """Time for marking the records; the next run marks the others (`tasks/tracking/recorded_runs.py`)."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+DIED = "the process died unexpectedly"
+"""Printed by the guardian, with `resume_hint`, if the process was killed or a library has ended it."""
 _OUT = b"\0"
 """Written to the watcher: the main thread has left its blocks, or there is nothing left to watch."""
 _STDERR = 2
@@ -150,6 +153,11 @@ def _restore(handlers: dict[int, Any]) -> None:
 def _quietly(record: Callable[[], object]) -> None:
     with suppress(Exception):  # the next run marks what is not marked
         record()
+
+
+def resume_hint() -> str:
+    """The end of a line about a command that may be given again."""
+    return f"the same command resumes: {shlex.join(['wingspan', *sys.argv[1:]])}"
 
 
 def leave(line: str | None, *, status: int) -> NoReturn:
