@@ -98,15 +98,15 @@ class ForkServer:
 
     def _handle(self, request: Any, sockets: list[int]) -> None:
         if request == "fork":
+            answer: Any
             try:
-                pid = self._start_worker(sockets[0])
+                answer = self._start_worker(sockets[0])
+                self._living.add(answer)
             except (OSError, IndexError) as error:  # no memory, process or descriptor is left for it
-                self._reply({"failed": str(error)})
-            else:
-                self._living.add(pid)
-                self._reply(pid)
+                answer = {"failed": str(error)}
             for descriptor in sockets:
                 os.close(descriptor)
+            self._reply(answer)
             return
         self._ending = int(request)
         if self._ending in self._living:
