@@ -83,14 +83,11 @@ def random_batch(conversations: int, tokens: int) -> Conversations:
     """Of turns of the same length, rewards of 0 and 1, and random values."""
     generator = torch.Generator().manual_seed(0)
     length = tokens // TURNS
-    rewards = torch.zeros(conversations, tokens, dtype=torch.float64)
-    ends = torch.arange(1, TURNS + 1) * length - 1
-    rewards[:, ends] = torch.randint(0, 2, (conversations, TURNS), generator=generator).double()
     return Conversations(
         trajectories=random_trajectories(conversations, length),
         group=torch.arange(conversations) // GROUP_SIZE,
         mask=torch.ones(conversations, tokens, dtype=torch.bool),
-        rewards=rewards,
+        turn_scores=torch.randint(0, 2, (conversations, TURNS), generator=generator).double(),
         old_log_probs=torch.full((conversations, tokens), -1.0),
         teacher_log_probs=torch.full((conversations, tokens), -1.5),
         sum_pi_squared=torch.rand(conversations, tokens, generator=generator),

@@ -5,8 +5,8 @@ Only what the policy sampled is kept. An estimator therefore never sees an obser
 place where a segment ends, and its result is put back into the rows that are trained on
 (`tasks/verl/advantages.py`).
 
-Shapes: `C` conversations of the step, `T` sampled tokens of the longest, left-aligned; `N` values of any
-kind.
+Shapes: `C` conversations of the step, `T` sampled tokens of the longest and `N` turns of the one with the
+most, left-aligned.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,10 @@ class Conversations:
     trajectories: Sequence[Trajectory]  # [C]
     group: Tensor  # [C], int64: conversations of one item have the same number
     mask: Tensor  # [C, T], bool
-    rewards: Tensor  # [C, T], float64: each turn's on its last token, less the KL penalty if there is one
+    turn_scores: Tensor  # [C, N], float64: reward of each turn, before the KL penalty
+    kl_penalty: Tensor | None = (
+        None  # [C, T], 0 where `mask` is False: what each token's reward is reduced by
+    )
     old_log_probs: Tensor  # [C, T]
     values: Tensor | None = None  # [C, T], of the critic, at the state before each token is sampled
     sum_pi_squared: Tensor | None = None  # [C, T]: Σπ² over the vocabulary, of the policy that sampled
@@ -41,16 +44,26 @@ class Conversations:
     num_played: int
     """Episodes of the step, those included that are not trained on."""
 
+    @cached_property
+    def turn_rewards(self) -> Tensor:
+        """[C, N], float64: `turn_scores` less the KL penalty of the turn's tokens."""
+        if self.kl_penalty is None:
+            return self.turn_scores
+        return self.turn_scores - self.turn_sum(self.kl_penalty.double())
+
     @property
     def scores(self) -> Tensor:
         """[C], float64: the sum of each conversation's rewards."""
-        return _row_sums(self.rewards, torch.float64)
+        return self.turn_rewards.sum(1)
 
     @property
     def token_rewards(self) -> Tensor:
-        """[C, T]: `rewards` as the log-probs' type, for estimators that compute with each token and compare
-        no sum with another."""
-        return self.rewards.to(self.old_log_probs.dtype)
+        """[C, T], as the log-probs' type: each turn's score on its last token, less the KL penalty. For
+        estimators that compute with each token and compare no sum with another."""
+        ends = (self.turn_lengths[:, :-1].cumsum(1) - 1).clamp(min=0)
+        scores = self.turn_scores.to(self.old_log_probs.dtype)
+        rewards = torch.zeros_like(self.old_log_probs).scatter_add_(1, ends, scores)
+        return rewards if self.kl_penalty is None else rewards.sub_(self.kl_penalty)
 
     @property
     def lengths(self) -> Tensor:
@@ -60,7 +73,9 @@ class Conversations:
     def spread(self, per_conversation: Tensor) -> Tensor:
         """[C] → [C, T], as the log-probs' type: the same value on every token of a conversation, 0
         elsewhere."""
-        return torch.where(self.mask, per_conversation.to(self.old_log_probs.dtype).unsqueeze(1), 0.0)
+        lengths = self.lengths
+        counts = torch.stack([lengths, self.mask.shape[1] - lengths], 1)
+        return self._repeat(per_conversation.unsqueeze(1), counts)
 
     @property
     def critic_values(self) -> Tensor:
@@ -79,8 +94,7 @@ class Conversations:
 
     @cached_property
     def turn_lengths(self) -> Tensor:
-        """[C, N + 1], int64, N the turns of the longest conversation: sampled tokens of each turn, and at the
-        end the places without a token."""
+        """[C, N + 1], int64: sampled tokens of each turn, and at the end the places without a token."""
         lengths = [[len(turn.completion.token_ids) for turn in t.turns] for t in self.trajectories]
         longest = max(map(len, lengths), default=0)
         counts = torch.tensor([row + [0] * (longest + 1 - len(row)) for row in lengths])
@@ -88,16 +102,20 @@ class Conversations:
         return counts
 
     def turn_sum(self, values: Tensor) -> Tensor:
-        """[C, N], N the turns of the longest conversation: the sum of `values` [C, T] over each turn."""
+        """[C, N]: the sum of `values` [C, T] over each turn."""
         lengths = self.turn_lengths
         sums = torch.segment_reduce(values.reshape(-1), "sum", lengths=lengths.view(-1))
         return sums.view(lengths.shape)[:, :-1]
 
     def spread_turns(self, per_turn: Tensor) -> Tensor:
         """[C, N] → [C, T], as the log-probs' type: the same value on every token of a turn, 0 elsewhere."""
-        values = torch.nn.functional.pad(per_turn.to(self.old_log_probs.dtype), (0, 1))
+        return self._repeat(per_turn, self.turn_lengths)
+
+    def _repeat(self, values: Tensor, counts: Tensor) -> Tensor:
+        """[C, K] and [C, K + 1] → [C, T]: each value as often as its count says, then zeros."""
+        values = torch.nn.functional.pad(values.to(self.old_log_probs.dtype), (0, 1))
         # numpy repeats in a twentieth of torch's time
-        value_of_token = values.numpy().ravel().repeat(self.turn_lengths.numpy().ravel())
+        value_of_token = values.numpy().ravel().repeat(counts.numpy().ravel())
         return torch.from_numpy(value_of_token).view(self.mask.shape)
 
     def group_mean(self, values: Tensor, *, weights: Tensor | None = None) -> Tensor:
@@ -196,10 +214,8 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     return discounted_returns((rewards + gamma * following - values) * mask, gamma=gamma * lam)
 
 
-def rewards_of(trajectories: Sequence[Trajectory], mask: Tensor) -> Tensor:
-    """[C, T], float64: each turn's reward on the turn's last sampled token."""
-    rewards = torch.zeros(mask.shape, dtype=torch.float64)
-    for row, trajectory in enumerate(trajectories):
-        ends = torch.tensor([len(turn.completion.token_ids) for turn in trajectory.turns]).cumsum(0) - 1
-        rewards[row, ends] = torch.tensor([turn.reward for turn in trajectory.turns], dtype=torch.float64)
-    return rewards
+def turn_scores_of(trajectories: Sequence[Trajectory]) -> Tensor:
+    """[C, N], float64: the reward of each turn; 0 where a conversation has no more turns."""
+    rewards = [[turn.reward for turn in trajectory.turns] for trajectory in trajectories]
+    longest = max(map(len, rewards), default=0)
+    return torch.tensor([row + [0.0] * (longest - len(row)) for row in rewards], dtype=torch.float64)

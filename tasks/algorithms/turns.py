@@ -21,7 +21,7 @@ class Turns:
     """All turns of a step."""
 
     mask: Tensor  # [C, K], bool
-    rewards: Tensor  # [C, K], float64: sum of the rewards of the turn's tokens
+    rewards: Tensor  # [C, K], float64
     state: Tensor  # [C, K], int64
     """Number of the state in which the turn was taken, the same for the same state of the same group only. A
     turn without one, a summary, has a number of its own."""
@@ -68,7 +68,7 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
     num_of_trajectory = torch.tensor([len(trajectory.turns) for trajectory in batch.trajectories])
     return Turns(
         mask=torch.arange(num_turns) < num_of_trajectory.unsqueeze(1),
-        rewards=batch.turn_sum(batch.rewards),
+        rewards=batch.turn_rewards,
         state=torch.tensor(states).view(shape),
         has_state=torch.tensor(has_state, dtype=torch.bool).view(shape),
         following=torch.tensor(following).view(shape),

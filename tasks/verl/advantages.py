@@ -11,7 +11,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 
 from agents.types import Trajectory
 from tasks.algorithms.algorithm import ActorCritic
-from tasks.algorithms.conversations import Conversations, Estimate, rewards_of
+from tasks.algorithms.conversations import Conversations, Estimate, turn_scores_of
 from tasks.config.training import RolloutCorrectionSettings, TrainSettings
 from tasks.verl.rows import overlong_penalty, parent_key, segment_number
 
@@ -116,16 +116,17 @@ def estimate_advantages(
     algorithm = train.online_algorithm
     uids = list(map(parent_key, trajectories))
     groups = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
-    rewards = rewards_of(list(trajectories.values()), rows.mask)
+    turn_scores = turn_scores_of(list(trajectories.values()))
     if algorithm.overlong is not None:
         for number, trajectory in enumerate(trajectories.values()):
-            last = int(rows.mask[number].sum()) - 1
-            rewards[number, last] -= overlong_penalty(trajectory, train, context_length=context_length)
+            penalty = overlong_penalty(trajectory, train, context_length=context_length)
+            turn_scores[number, len(trajectory.turns) - 1] -= penalty
     old_log_probs = rows.join("old_log_probs")
     metrics: dict[str, float] = {}
+    penalty_of_kl = None
     if train.kl is not None and train.kl.place == "reward":
         kl = kl_penalty(old_log_probs, rows.join("ref_log_prob"), train.kl.estimator) * rows.mask
-        rewards = rewards - train.kl.coef * kl
+        penalty_of_kl = train.kl.coef * kl
         metrics["actor/kl_loss"] = float(kl.sum() / rows.mask.sum())
     teacher_log_probs = None
     if teacher_scores is not None:
@@ -140,7 +141,8 @@ def estimate_advantages(
             trajectories=list(trajectories.values()),
             group=torch.tensor([groups[uid] for uid in uids]),
             mask=rows.mask,
-            rewards=rewards,
+            turn_scores=turn_scores,
+            kl_penalty=penalty_of_kl,
             old_log_probs=old_log_probs,
             values=values,
             sum_pi_squared=rows.join("sum_pi_squared") if algorithm.needs_sum_pi_squared else None,

@@ -21,7 +21,7 @@ from tests.support.turn_indices import turn_indices
 
 torch = pytest.importorskip("torch")
 
-from tasks.algorithms.conversations import Conversations, discounted_returns, gae, rewards_of  # noqa: E402
+from tasks.algorithms.conversations import Conversations, discounted_returns, gae, turn_scores_of  # noqa: E402
 from tasks.algorithms.losses import PolicyLoss, Tokens, Vanilla  # noqa: E402
 from tasks.verl.rows import fields_of, rows_of, tag_of  # noqa: E402
 
@@ -130,8 +130,10 @@ def test_gae_by_hand() -> None:
     batch = conversations(GROUPS)
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(batch.mask.shape, generator=generator) * batch.mask
-    actual = gae(batch.rewards, values, batch.mask, gamma=gamma, lam=lam)
-    for row, (v, r, m) in enumerate(zip(values.tolist(), batch.rewards.tolist(), batch.mask, strict=True)):
+    actual = gae(batch.token_rewards, values, batch.mask, gamma=gamma, lam=lam)
+    for row, (v, r, m) in enumerate(
+        zip(values.tolist(), batch.token_rewards.tolist(), batch.mask, strict=True)
+    ):
         length = int(m.sum())
         following = [*v[1:length], 0.0]
         deltas = [r[k] + gamma * following[k] - v[k] for k in range(length)]
@@ -143,7 +145,7 @@ def test_gae_by_hand() -> None:
 def test_remax_compares_with_the_greedy_episode_of_the_item() -> None:
     batch = conversations(GROUPS, greedy=[0.5, 1.0, 0.25])
     actual = advantages("remax", batch)
-    returns = discounted_returns(batch.rewards, gamma=1.0)
+    returns = discounted_returns(batch.token_rewards, gamma=1.0)
     greedy = [0.5] * 3 + [1.0] * 2 + [0.25] * 4
     for row, baseline in enumerate(greedy):
         for position in range(int(batch.mask[row].sum())):
@@ -466,7 +468,7 @@ def batch_of(
         trajectories=trajectories,
         group=group,
         mask=mask,
-        rewards=rewards_of(trajectories, mask),
+        turn_scores=turn_scores_of(trajectories),
         old_log_probs=probabilities.clamp(min=1e-3).log() * mask,
         sum_pi_squared=squares,
         values=values if with_values else None,

@@ -154,7 +154,7 @@ def test_rewards_may_be_added() -> None:
         old_log_probs=torch.tensor([[-1.0], [-2.0]]),
         teacher_log_probs=torch.tensor([[-0.5], [-3.0]]),
         mask=torch.ones(2, 1, dtype=torch.bool),
-        rewards=torch.tensor([[1.0], [0.0]]),
+        turn_scores=torch.tensor([[1.0], [0.0]], dtype=torch.float64),
     )
     algorithm = parse_online({"name": "distill", "teacher": "t", "reward_weight": 0.1})
     deviation = math.sqrt(0.5)
@@ -298,7 +298,7 @@ def conversations(**fields: Any) -> Any:
     defaults = {
         "trajectories": [episode(i) for i in range(count)],
         "group": torch.zeros(count, dtype=torch.int64),
-        "rewards": torch.zeros(fields["mask"].shape),
+        "turn_scores": torch.zeros(count, 1, dtype=torch.float64),
         "num_played": count,
     }
     return Conversations(**defaults | fields)

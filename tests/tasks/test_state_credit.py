@@ -21,7 +21,7 @@ from tests.support.verl_toy import register, toy_pipeline
 
 torch = pytest.importorskip("torch")
 
-from tasks.algorithms.conversations import Conversations, rewards_of  # noqa: E402
+from tasks.algorithms.conversations import Conversations, turn_scores_of  # noqa: E402
 from tasks.verl.rows import trainable  # noqa: E402
 
 
@@ -168,7 +168,7 @@ def test_penalties_on_tokens_belong_to_their_turns() -> None:
     batch = conversations([GROUP])
     noise = torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask
     of_turn = turn_indices(batch)
-    actual = parse_online("gigpo").estimate(replace(batch, rewards=batch.rewards - noise)).advantages
+    actual = parse_online("gigpo").estimate(replace(batch, kl_penalty=noise)).advantages
     with_penalty = [
         replace(
             turn_chain,
@@ -337,7 +337,7 @@ def conversations(groups: Sequence[Sequence[TurnChain]]) -> Conversations:
         trajectories=trajectories,
         group=torch.tensor([t.item.index for t in trajectories]),
         mask=mask,
-        rewards=rewards_of(trajectories, mask),
+        turn_scores=turn_scores_of(trajectories),
         old_log_probs=torch.zeros(mask.shape),
         num_played=len(trajectories),
     )

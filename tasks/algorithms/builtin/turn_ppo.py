@@ -32,7 +32,7 @@ class TurnPpo(ActorCritic):
         starts = batch.turn_starts
         values = batch.turn_sum(batch.critic_values * starts)
         is_turn = batch.turn_sum(starts.to(values.dtype)) > 0
-        advantages = gae(batch.turn_sum(batch.rewards), values, is_turn, gamma=self.gamma, lam=self.lam)
+        advantages = gae(batch.turn_rewards, values, is_turn, gamma=self.gamma, lam=self.lam)
         share = batch.lengths / is_turn.sum(1)
         return Estimate(
             advantages=batch.whiten(batch.spread_turns(advantages)),
