@@ -51,7 +51,7 @@ from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.reporting.intervals import t_interval
 from tasks.reporting.pages import markdown
 from tasks.reporting.paired import paired_test
-from tasks.tracking.tracker import read_record
+from tasks.tracking.record import read_record
 
 HEADER = (
     *("variant", "seeds", "before", "after", "lowest gain", "steps"),

@@ -43,7 +43,7 @@ from tasks.data.items import read_items, split
 from tasks.data.training_files import read_training_files
 from tasks.rollout.teacher import check_teacher
 from tasks.runs.folders import is_workspace
-from tasks.tracking.tracker import check_tracking
+from tasks.tracking.connection import check_tracking
 from tasks.verl.config import check_pipeline
 from tasks.verl.rewinds import most_checkpoints
 

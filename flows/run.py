@@ -56,7 +56,8 @@ from tasks.rollout.current_episode import EPISODE_FILE
 from tasks.runs.usage import Usage, watch_usage, write_usage
 from tasks.tracking.model import Promotion
 from tasks.tracking.provenance import provenance
-from tasks.tracking.tracker import Tracker, is_recorded
+from tasks.tracking.record import is_recorded
+from tasks.tracking.tracker import Tracker
 from tasks.verl.cpu import fork_server
 
 if TYPE_CHECKING:

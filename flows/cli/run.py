@@ -216,7 +216,8 @@ def next_commands(pipeline: str, *, workspace: Path, settings: Sequence[str]) ->
 
     For a run of `pipeline` with `settings` (`KEY=VALUE`) in `workspace`.
     """
-    from tasks.tracking.tracker import recorded_page, ui_command
+    from tasks.tracking.connection import ui_command
+    from tasks.tracking.record import recorded_page
 
     policy = str(workspace / "policy")
     overrides = [part for setting in settings for part in ("--set", setting)]

@@ -245,7 +245,7 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
     from flows.plan import check_disk, check_model
     from tasks.config.episodes import check_agent
     from tasks.data.files import check_data
-    from tasks.tracking.tracker import check_tracking, tracking_uri
+    from tasks.tracking.connection import check_tracking, tracking_uri
     from tasks.verl.config import check_pipeline
 
     free = f"{shutil.disk_usage(Path()).free / 1e9:.0f} GB free"

@@ -11,8 +11,8 @@ from tasks.evaluation.models import find_policy
 from tasks.evaluation.record import EvaluationRecord
 from tasks.evaluation.request import PolicyEvaluation
 from tasks.reporting.pages import DASH
+from tasks.tracking.connection import check_tracking
 from tasks.tracking.evaluations import record_evaluation
-from tasks.tracking.tracker import check_tracking
 
 STAGE = "evaluate"
 _COUNTS = ("items", "episodes", "failed")

@@ -7,8 +7,8 @@ from pathlib import Path
 from envs.errors import ConfigError
 from tasks.config.pipelines import PIPELINES_FILE
 from tasks.runs.parameters import try_read_lines
+from tasks.tracking.connection import DEFAULT_URI, check_tracking, connect, experiment_of, tracking_uri
 from tasks.tracking.recorded_runs import RecordedRun, mark_gone, read_runs
-from tasks.tracking.tracker import DEFAULT_URI, check_tracking, connect, experiment_of, tracking_uri
 
 COLUMNS = ("run", "state", "step", "success", "started", "workspace")
 

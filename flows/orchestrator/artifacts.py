@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from tasks.config.pipelines import Pipeline
 from tasks.runs.folders import RUNS
 from tasks.tracking import facts
-from tasks.tracking.tracker import recorded_page, ui_command
+from tasks.tracking.connection import ui_command
+from tasks.tracking.record import recorded_page
 
 if TYPE_CHECKING:
     from tasks.stages.rounds import RoundResult

@@ -33,7 +33,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import Alert
 from tasks.progress import Progress
 from tasks.tracking.model import Promotion
-from tasks.tracking.tracker import is_recorded
+from tasks.tracking.record import is_recorded
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -34,8 +34,7 @@ from flows.orchestrator.runs import cancel, orchestrate
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
 from tasks.comparison.compare import Comparison, compare
 from tasks.comparison.runs import read_run
-from tasks.tracking.model import Promotion
-from tasks.tracking.tracker import promote_best_of
+from tasks.tracking.model import Promotion, promote_best
 
 LOG = "output.log"
 """In a run's workspace: the output of all attempts of `wingspan run`."""
@@ -144,7 +143,7 @@ def conclude(plan: SweepPlan) -> SweepResult:
     comparison, page = compare([run.workspace for run in plan.runs], plan.folder / COMPARISON)
     success = {run.name: read_run(run.workspace).after for run in plan.runs}
     best = max(plan.runs, key=lambda run: success[run.name])
-    promotion = promote_best_of(best.workspace, name=plan.name, num_candidates=len(plan.runs))
+    promotion = promote_best(best.workspace, name=plan.name, num_candidates=len(plan.runs))
     return SweepResult(
         comparison=comparison, page=page, best=best, success=success[best.name], promotion=promotion
     )

@@ -27,7 +27,7 @@ from tasks.data.items import evaluation_way, split
 from tasks.evaluation.outcomes import EVALUATION
 from tasks.reporting.results import read_parameters
 from tasks.runs.folders import RUNS
-from tasks.tracking.tracker import is_recorded, read_record
+from tasks.tracking.record import is_recorded, read_record
 
 SWEEPS = RUNS / "sweeps"
 MAX_VALUE = 32

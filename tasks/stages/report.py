@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from envs.files import read_json
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves, read_changes, read_pipeline_name
 from tasks.config.pipelines import Pipeline
@@ -45,6 +44,7 @@ from tasks.reporting.results import (
 from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.names import run_page, without_password
 from tasks.tracking.provenance import provenance
+from tasks.tracking.record import read_record
 from tasks.verl.policies import decoder
 from tasks.viewer import links
 
@@ -169,7 +169,7 @@ def count_quick_items(results: Results) -> int:
 
 def mlflow_run(workspace: Path) -> dict[str, str]:
     """The MLflow run that records this one: its `id`, `store` and, on a server, the `url` of its page."""
-    record = read_json(workspace / "mlflow.json")
+    record = read_record(workspace)
     if not record:
         return {}
     store = without_password(record["uri"])

@@ -9,8 +9,8 @@ from pathlib import Path
 from tasks.config.parameters import flat
 from tasks.evaluation.record import RECORD, EvaluationRecord
 from tasks.tracking.batches import log_metrics, log_params, metrics_of
+from tasks.tracking.connection import connect, experiment_of
 from tasks.tracking.names import metric_key, run_page
-from tasks.tracking.tracker import connect, experiment_of
 
 EXPERIMENT = "wingspan-evaluations"
 

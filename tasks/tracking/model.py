@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from envs.errors import WingspanError
 from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, read_outcomes
 from tasks.reporting.paired import PairedTest
+from tasks.tracking.connection import connect
+from tasks.tracking.record import read_record
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -76,15 +78,15 @@ def register(
     return _promote(client, version, outcomes=outcomes) if is_candidate and not has_alias else None
 
 
-def promote_best(
-    client: "MlflowClient", run_id: str, *, name: str, outcomes: Path, num_candidates: int
-) -> Promotion | None:
-    """Promote the version of run `run_id`, the one with the highest success of so many, if it is better.
+def promote_best(workspace: Path, *, name: str, num_candidates: int) -> Promotion | None:
+    """Promote the policy of the recorded run in `workspace`, the one with the highest success of so many, if
+    it beats the champion of model `name`.
 
     The best of many is also the luckiest: p is multiplied by their number (Bonferroni, which for the
     best is the first step of Holm's method). Returns the promotion, if this call made one. Raises
     `WingspanError` for a run without a version.
     """
+    client, run_id = connect(), str(read_record(workspace)["run_id"])
     versions = client.search_model_versions(f"run_id = '{run_id}'")
     if not versions:
         raise WingspanError(
@@ -93,7 +95,7 @@ def promote_best(
     version = client.get_model_version(name, versions[0].version)
     if CHAMPION in version.aliases:
         return None
-    return _promote(client, version, outcomes=outcomes, num_candidates=num_candidates)
+    return _promote(client, version, outcomes=workspace / OUTCOMES, num_candidates=num_candidates)
 
 
 def is_better(test: PairedTest, *, num_candidates: int = 1) -> bool:

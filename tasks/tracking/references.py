@@ -14,9 +14,10 @@ from envs.errors import ConfigError, describe
 from envs.files import read_json, read_json_lines
 from tasks.data.hashes import path_md5
 from tasks.evaluation.outcomes import EVALUATION
+from tasks.tracking.connection import EXPERIMENT, check_tracking, connect, tracking_uri
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
+from tasks.tracking.record import read_record
 from tasks.tracking.recorded_runs import WORKSPACE
-from tasks.tracking.tracker import EXPERIMENT, check_tracking, connect, read_record, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -3,70 +3,53 @@
 One parent run per workspace and set of parameters, one child per round. All writing happens on one background
 thread, in batches, so that nothing waits for MLflow. Training is recorded from its files: whatever
 `train/metrics.jsonl` has and MLflow lacks is written, so a resumed run completes its record and no step is
-written twice. `names.py` names the metrics, `facts.py` describes the run, `traces.py` makes traces of
-episodes, `model.py` registers the policy, `recorded_runs.py` owns the heartbeat. Only this package imports
-MLflow.
+written twice.
+
+`connection.py` connects, `record.py` says which run records a workspace, `names.py` names the metrics,
+`facts.py` describes the run, `traces.py` makes traces of episodes, `model.py` registers the policy,
+`recorded_runs.py` owns the heartbeat. Only this package imports MLflow.
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
 
 from envs.errors import WingspanError, describe
-from envs.files import lock_file, read_json, read_json_lines, write_json
-from envs.redaction import redact, register_url
+from envs.files import read_json, read_json_lines
+from envs.redaction import redact
 from tasks.config.parameters import parameters_of
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
-from tasks.data.hashes import text_md5
 from tasks.evaluation.outcomes import EVALUATION, EVALUATION_TRAJECTORIES, OUTCOMES, read_evaluation
 from tasks.runs.usage import read_usage
 from tasks.stages.rounds import read_rounds, round_file
 from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
+from tasks.tracking.connection import connect, experiment_of, has_run, tracking_uri
 from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.logged_models import find_kept_policies, log_policies, written_ms
-from tasks.tracking.model import Promotion, promote_best, register
-from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric, without_password
+from tasks.tracking.model import Promotion, register
+from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric
+from tasks.tracking.record import unfinished_run, write_record
 from tasks.tracking.search import all_pages
-from tasks.tracking.store import check_store
 from tasks.tracking.system_metrics import SystemMonitor
-from tasks.tracking.traces import (
-    MAX_SPANS,
-    EpisodeTrace,
-    evaluation_traces,
-    judge_metrics,
-    log_traces,
-    round_traces,
-)
+from tasks.tracking.traces import EpisodeTrace, evaluation_traces, judge_metrics, log_traces, round_traces
 from tasks.verl.policies import decoder
 from tasks.verl.rewinds import RewindPoints, read_rewinds
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment, Run
+    from mlflow.entities import Run
 
-DEFAULT_URI = "sqlite:///mlflow.db"
-UI = "http://127.0.0.1:5000"
-"""Where `mlflow ui` answers."""
-EXPERIMENT = "wingspan"
-EXPERIMENT_TAGS = {
-    "mlflow.experimentKind": "custom_model_development",  # else MLflow's pages open as for GenAI applications
-    "mlflow.note.content": "Policies trained by Wingspan: a run per workspace, a nested run per round.",
-}
 MLFLOW_TAGS = {"git.commit": "mlflow.source.git.commit", "git.dirty": "mlflow.source.git.dirty"}
 """Facts of a run that MLflow shows by its own tags."""
-RECORD = "mlflow.json"
-"""In the workspace: the id of its MLflow run."""
 COLLAPSE = "wingspan.collapse"
 """Tag: signs of a collapse of training, with their steps."""
 MAX_TAG_CHARACTERS = 4000
@@ -74,38 +57,6 @@ MAX_ERROR_CHARACTERS = 300
 """Characters of an error in a message."""
 
 _log = logging.getLogger(__name__)
-
-
-def ui_command() -> str | None:
-    """The command that shows the records in a browser, at `UI`; None if a tracking server does that."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if uri and urlsplit(uri).scheme in ("http", "https"):
-        return None
-    # The variable's name, as its value may contain a password; MLflow sets the variable too.
-    store = DEFAULT_URI if uri in (None, "", DEFAULT_URI) else '"$MLFLOW_TRACKING_URI"'
-    return f"mlflow ui --workers 1 --backend-store-uri {store}"
-
-
-def recorded_page(workspace: Path, *, tab: str = "") -> str:
-    """The address of the run of `workspace` in a browser; `tab`: of its page, as in `run_page`."""
-    server = UI if ui_command() else without_password(tracking_uri()).rstrip("/")
-    record = read_record(workspace)
-    if "experiment_id" not in record:
-        return server
-    return server + run_page(record["experiment_id"], record["run_id"], tab=tab)
-
-
-def tracking_uri() -> str:
-    """Where MLflow records: `MLFLOW_TRACKING_URI`, or a SQLite file in the project."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
-    register_url(uri)
-    return uri
-
-
-def check_tracking() -> None:
-    """Raise `ConfigError` if MLflow cannot write to the tracking URI."""
-    default = DEFAULT_URI.removeprefix("sqlite:///")
-    check_store(tracking_uri(), remedy=f"unset the variable to record in {default}")
 
 
 class Tracker:
@@ -215,7 +166,7 @@ class Tracker:
         """Connect, then find or start the run."""
         client = connect()
         run_id = unfinished_run(self._workspace, pipeline=self._pipeline)
-        if run_id is None or not _exists(client, run_id):
+        if run_id is None or not has_run(client, run_id):
             run_id = self._start(client)
         self._write_parameters(client, run_id)
         client.update_run(run_id, status="RUNNING")
@@ -233,7 +184,7 @@ class Tracker:
         }
         run = client.create_run(experiment_id, run_name=self._workspace.name, tags=tags)
         run_id: str = run.info.run_id
-        _write_record(self._workspace, pipeline=self._pipeline, run=run, is_finished=False)
+        write_record(self._workspace, pipeline=self._pipeline, run=run, is_finished=False)
         return run_id
 
     def _write_parameters(self, client: "MlflowClient", run_id: str) -> None:
@@ -369,7 +320,7 @@ class Tracker:
             is_candidate=self._is_candidate,
         )
         client.set_terminated(run_id, status="FINISHED")
-        _write_record(workspace, pipeline=self._pipeline, run=client.get_run(run_id), is_finished=True)
+        write_record(workspace, pipeline=self._pipeline, run=client.get_run(run_id), is_finished=True)
         self._failure = None  # earlier failures are repaired
 
     def _log_traces(self, client: "MlflowClient", run_id: str, traces: list[EpisodeTrace]) -> None:
@@ -386,104 +337,9 @@ class Tracker:
         return facts.description(self._pipeline, name=self._name, workspace=self._workspace)
 
 
-def connect() -> "MlflowClient":
-    """Connect to the tracking URI; the first time, MLflow creates its database."""
-    # By default MLflow writes every span in its own transaction or request.
-    os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_SPAN_BATCH_SIZE", str(MAX_SPANS))
-    if not tracking_uri().startswith("http"):  # a database file has one writer
-        os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_WORKERS", "1")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    # MLflow tries a request for four minutes, and a run that is over would wait for each; what failed is
-    # written again by the next call.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    import mlflow
-
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    mlflow.set_tracking_uri(tracking_uri())
-    with _exclusive():
-        client = mlflow.MlflowClient()
-        client.search_experiments(max_results=1)
-    return client
-
-
-def _exclusive() -> AbstractContextManager[None]:
-    """Serialize first connections: two at once would both create the tables of a database file."""
-    file = tracking_uri().removeprefix("sqlite:///")
-    return nullcontext() if file == tracking_uri() else lock_file(Path(f"{file}.lock"))
-
-
-def unfinished_run(workspace: Path, *, pipeline: Pipeline) -> str | None:
-    """The MLflow run that this workspace began with these parameters and has not finished."""
-    record = read_record(workspace)
-    ours = record.get("uri") == tracking_uri() and record.get("identity") == _identity(pipeline)
-    return str(record["run_id"]) if ours and not record["finished"] else None
-
-
-def is_recorded(workspace: Path, *, pipeline: Pipeline) -> bool:
-    """Whether MLflow has a finished run of this workspace with these parameters."""
-    record = read_record(workspace)
-    return record.get("identity") == _identity(pipeline) and bool(record.get("finished"))
-
-
-def promote_best_of(workspace: Path, *, name: str, num_candidates: int) -> Promotion | None:
-    """Promote the policy of the recorded run in `workspace`, the best of so many, if it beats the champion of
-    model `name`; returns the promotion, if this call made one. Raises `WingspanError`."""
-    return promote_best(
-        connect(),
-        str(read_record(workspace)["run_id"]),
-        name=name,
-        outcomes=workspace / OUTCOMES,
-        num_candidates=num_candidates,
-    )
-
-
 def _read_steps(file: Path) -> dict[int, dict[str, Any]]:
     """`train/metrics.jsonl` by global step."""
     return {int(values["step"]): values for values in read_json_lines(file)}
-
-
-def read_record(workspace: Path) -> dict[str, Any]:
-    """`mlflow.json` of `workspace`: `uri`, `run_id`, `experiment_id`; empty if it is not recorded."""
-    return read_json(workspace / RECORD)
-
-
-def _write_record(workspace: Path, *, pipeline: Pipeline, run: "Run", is_finished: bool) -> None:
-    record = {
-        "uri": tracking_uri(),
-        "run_id": run.info.run_id,
-        "experiment_id": run.info.experiment_id,
-        "identity": _identity(pipeline),
-        "finished": is_finished,
-    }
-    write_json(workspace / RECORD, record)
-
-
-def _identity(pipeline: Pipeline) -> str:
-    return text_md5(pipeline.model_dump_json())
-
-
-def experiment_of(client: "MlflowClient", *, name: str = EXPERIMENT) -> str:
-    """The id of the experiment `name`, by default that of all runs; created if missing."""
-    experiment: Experiment | None = client.get_experiment_by_name(name)
-    if experiment is not None:
-        for key, value in EXPERIMENT_TAGS.items():
-            if key not in experiment.tags:  # created by an earlier version; a user's own value stays
-                client.set_experiment_tag(experiment.experiment_id, key, value)
-        return str(experiment.experiment_id)
-    # A tracking server decides where artifacts go; with a SQLite file they go to a folder.
-    artifact_folder = Path("mlartifacts").resolve().as_uri() if tracking_uri().startswith("sqlite") else None
-    return str(client.create_experiment(name, artifact_location=artifact_folder, tags=dict(EXPERIMENT_TAGS)))
-
-
-def _exists(client: "MlflowClient", run_id: str) -> bool:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return bool(client.get_run(run_id).info.lifecycle_stage == "active")
-    except MlflowException:
-        return False
 
 
 def _children(client: "MlflowClient", parent: "Run") -> dict[int, "Run"]:

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from envs.errors import ConfigError
 from flows.cli.app import app
+from tasks.tracking.connection import connect, experiment_of
 from tasks.tracking.lineage_record import CodeVersion, read_lineage
 from tasks.tracking.recorded_runs import WORKSPACE
 from tasks.tracking.references import find_run, read_registration
-from tasks.tracking.tracker import connect, experiment_of
 from tests.support.lineage_toy import lineage_of
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from flows.plan import Plan, check_model, check_plan, check_run, lock, make_plan
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare
-from tasks.tracking.tracker import check_tracking
+from tasks.tracking.connection import check_tracking
 from tasks.verl.checkpoints import checkpoint_folder, mark_complete
 from tests.flows.test_cli import Command, the_error, wingspan_here
 from tests.support.project import TRACKED_PIPELINES

@@ -13,7 +13,7 @@ from flows.plan import Plan
 from flows.run import Run
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
-from tasks.tracking.tracker import is_recorded
+from tasks.tracking.record import is_recorded
 from tests.support.dvc_toy import NAME, make_project
 from tests.tasks.test_tracking import runs_of, write_tokenizer
 

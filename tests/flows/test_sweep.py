@@ -16,7 +16,8 @@ from envs.errors import ConfigError, WingspanError
 from flows.cli.options import parse_axes, parse_seeds
 from flows.sweep.flow import LOG, RunState, conclude, run_all
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
-from tasks.tracking.tracker import Tracker, connect
+from tasks.tracking.connection import connect
+from tasks.tracking.tracker import Tracker
 from tests.support.report_toy import SAMPLE_SUCCESSES, write_workspace
 from tests.support.waiting import wait_until
 

@@ -31,19 +31,15 @@ from tasks.evaluation.outcomes import OUTCOMES
 from tasks.evaluation.record import read_record
 from tasks.runs.usage import Usage, write_usage
 from tasks.tracking.batches import MAX_PARAMS
+from tasks.tracking.connection import check_tracking, connect, experiment_of
 from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
 from tasks.tracking.facts import round_params
+from tasks.tracking.model import promote_best
 from tasks.tracking.names import step_metric
+from tasks.tracking.record import is_recorded
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone
 from tasks.tracking.traces import MAX_SPANS
-from tasks.tracking.tracker import (
-    Tracker,
-    check_tracking,
-    connect,
-    experiment_of,
-    is_recorded,
-    promote_best_of,
-)
+from tasks.tracking.tracker import Tracker
 from tasks.verl.checkpoints import mark_complete
 from tasks.verl.rewinds import Rewind, write_rewind
 from tests.support.evaluation_toy import FIRST, record_of
@@ -441,13 +437,13 @@ def test_the_best_of_a_sweep_is_promoted_if_the_test_allows_for_their_number(
         assert tracker.finish() is None
     client = connect()
     assert client.get_registered_model("swept").aliases == {}
-    assert promote_best_of(workspace, name="swept", num_candidates=2) is None  # p is 2 × 0.031
+    assert promote_best(workspace, name="swept", num_candidates=2) is None  # p is 2 × 0.031
     assert client.get_registered_model("swept").aliases == {"challenger": 1}
-    promotion = promote_best_of(workspace, name="swept", num_candidates=1)
+    promotion = promote_best(workspace, name="swept", num_candidates=1)
     assert promotion is not None
     assert (promotion.test["p_value"], promotion.test["candidates"]) == ("0.031", "1")
     assert client.get_registered_model("swept").aliases == {"champion": 1}
-    assert promote_best_of(workspace, name="swept", num_candidates=1) is None  # it is the champion
+    assert promote_best(workspace, name="swept", num_candidates=1) is None  # it is the champion
 
 
 @pytest.mark.heavy
