@@ -14,8 +14,8 @@ from envs.types import Item, Observation, StepResult
 class Environment(Protocol):
     """One live instance, which runs one episode at a time; `reset` starts the next.
 
-    A malformed action results in an observation. An exception from `reset` or `step` means that the instance
-    is broken: it is closed and replaced, and the episode is retried.
+    A malformed action results in an observation. An exception from `reset` or `step`, or a result of another
+    type, means that the instance is broken: it is closed and replaced, and the episode is retried.
     """
 
     async def reset(self, item: Item) -> str | Observation:

@@ -5,7 +5,7 @@
     ├── MissingDependency      something is not installed or not downloaded; names the command
     ├── BudgetSpent            a spending limit of the user is reached; the run ends and can be resumed
     └── EpisodeFault           an episode ended for a reason that is not the policy's
-        ├── EnvCrashed         the environment raised or died
+        ├── EnvCrashed         the environment raised, died or returned an invalid value
         ├── EpisodeTimeout     a time limit of the episode or of one step passed
         ├── SamplerFailed      the sampler produced no completion
         ├── SearchFailed       a retriever or a web search gave no answer
@@ -48,7 +48,7 @@ class EpisodeFault(WingspanError):
 
 
 class EnvCrashed(EpisodeFault):
-    """The environment raised an exception or its process died."""
+    """The environment raised an exception, its process died, or it returned an invalid value."""
 
 
 class EpisodeTimeout(EpisodeFault):
@@ -95,7 +95,8 @@ def to_line(text: object, *, limit: int | None = None) -> str:
 class boundary:  # in lower case, as contextlib's; a class, because a generator is slow in every turn
     """Convert an exception of foreign code in the block into `fault`: `<subject> raised KeyError: 'x'`.
 
-    A `WingspanError` passes through, as does a `BaseException` such as cancellation.
+    So is `SystemExit`, which ends the foreign code, not this program. A `WingspanError` passes through, as
+    do cancellation and Ctrl-C.
     """
 
     __slots__ = ("_fault", "_subject")
@@ -108,7 +109,7 @@ class boundary:  # in lower case, as contextlib's; a class, because a generator 
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, WingspanError):
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, WingspanError):
             raise self._fault(f"{self._subject} raised {describe(error)}") from error
 
 

@@ -1,8 +1,15 @@
-"""The data exchanged with environments: text, images and numbers; no tokens, no model."""
+"""The data exchanged with environments: text, images and numbers; no tokens, no model.
+
+What an environment returns is checked where it is made: `Observation` and `StepResult` raise `ValueError` for
+a value of another type and for a number that is not finite.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from envs.texts import replace_surrogates
+from envs.values import read_flag, read_number, show
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -56,12 +63,21 @@ class Observation:
     """An environment's first observation, if it is more than text."""
 
     text: str
+    """A lone surrogate, which UTF-8 cannot encode, becomes a question mark."""
     images: tuple[Image, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", _read_text(self.text, "an observation's text"))
+        object.__setattr__(self, "images", _read_images(self.images))
+
     @classmethod
-    def wrap(cls, observation: "str | Observation") -> "Observation":
-        """Convert the result of `Environment.reset`."""
-        return cls(observation) if isinstance(observation, str) else observation
+    def wrap(cls, observation: object) -> "Observation":
+        """Convert the result of `Environment.reset`; raise `ValueError` if it is no observation."""
+        if isinstance(observation, str):
+            return cls(observation)
+        if isinstance(observation, Observation):
+            return observation
+        raise ValueError(f"reset returned {show(observation)}; return text or an Observation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +85,9 @@ class StepResult:
     """The result of one action."""
 
     observation: str
+    """A lone surrogate, which UTF-8 cannot encode, becomes a question mark."""
     reward: float = 0.0
-    """Reward of this step alone."""
+    """Reward of this step alone; finite."""
     terminated: bool = False
     """The problem has ended (solved or lost)."""
     truncated: bool = False
@@ -81,3 +98,37 @@ class StepResult:
     """Shown with the observation."""
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The environment's metrics of the episode so far, e.g. `{"f1": 0.5}`; the last step's are kept."""
+
+    def __post_init__(self) -> None:
+        observation = _read_text(self.observation, "a step's observation")
+        object.__setattr__(self, "observation", observation)
+        object.__setattr__(self, "reward", read_number(self.reward, "a step's reward"))
+        for name in ("terminated", "truncated", "success"):
+            object.__setattr__(self, name, read_flag(getattr(self, name), f"a step's {name}"))
+        object.__setattr__(self, "images", _read_images(self.images))
+        object.__setattr__(self, "metrics", _read_metrics(self.metrics))
+
+    @classmethod
+    def check(cls, result: object) -> "StepResult":
+        """The result of `Environment.step`; raise `ValueError` if it is no `StepResult`."""
+        if isinstance(result, StepResult):
+            return result
+        raise ValueError(f"step returned {show(result)}; return a StepResult")
+
+
+def _read_text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {show(value)}; return a str")
+    return replace_surrogates(value, by="?")
+
+
+def _read_images(value: object) -> tuple[Image, ...]:
+    if isinstance(value, tuple | list) and all(isinstance(image, Image) for image in value):
+        return tuple(value)
+    raise ValueError(f"images is {show(value)}; return a tuple of Image")
+
+
+def _read_metrics(value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"a step's metrics are {show(value)}; return a mapping of numbers")
+    return {str(name): read_number(number, f"a step's metric {name!r}") for name, number in value.items()}

@@ -1,15 +1,14 @@
 """What a reward is given, what it returns, the interface of all rewards, and the effect on a trajectory."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from typing import Any, Protocol
 
 from agents.types import Trajectory
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.types import Item
+from envs.values import read_flag, read_number, show
 
 PREFIX = "reward/"
 """Of the names of a reward's metrics among a trajectory's."""
@@ -164,40 +163,25 @@ def read_result(value: object, *, turns: int) -> RewardResult:
     bool, and every other entry a metric. Raises `ValueError` for anything else, NaN and infinities included.
     """
     if not isinstance(value, Mapping):
-        return RewardResult(reward=_number(value, "the reward"))
+        return RewardResult(reward=read_number(value, "the reward"))
     if "reward" not in value:
         raise ValueError(f"a mapping with {sorted(map(str, value))} and no 'reward'; add it")
     per_turn = value.get("turn_rewards")
     if per_turn is not None:
         if not isinstance(per_turn, list | tuple):
-            raise ValueError(f"turn_rewards is {_shorten(per_turn)}; return a list with one number a turn")
+            raise ValueError(f"turn_rewards is {show(per_turn)}; return a list with one number a turn")
         if len(per_turn) != turns:
             raise ValueError(f"{len(per_turn)} turn_rewards for {turns} turns; return one for each turn")
-        per_turn = tuple(_number(number, f"turn_rewards[{i}]") for i, number in enumerate(per_turn))
+        per_turn = tuple(read_number(number, f"turn_rewards[{i}]") for i, number in enumerate(per_turn))
     success = value.get("success")
-    if success is not None and not isinstance(success, bool):
-        raise ValueError(f"success is {_shorten(success)}; return True or False")
     metrics = {
-        str(name): _number(number, f"metric {name!r}")
+        str(name): read_number(number, f"metric {name!r}")
         for name, number in value.items()
         if name not in ("reward", "turn_rewards", "success")
     }
     return RewardResult(
-        reward=_number(value["reward"], "the reward"), turn_rewards=per_turn, success=success, metrics=metrics
+        reward=read_number(value["reward"], "the reward"),
+        turn_rewards=per_turn,
+        success=None if success is None else read_flag(success, "success"),
+        metrics=metrics,
     )
-
-
-def _number(value: object, key: str) -> float:
-    try:
-        number = float(value) if isinstance(value, Real) else None
-    except OverflowError:
-        number = math.inf
-    if number is None:
-        raise ValueError(f"{key} is {_shorten(value)}; return a number")
-    if not math.isfinite(number):
-        raise ValueError(f"{key} is {number}; return a finite number")
-    return number
-
-
-def _shorten(value: object) -> str:
-    return f"a {type(value).__name__}, {repr(value)[:80]}"

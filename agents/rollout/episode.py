@@ -271,7 +271,7 @@ class ActionExecutor:
         self._turns += 1
         if turn.action is not None:
             with boundary(EnvCrashed, f"{self._item.item_id}: step"):
-                step = await self._in_time(self._env.step(turn.action))
+                step = StepResult.check(await self._in_time(self._env.step(turn.action)))
             self._env_metrics |= step.metrics
             return ActionResult((step.observation,), step, (step.images,))
         if turn.calls:

@@ -20,7 +20,7 @@ async def act(action: str, env: Environment) -> StepResult:
         action: One action, in the environment's own words.
     """
     with boundary(EnvCrashed, "act: step"):
-        return await env.step(action)
+        return StepResult.check(await env.step(action))
 
 
 @tool(finish=True, max_length=None)

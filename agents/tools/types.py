@@ -87,8 +87,7 @@ def read_outcome(value: Any) -> ToolResult:
     if value is None:
         return ToolResult(observation="(no output)")
     if isinstance(value, StepResult):
-        observation = replace_surrogates(value.observation, by="?")
-        return ToolResult(observation=observation, images=value.images, step=value)
+        return ToolResult(observation=value.observation, images=value.images, step=value)
     if isinstance(value, Summary):
         return ToolResult(observation=value.too_long, summary=replace_surrogates(value.text, by="?"))
     if isinstance(value, Mapping) and "observation" in value:

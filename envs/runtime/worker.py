@@ -44,7 +44,7 @@ class Worker:
             case "reset":
                 return _encode(Observation.wrap(await self._env.reset(Item(**argument))), self._env)
             case "step":
-                return _encode(await self._env.step(argument), self._env)
+                return _encode(StepResult.check(await self._env.step(argument)), self._env)
             case "inspect":
                 if not isinstance(self._env, Inspectable):
                     raise ConfigError(

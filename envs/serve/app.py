@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from envs.errors import EnvCrashed, boundary
 from envs.network.server import (
     GRACE_S,
     RequestRejected,
@@ -40,6 +41,7 @@ from envs.serve.openenv import OpenEnv
 from envs.serve.routes import EnvRoute, constant, make_openapi, protocol_routes
 from envs.serve.sessions import EnvSessions
 from envs.serve.wire import Call
+from envs.types import Observation
 
 _log = logging.getLogger(__name__)
 
@@ -202,16 +204,18 @@ async def serve(
     """Serve until SIGINT or SIGTERM; `say` gets the address.
 
     An item is started first, so that a missing requirement is reported now and not to the first client.
-    Raises `MissingDependency` and `ConfigError`.
+    Raises `MissingDependency`, `ConfigError`, and `EnvCrashed` if the item cannot be started.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a file
     spec.check()
-    env = spec.make()
-    try:
-        await env.reset(spec.split(0).train[0])
-    finally:
-        await env.close()
+    item = spec.split(0).train[0]
+    with boundary(EnvCrashed, f"{item.item_id}: reset"):
+        env = spec.make()
+        try:
+            Observation.wrap(await env.reset(item))
+        finally:
+            await env.close()
     stop = stop_event()
     server = EnvServer(spec, limits=limits, tokens=tokens)
     async with server.listening(host, port) as bound_port:

@@ -159,8 +159,8 @@ class EnvSessions:
     async def reset(self, session: EnvSession, item: Item) -> str:
         """Start an episode; returns the first observation."""
         with self.metrics.reset_s.time():
-            observation = Observation.wrap(
-                await self._do(session, lambda: self._begin(session, item), self.limits.step_timeout_s)
+            observation = await self._do(
+                session, lambda: self._begin(session, item), self.limits.step_timeout_s
             )
         await self._only_text(session, observation.images)
         session.item = item
@@ -176,7 +176,7 @@ class EnvSessions:
             raise RequestRejected(409, f"the episode of session {session.id} {state}; reset it")
         limit_s = min(timeout_s or self.limits.step_timeout_s, self.limits.step_timeout_s)
         with self.metrics.step_s.time():
-            result = await self._do(session, lambda: session.env.step(action), limit_s)
+            result = await self._do(session, lambda: _step(session.env, action), limit_s)
         await self._only_text(session, result.images)
         session.steps += 1
         session.observation, session.reward = result.observation, result.reward
@@ -205,13 +205,13 @@ class EnvSessions:
         except Exception as error:
             raise RequestRejected(500, f"cannot make an environment: {describe(error)}") from error
 
-    async def _begin(self, session: EnvSession, item: Item) -> str | Observation:
+    async def _begin(self, session: EnvSession, item: Item) -> Observation:
         """Begin an episode, on a new instance after `max_episodes`."""
         if session.episodes == self.spec.max_episodes:
             old_env, session.env, session.episodes = session.env, self._make(), 0
             await self._close(session, old_env)
         session.episodes += 1
-        return await session.env.reset(item)
+        return Observation.wrap(await session.env.reset(item))
 
     async def _close(self, session: EnvSession, env: Environment) -> None:
         try:
@@ -262,7 +262,7 @@ class EnvSessions:
                 return await work()
         except ConfigError as error:
             raise RequestRejected(422, str(error)) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if limit.expired() and isinstance(error, TimeoutError):
                 await self.close(session, Cause.TIMEOUT)
                 raise RequestRejected(
@@ -273,3 +273,7 @@ class EnvSessions:
         finally:
             session.busy = False
             self.touch(session)
+
+
+async def _step(env: Environment, action: str) -> StepResult:
+    return StepResult.check(await env.step(action))

@@ -10,7 +10,7 @@ from itertools import islice
 
 from agents.huggingface.files import load_tokenizer
 from agents.prompting.renderer import Renderer
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError, EnvCrashed, WingspanError, boundary
 from envs.registry import EnvSpec
 from envs.runtime.concurrency import run_blocking
 from envs.types import Item, Observation
@@ -69,16 +69,17 @@ def _reset_episodes(items: Sequence[Item], spec: EnvSpec, *, pipeline: Pipeline)
         return nothing
 
     async def begin() -> Sequence[Observation]:
-        env = spec.make()
-        try:
-            async with asyncio.timeout(pipeline.rollout.step_timeout_s):
-                return [Observation.wrap(await env.reset(item)) for item in items]
-        finally:
-            await env.close()
+        with boundary(EnvCrashed, f"environment {spec.name!r}"):
+            env = spec.make()
+            try:
+                async with asyncio.timeout(pipeline.rollout.step_timeout_s):
+                    return [Observation.wrap(await env.reset(item)) for item in items]
+            finally:
+                await env.close()
 
     try:
         return run_blocking(begin())
     except ConfigError:
         raise
-    except (WingspanError, TimeoutError):
+    except WingspanError:
         return nothing  # a fault of the environment, of which the stage `provision` tells more

@@ -159,6 +159,12 @@ def test_a_value_that_is_no_reward_is_a_failure_and_no_zero(value: object) -> No
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("success", [np.True_, np.False_])
+def test_a_bool_of_numpy_is_a_success_or_none(success: object) -> None:
+    result = compute(reward(lambda: {"reward": 1.0, "success": success}), make_reward_input("x"))
+    assert result.success is bool(success)
+
+
 def test_metrics_turns_and_success_beside_the_reward() -> None:
     @reward
     def rich() -> dict[str, object]:

@@ -7,8 +7,10 @@ import pytest
 from envs.errors import ConfigError, EnvCrashed, boundary, describe, suggest, to_line
 
 
-@pytest.mark.parametrize("error", [KeyError("x\ny"), OSError(2, "no such file"), ValueError()], ids=repr)
-def test_a_foreign_exception_becomes_ours_on_one_line_with_its_cause(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [KeyError("x\ny"), OSError(2, "no such file"), ValueError(), SystemExit(3)], ids=repr
+)
+def test_a_foreign_exception_becomes_ours_on_one_line_with_its_cause(error: BaseException) -> None:
     with pytest.raises(EnvCrashed) as error_info, boundary(EnvCrashed, "toy_1: step"):
         raise error
     assert str(error_info.value) == f"toy_1: step raised {describe(error)}"

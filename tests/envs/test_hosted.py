@@ -77,6 +77,8 @@ def test_what_is_said_and_raised_arrives_as_it_was(host_of: Any) -> None:
             await env.inspect("colour")
         with pytest.raises(EnvCrashed, match="rogue_7: step raised KeyError: 'a b'"):
             await env.step("raise a b")
+        with pytest.raises(EnvCrashed, match=r"rogue_7: step raised ValueError: .* is nan"):
+            await env.step("reward nan")
         with pytest.raises(MissingDependency, match=r"^apt-get install x$"):
             await env.step("miss apt-get install x")
         await close_all(env, host)

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -93,6 +94,41 @@ def test_a_crash_is_told_and_takes_only_its_own_session() -> None:
         )
 
     serving([crashing, good], talk)
+
+
+@pytest.mark.parametrize(
+    ("result", "cause"),
+    [
+        (lambda: None, "step returned a NoneType, None; return a StepResult"),
+        (lambda: StepResult("", reward=float("nan")), "reward is nan; return a finite number"),
+        (lambda: sys.exit(3), "SystemExit: 3"),
+    ],
+)
+def test_a_step_without_a_result_is_told_with_its_cause(result: Callable[[], Any], cause: str) -> None:
+    class Broken(ToyEnv):
+        async def step(self, action: str) -> StepResult:
+            return cast(StepResult, result())
+
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        response = await http.post("/step", json=step(await open_session(http)))
+        assert response.status_code == 500
+        assert response.json()["detail"].startswith("the environment raised ")
+        assert cause in response.json()["detail"]
+
+    serving([Broken()], talk)
+
+
+def test_a_reset_without_an_observation_is_told_with_its_cause() -> None:
+    class Broken(ToyEnv):
+        async def reset(self, item: Item) -> Any:
+            return None
+
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        response = await http.post("/reset", json={"item_id": "toy_1"})
+        assert response.status_code == 500
+        assert "reset returned a NoneType, None" in response.json()["detail"]
+
+    serving([Broken()], talk)
 
 
 def test_what_hangs_is_cut_off_at_the_servers_limit_or_the_clients() -> None:

@@ -40,6 +40,8 @@ class Rogue:
             return StepResult("ab\n" * int(rest))
         if verb == "measure":
             return StepResult("", metrics={rest: 0.5})
+        if verb == "reward":
+            return StepResult("", reward=float(rest))
         print("environments may print")
         return StepResult(
             str(os.getpid()) if action == "pid" else action,

@@ -11,6 +11,7 @@ from envs.errors import ConfigError, EnvCrashed, EpisodeTimeout
 from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item
 from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.config.prompts import check_prompts
 from tasks.data.items import read_items
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
@@ -96,6 +97,11 @@ def test_a_hung_environment_is_found_out(tmp_path: Path, pipeline: Pipeline) -> 
     rollout = pipeline.rollout.model_copy(update={"episode_timeout_s": 0.2})
     with pytest.raises(EpisodeTimeout, match=r"toy_0: the episode took longer than 0\.2 s"):
         provision(pipeline.model_copy(update={"rollout": rollout}), tmp_path)
+
+
+def test_the_room_after_prompts_is_checked_whatever_the_environment_raises(pipeline: Pipeline) -> None:
+    register_env(_Toy(crash_at=0).spec)  # `provision` reports the fault
+    check_prompts(pipeline, [toy_item()])
 
 
 def test_without_an_expert_items_are_begun(tmp_path: Path, pipeline: Pipeline) -> None:
