@@ -14,6 +14,7 @@ from envs.errors import ConfigError, suggest
 from envs.plugins import Registry, is_module, load_object
 from envs.requirements.detection import Package, Requirement, require
 from envs.types import Item
+from envs.values import show
 
 MAX_EXPERT_TURNS = 1000
 """An item for which an expert needs more turns counts as one without a known solution."""
@@ -26,7 +27,7 @@ it blocks, leaks, crashes, or keeps state that instances would share."""
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The items of an environment; no problem is in both halves."""
+    """The items of an environment; no problem is in both halves, and none is twice in one."""
 
     train: Sequence[Item]
     test: Sequence[Item]
@@ -68,7 +69,7 @@ class EnvSpec:
     """Makes an instance; cheap, because `reset` does the work."""
     split: Callable[[int], Split]
     """`split(seed)` returns train and test items, the same on every machine. Raises `ConfigError` if the
-    environment has no items (`has_items`)."""
+    environment has no items (`has_items`). Call `make_split`, which checks it."""
     expert: Callable[[Item], Iterable[ExpertStep]]
     """A solution of an item, for demonstrations and health checks; empty if none is known, `no_expert` if the
     environment never has one. Call `solve`, which bounds its length."""
@@ -112,9 +113,41 @@ class EnvSpec:
         """Whether solutions may be known."""
         return self.expert is not no_expert
 
+    def make_split(self, seed: int) -> Split:
+        """Return the items of `seed`: training items at least, each item once.
+
+        Raises `ConfigError` for others, and for an item without a number.
+        """
+        split: object = self.split(seed)
+        where = f"environment {self.name!r}: split({seed})"
+        if not isinstance(split, Split):
+            raise ConfigError(f"{where} returned {show(split)}; return a Split")
+        if not split.train:
+            raise ConfigError(f"{where} has no training items; return at least one")
+        sides: dict[int, str] = {}
+        for side, items in (("training", split.train), ("test", split.test)):
+            for item in items:
+                if (earlier := sides.get(item.index)) is not None:
+                    cause = (
+                        f"twice among the {side} items" if earlier == side else "for training and for test"
+                    )
+                    raise ConfigError(f"{where} has {item.item_id} {cause}; return each item once")
+                sides[item.index] = side
+        return split
+
     def solve(self, item: Item) -> Sequence[ExpertStep]:
-        """Return the expert's turns; empty if it knows no solution within `MAX_EXPERT_TURNS`."""
-        steps = tuple(islice(self.expert(item), MAX_EXPERT_TURNS + 1))
+        """Return the expert's turns; empty if it knows no solution within `MAX_EXPERT_TURNS`.
+
+        Raises `ConfigError` if the expert returns anything but turns.
+        """
+        solution: object = self.expert(item)
+        where = f"environment {self.name!r}: the expert's solution of {item.item_id}"
+        if not isinstance(solution, Iterable):
+            raise ConfigError(f"{where} is {show(solution)}; return a sequence of ExpertStep, maybe empty")
+        steps = tuple(islice(solution, MAX_EXPERT_TURNS + 1))
+        for step in steps:
+            if not isinstance(step, ExpertStep):
+                raise ConfigError(f"{where} has {show(step)}; return a sequence of ExpertStep")
         return steps if len(steps) <= MAX_EXPERT_TURNS else ()
 
     def check(self) -> None:
@@ -196,7 +229,7 @@ def find_item(spec: EnvSpec, name: str, *, seed: int | None = None) -> Item:
 
 @lru_cache(maxsize=16)
 def _items_by_number(spec: EnvSpec) -> Mapping[int, Item]:
-    split = spec.split(0)
+    split = spec.make_split(0)
     return {item.index: item for item in (*split.train, *split.test)}
 
 
@@ -297,17 +330,17 @@ def is_user_env(name: str) -> bool:
 def _load_user_env(name: str) -> EnvSpec:
     """Load the `EnvSpec` named `module:SPEC`; it and its items take that name, by which every process finds
     an item's environment."""
-    spec = _check_type(name, load_object(name, key="env"))
+    spec = replace(_check_type(name, load_object(name, key="env")), name=name)
 
     def rename(item: Item) -> Item:
         return replace(item, item_id=f"{name}_{item.index}", env=name)
 
     def split(seed: int) -> Split:
-        items = spec.split(seed)
+        items = spec.make_split(seed)
         return Split(train=[*map(rename, items.train)], test=[*map(rename, items.test)])
 
     def make_item(index: int) -> Item:
         assert spec.make_item is not None
         return rename(spec.make_item(index))
 
-    return replace(spec, name=name, split=split, make_item=spec.make_item and make_item)
+    return replace(spec, split=split, make_item=spec.make_item and make_item)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from envs.errors import ConfigError
 from envs.texts import replace_surrogates
 from envs.values import read_flag, read_number, show
 
@@ -35,8 +36,13 @@ class Item:
 
     @property
     def index(self) -> int:
-        """The number in `item_id`."""
-        return int(self.item_id.rpartition("_")[2])
+        """The number in `item_id`. Raises `ConfigError` if there is none."""
+        try:
+            return int(self.item_id.rpartition("_")[2])
+        except ValueError:
+            raise ConfigError(
+                f"environment {self.env!r}: item {self.item_id!r} has no number; call it {self.env}_0, or so"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

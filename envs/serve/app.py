@@ -209,7 +209,7 @@ async def serve(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a file
     spec.check()
-    item = spec.split(0).train[0]
+    item = spec.make_split(0).train[0]
     with boundary(EnvCrashed, f"{item.item_id}: reset"):
         env = spec.make()
         try:

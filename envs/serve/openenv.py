@@ -42,7 +42,7 @@ class OpenEnv:
     def __init__(self, sessions: EnvSessions) -> None:
         self._sessions = sessions
         self._spec = sessions.spec
-        self._train = self._spec.split(0).train
+        self._train = self._spec.make_split(0).train
 
     async def reset(self, call: Call) -> object:
         """`POST /reset`: start an episode, in a new session or the one that the body names."""

@@ -95,7 +95,7 @@ def _items(spec: EnvSpec, missing: Iterable[Requirement]) -> str:
         return "your data"
     if any(isinstance(need, Package | DataSet) for need in missing):  # programs are needed only to play
         return "unknown"
-    split = spec.split(0)
+    split = spec.make_split(0)
     return f"{len(split.train)} train, {len(split.test)} test"
 
 

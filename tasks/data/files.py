@@ -76,7 +76,7 @@ def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[t
     spec = get_env(data.parts[part].env)
     known_items: dict[str, Item] = {}
     if spec.has_items and spec.make_item is None:
-        split = spec.split(data.split_seed)
+        split = spec.make_split(data.split_seed)
         known_items = {item.item_id: item for item in (*split.train, *split.test)}
     locations: dict[str, str] = {}
     items = []

@@ -23,6 +23,7 @@ from tasks.config.data import DataSettings
 from tasks.config.pipelines import Pipeline
 from tasks.data.files import check_data, read_parts
 from tasks.data.hashes import text_md5
+from tasks.data.sources import find_foreign
 
 SPLITS = ("test", "train")
 
@@ -47,12 +48,13 @@ def check_split(name: str) -> None:
 def split(data: DataSettings) -> Split:
     """Training and test items of all parts, part by part.
 
-    Raises `ConfigError` for a part without items, for an item that two parts claim, and for invalid files.
+    Raises `ConfigError` for a part without items, for an item that two parts claim, for a split that
+    `EnvSpec.make_split` refuses, and for invalid files.
     """
     check_data(data)
     user_splits = read_parts(data)
     envs = {part.env for name, part in data.parts.items() if name not in user_splits}
-    splits = {env: get_env(env).split(data.split_seed) for env in envs}
+    splits = {env: get_env(env).make_split(data.split_seed) for env in envs}
     owners: dict[str, str] = {}
     train: list[Item] = []
     test: list[Item] = []
@@ -203,12 +205,21 @@ def read_split(workspace: Path, *, data: DataSettings) -> Split:
 
 
 def item_to_json(item: Item) -> str:
-    """One line of an item file."""
+    """One line of an item file. Raises `ConfigError` for an item that JSON cannot hold."""
     values = {**asdict(item), "metadata": dict(item.metadata)}
     for name in ("fields", "part"):  # most items have none
         if not values[name]:
             del values[name]
-    return json.dumps(values, sort_keys=True)
+    try:
+        return json.dumps(values, sort_keys=True)
+    except TypeError:
+        for key, fact in item.metadata.items():
+            if (foreign := find_foreign(fact)) is not None:
+                raise ConfigError(
+                    f"environment {item.env!r}: item {item.item_id}: metadata.{key} holds {foreign}; give a "
+                    "number or a text"
+                ) from None
+        raise
 
 
 def item_from_json(line: str, *, location: str) -> Item:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,16 @@ def test_textcraft_is_prepared_with_no_goal_in_both_splits_and_the_same_bytes_ag
     assert not {item.item_id for item in train} & {item.item_id for item in test}
     for file in files:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_items_that_are_no_json_are_refused_by_name(tmp_path: Path, pipeline: Pipeline) -> None:
+    class Colour:
+        pass
+
+    items = [Item(f"toy_{i}", env="toy", metadata={"target": 3, "hue": Colour()}) for i in range(2)]
+    register_env(replace(_Toy().spec, split=lambda seed: Split(train=items[:1], test=items[1:])))
+    with pytest.raises(ConfigError, match=r"'toy': item toy_0: metadata\.hue holds a Colour; give a number"):
+        prepare(pipeline, tmp_path)
 
 
 def test_provision_plays_the_expert_and_leaves_a_receipt(tmp_path: Path, pipeline: Pipeline) -> None:
