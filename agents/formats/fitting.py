@@ -11,6 +11,7 @@ from typing import Any
 from agents.formats.calls import ToolCall
 from agents.formats.json_values import MAX_DIGITS, Value, decode_at
 from agents.formats.react import PLAIN_INPUT
+from envs.json_schema import find_definition
 
 _INTEGER = re.compile(rf"[+-]?[0-9]{{1,{MAX_DIGITS}}}")
 _NULL = ("null", "None")
@@ -33,16 +34,22 @@ def fit_types(call: ToolCall, parameters: Mapping[str, Any]) -> ToolCall:
             arguments = {names[0]: arguments[PLAIN_INPUT]}
     for name, value in arguments.items():
         if isinstance(value, str) and isinstance(properties.get(name), Mapping):
-            arguments[name] = _fit(value, _types(properties[name]))
+            arguments[name] = _fit(value, _types(properties[name], parameters))
     return ToolCall(call.name, arguments)
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    names = schema.get("type", [])
-    types = {names} if isinstance(names, str) else set(names)
-    for key in ("anyOf", "oneOf"):
-        for choice in schema.get(key, []):
-            types |= _types(choice)
+def _types(schema: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
+    types: set[str] = set()
+    pending, followed = [schema], set[str]()
+    while pending:
+        part = pending.pop()
+        names = part.get("type", [])
+        types |= {names} if isinstance(names, str) else set(names)
+        pending += [*part.get("anyOf", []), *part.get("oneOf", [])]
+        reference = part.get("$ref", "")
+        if reference and reference not in followed:  # a definition may refer to itself
+            followed.add(reference)
+            pending.append(find_definition(reference, root))
     return types
 
 

@@ -12,6 +12,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from pydantic.json_schema import GenerateJsonSchema
 
 from envs.errors import ConfigError
+from envs.json_schema import find_definition
 from envs.texts import replace_surrogates_within
 
 _MAX_VALUE_CHARS = 60
@@ -58,7 +59,7 @@ class Signature:
     def _describe_parameters(self) -> str:
         required_names = self.schema.get("required", ())
         texts = [
-            f"{name} ({_type_name(about)}{'' if name in required_names else ', optional'})"
+            f"{name} ({_type_name(about, self.schema)}{'' if name in required_names else ', optional'})"
             for name, about in self.schema.get("properties", {}).items()
         ]
         return f"It takes: {', '.join(texts)}" if texts else "It takes no arguments"
@@ -164,12 +165,14 @@ def _fault(error: Mapping[str, Any]) -> str:
     return f"{where}: {error['msg']}, not {_short(error['input'])}"
 
 
-def _type_name(about: Mapping[str, Any]) -> str:
+def _type_name(about: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    if "$ref" in about:
+        about = find_definition(about["$ref"], root)
     if "enum" in about:
         return " or ".join(repr(option) for option in about["enum"])
     if "anyOf" in about:
-        return " or ".join(_type_name(option) for option in about["anyOf"])
-    return str(about.get("type", "object" if "$ref" in about else "anything"))
+        return " or ".join(_type_name(option, root) for option in about["anyOf"])
+    return str(about.get("type", "anything"))
 
 
 def _short(value: object) -> str:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from envs.json_schema import find_definition
+
 HIDDEN_FIELDS = ("metadata", "done", "reward")
 """Fields of every observation and action that only programs need."""
 
@@ -73,7 +75,4 @@ class ActionForm:
 
     def _resolve(self, name: str) -> Mapping[str, Any]:
         field: Mapping[str, Any] = self._fields[name]
-        reference = field.get("$ref", "")
-        if reference.startswith("#/$defs/"):
-            field = self._schema.get("$defs", {}).get(reference.removeprefix("#/$defs/"), {})
-        return field
+        return find_definition(field["$ref"], self._schema) if "$ref" in field else field

@@ -1,15 +1,19 @@
 """The formats in plain text (ReAct, code, Search-R1), thoughts, types from schemas, and the bounds of all."""
 
+import asyncio
+import enum
 import time
 
 import pytest
 from hypothesis import example, given, settings
+from pydantic import BaseModel
 
 from agents.formats import ACTIONS, FORMATS, turn_parser
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import MAX_DEPTH
 from agents.formats.react import react
 from agents.formats.scan import MAX_CHARS, MAX_MARKS, split_thinking
+from agents.tools.tool import tool
 from envs.errors import ConfigError
 from tests.support.format_writers import hostile
 
@@ -185,6 +189,34 @@ def test_arguments_get_the_types_of_the_schema(kind: str | list[str], text: str,
     turn = turn_parser("qwen3", [schema])(f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>")
     assert turn.calls == (ToolCall("f", {"x": value}),)
     assert type(turn.calls[0].arguments["x"]) is type(value)
+
+
+def test_arguments_get_the_types_of_models_and_enumerations() -> None:
+    class Grade(enum.IntEnum):
+        GOOD = 1
+
+    class Place(BaseModel):
+        x: int
+
+    @tool
+    def visit(place: Place, then: Place | None, grade: Grade | None, all: list[Place]) -> list[int]:
+        assert then is not None
+        assert grade is not None
+        return [place.x, then.x, grade, *(each.x for each in all)]
+
+    texts = {"place": '{"x": 3}', "then": '{"x": 4}', "grade": "1", "all": '[{"x": 5}]'}
+    parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+    turn = turn_parser("qwen3", [visit.schema])(f"<function=visit>\n{parameters}</function>")
+    assert asyncio.run(visit.call(turn.calls[0].arguments)).observation == "[3,4,1,5]"
+
+
+def test_a_definition_that_refers_to_itself_is_followed_once() -> None:
+    tree = {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/Tree"}]}
+    places = {"x": {"$ref": "#/$defs/Tree"}, "y": {"$ref": "#/$defs/Lost"}}
+    schema = {"name": "f", "parameters": {"properties": places, "$defs": {"Tree": tree}}}
+    body = "<parameter=x>\n7\n</parameter>\n<parameter=y>\n7\n</parameter>\n"
+    turn = turn_parser("qwen3", [schema])(f"<function=f>\n{body}</function>")
+    assert turn.calls == (ToolCall("f", {"x": 7, "y": "7"}),)
 
 
 def test_a_plain_input_goes_to_the_only_parameter_that_is_needed() -> None:

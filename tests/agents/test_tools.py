@@ -133,6 +133,7 @@ def test_what_a_model_quotes_is_what_it_would_be_unquoted(whole: int, flag: bool
     ("arguments", "message"),
     [
         ({}, ["start is missing", "towns is missing", "It takes: start (string), towns (array), speed"]),
+        ({}, ["unit ('km' or 'mile', optional)", "mode ('bike' or 'bus' or null, optional)"]),
         ({"start": "a", "towns": [], "stat": 1}, ["'stat' is no argument of it"]),
         ({"start": "a", "towns": [{"name": "x", "population": "many"}]}, ["towns.0.population", "'many'"]),
         ({"start": "a", "towns": [], "speed": -1}, ["speed", "greater than 0", "-1"]),

@@ -1,0 +1,12 @@
+"""References within a JSON schema, as pydantic writes them for models and enumerations."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def find_definition(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of `root` at `reference`, such as `#/$defs/Town`; empty if there is none."""
+    part: Any = root
+    for key in reference.removeprefix("#/").split("/"):
+        part = part.get(key) if isinstance(part, Mapping) else None
+    return part if isinstance(part, Mapping) else {}
