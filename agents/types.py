@@ -136,7 +136,8 @@ class Trajectory:
     turns: tuple[Turn, ...]
     stop_reason: StopReason
     reward: float
-    """Sum of the turns' rewards; 0.0, and never used, if `stop_reason` is `ERROR`."""
+    """Sum of the turns' rewards; without a turn, what the program returned. 0.0, and never used, if
+    `stop_reason` is `ERROR`."""
     success: bool
     seconds: float
     attempts: int = 1

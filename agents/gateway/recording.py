@@ -164,7 +164,8 @@ class Recording:
         """All answers so far; `turn_rewards` in their order.
 
         Segments are in the order of their last turns, so that the last turn is the last answer, which gets
-        `reward`. `parse_failures`, `segments` and `other_sampling` are added to `metrics`.
+        `reward`; without an answer, only the trajectory has it. `parse_failures`, `segments` and
+        `other_sampling` are added to `metrics`.
         """
         segments = {id(answer.segment): answer.segment for answer in self._answers}.values()
         in_order = sorted(segments, key=lambda segment: segment.answers[-1].number)
@@ -183,7 +184,7 @@ class Recording:
             prompt_images=tuple(in_order[0].prompt.images) if in_order else (),
             turns=tuple(turns),
             stop_reason=stop_reason,
-            reward=sum(rewards),
+            reward=sum(rewards) if rewards else reward,
             success=success,
             seconds=time.perf_counter() - self._started_s,
             metrics={

@@ -41,7 +41,8 @@ class AgentProgram(Protocol):
 
         Returns a reward, or a mapping with `reward` and optionally `success`, `turn_rewards` (one for each of
         the model's answers, in their order) and metrics: `agents.rewards.types.read_result`. None leaves the
-        judging to a reward. An exception voids the episode, unless no turn or no context was left.
+        judging to a reward, if the model has answered. An exception voids the episode, unless no turn or no
+        context was left.
 
         An async program shares the event loop with the gateway, which cannot answer while it blocks; any
         other gets a thread for each episode.
@@ -128,10 +129,11 @@ async def run_program(
     """Run the episodes of each item; returns one group per item, in the order of `items`.
 
     An episode whose program raises, takes too long or returns no reward is tried again and then given up
-    with `StopReason.ERROR`; so is one that ended on an answer that the sampler failed to give. A program
-    that raises because there was no turn or no room left has been run to its end, and is taken to have
-    returned None; where there is no `reward`, that is 0. Where the reward itself fails, the episode is given
-    up at once. A `WingspanError` other than an `EpisodeFault` cancels all samples and is raised.
+    with `StopReason.ERROR`; so is one that ended on an answer that the sampler failed to give, and one that
+    got no answer at all and returned None. A program that raises because there was no turn or no room left
+    has been run to its end, and is taken to have returned None; where there is no `reward`, that is 0. Where
+    the reward itself fails, the episode is given up at once. A `WingspanError` other than an `EpisodeFault`
+    cancels all samples and is raised.
     """
     slots = asyncio.Semaphore(config.concurrency)
 
@@ -187,15 +189,20 @@ async def _run_in_time(config: ProgramConfig, item: Item, *, session: GatewaySes
 
 
 async def _judge(trajectory: Trajectory, *, reward: Reward | None) -> Trajectory:
+    where, has_ended = trajectory.item.item_id, trajectory.stop_reason is StopReason.TERMINATED
+    if has_ended and not trajectory.turns:
+        raise ProgramFailed(
+            f"{where}: the program returned None, and the policy has answered no request of it; have it ask "
+            "the model at its base_url, and raise what goes wrong"
+        )
     if reward is not None and trajectory.turns:
         reward_input = RewardInput(
             final_response=trajectory.turns[-1].text, trajectory=trajectory, fields=trajectory.item.fields
         )
         return assign_rewards(trajectory, await reward.score(reward_input))
-    if reward is None and trajectory.stop_reason is StopReason.TERMINATED:
+    if reward is None and has_ended:
         raise ProgramFailed(
-            f"{trajectory.item.item_id}: the program returned None; have it return the reward, or name one "
-            "as agent.reward"
+            f"{where}: the program returned None; have it return the reward, or name one as agent.reward"
         )
     return trajectory
 

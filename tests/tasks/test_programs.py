@@ -18,6 +18,7 @@ from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, StopReason, Trajectory
 from envs.errors import ConfigError, SamplerFailed
 from envs.types import Item
+from tasks.data.trajectories import is_usable
 from tasks.errors import SamplerDied
 from tasks.rollout.programs import AgentProgram, ProgramConfig, run_program
 from tests.support.gateway_toy import QUESTION, ask, client_of, encode, make_gateway, make_sampler, to_history
@@ -257,6 +258,29 @@ def test_where_a_program_returns_none_the_reward_judges() -> None:
 
     ((unjudged_episode, _),) = play(program)
     assert (unjudged_episode.error or "").endswith("have it return the reward, or name one as agent.reward")
+
+
+def test_an_episode_without_a_turn_has_the_programs_reward_and_no_other() -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> Mapping[str, Any] | None:
+        with suppress(openai.APIConnectionError):
+            await talk("http://127.0.0.1:9/v1", 1)  # nothing listens there
+        return {"reward": 0.75, "success": True} if item.index else None
+
+    for judge in (last_digit, None):
+        ((unreached,), (solved,)) = play(program, items=2, num_samples=1, reward=judge)
+        assert (unreached.stop_reason, unreached.attempts) == (StopReason.ERROR, 2)
+        assert "the policy has answered no request of it" in (unreached.error or "")
+        assert (solved.stop_reason, solved.turns) == (StopReason.TERMINATED, ())
+        assert (solved.reward, solved.success) == (0.75, True)
+        assert not is_usable(solved)  # for training
+
+
+def test_a_prompt_without_room_ends_the_episode_at_once() -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> None:
+        await talk(base_url, 1)
+
+    ((trajectory,),) = play(program, num_samples=1, context_length=4, reward=last_digit)
+    assert (trajectory.stop_reason, trajectory.turns, trajectory.reward) == (StopReason.MAX_CONTEXT, (), 0.0)
 
 
 def test_a_reward_that_fails_drops_the_episode_and_plays_it_no_more() -> None:
