@@ -7,17 +7,16 @@
 `types.read_result` says what it may return.
 """
 
-import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict, Unpack, overload
 
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
-from agents.tools.threads import run_in_thread
+from agents.tools.functions import TooSlow, call_function, is_async, name_of, run_in_time
 from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe, suggest
 from envs.requirements.detection import Requirement, require
 
@@ -65,27 +64,25 @@ class FunctionReward:
         arguments = reward_input.arguments(self.parameters)
         self._require(arguments)
         cause: Exception | None = None
+        reason = ""
         for _ in range(self.retries + 1):
             try:
                 return read_result(await self._call(arguments), turns=len(trajectory.turns))
+            except TooSlow as error:
+                cause, reason = error, f"{error}; raise its timeout_s"
             except Exception as error:
                 if isinstance(error, WingspanError) and not isinstance(error, EpisodeFault):
                     raise  # the user must fix it; another call would fail as well
-                cause = error
-        reason = str(cause) if isinstance(cause, _TooSlow) else describe(cause or RuntimeError())
+                cause, reason = error, describe(error)
         raise RewardFailed(
             f"{where}: reward {self.name!r} failed at each of {self.retries + 1} calls, the last: {reason}"
         ) from cause
 
     async def _call(self, arguments: Mapping[str, Any]) -> object:
-        if inspect.iscoroutinefunction(self.function):
-            async with _time_limit(self.timeout_s):
-                return await self.function(**arguments)
-        async with _THREAD_LIMITER, _time_limit(self.timeout_s):
-            try:
-                return await run_in_thread(partial(self.function, **arguments), name=f"reward {self.name!r}")
-            except SystemExit as error:  # it ends the function, not this program
-                raise RuntimeError(f"it raised {describe(error)}") from error
+        name, in_thread = f"reward {self.name!r}", not is_async(self.function)
+        async with _THREAD_LIMITER if in_thread else nullcontext():
+            work = call_function(partial(self.function, **arguments), in_thread=in_thread, name=name)
+            return await run_in_time(work, timeout_s=self.timeout_s, name=name)
 
     def _require(self, available: Collection[str]) -> None:
         for name, is_required in self.parameters.items():
@@ -129,7 +126,7 @@ def reward(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
         raise ConfigError(f"retries={retries} of a reward; give 0 or more")
 
     def decorate(function: Callable[..., Any]) -> FunctionReward:
-        name = options.get("name") or function.__name__
+        name = options.get("name") or name_of(function)
         parameters = _parameters(function, name)
         return FunctionReward(**{**options, "name": name}, function=function, parameters=parameters)
 
@@ -146,18 +143,3 @@ def _parameters(function: Callable[..., Any], name: str) -> dict[str, bool]:
                 "or take `fields` for all of the data"
             )
     return {parameter.name: parameter.default is inspect.Parameter.empty for parameter in parameters}
-
-
-class _TooSlow(Exception):
-    """A call exceeded its limit; `TimeoutError` may be the called function's own."""
-
-
-@asynccontextmanager
-async def _time_limit(timeout_s: float | None) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(timeout_s) as limit:
-            yield
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise _TooSlow(f"it took longer than {timeout_s:g} s; raise its timeout_s") from None

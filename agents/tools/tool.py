@@ -4,7 +4,6 @@ Whatever a tool does, its call ends in a `ToolResult` within its time limit. Onl
 cancellation and `WingspanError`; a failure of the infrastructure must never look like one of the policy.
 """
 
-import asyncio
 import copy
 import functools
 import inspect
@@ -16,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from agents.clients.rate_limit import ConcurrencyLimiter
+from agents.tools.functions import TooSlow, WasCancelled, is_async, name_of, run_in_time
 from agents.tools.signature import InvalidArguments, read_signature
 from agents.tools.threads import run_in_thread
 from agents.tools.types import MIN_LENGTH, ToolError, ToolResult, ToolStatus, cut, read_outcome
@@ -24,8 +24,6 @@ from envs.errors import ConfigError, WingspanError
 
 TIMEOUT_S = 60.0
 MAX_LENGTH = 2048
-END_S = 1.0
-"""Time for a call that was cancelled to clean up, before it is abandoned."""
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what model servers accept
 
 C = TypeVar("C")
@@ -41,8 +39,9 @@ class Options(TypedDict, total=False):
     """For the agent; by default the docstring without its sections."""
     timeout_s: float | None
     """Of one call, in seconds, by default 60; None is no limit. A synchronous function that takes longer is
-    abandoned in its thread, because nothing can end it. A stateful tool that is cancelled leaves its
-    environment in whatever state it was."""
+    abandoned in its thread, because nothing can end it; so is an asynchronous one that catches
+    `asyncio.CancelledError` and goes on. A stateful tool that is cancelled leaves its environment in whatever
+    state it was."""
     keeps_time: bool
     """It ends by itself, as a sandbox does, however long that takes: only the episode's end cancels it, and
     there is no `timeout_s`. Without both, a call has the time limit of an environment's step."""
@@ -74,7 +73,7 @@ class Tool:
         finish: bool = False,
         stateful: bool = False,
     ) -> None:
-        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.name = name or name_of(function)
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"tool {self.name!r}: a name has 1 to 64 of a-z A-Z 0-9 _ -; give it name=")
         if keeps_time and timeout_s not in (None, TIMEOUT_S):
@@ -100,9 +99,7 @@ class Tool:
         self.finish = finish
         self.stateful = stateful
         self.function = function
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            type(function).__call__
-        )
+        self._is_async = is_async(function)
         # Shared by all instances of a class.
         self._limiter = nullcontext() if max_concurrency is None else ConcurrencyLimiter(max_concurrency)
 
@@ -156,22 +153,16 @@ class Tool:
             return await self._run(values)
 
     async def _run(self, values: dict[str, Any]) -> ToolResult:
-        work = asyncio.create_task(self._work(values), name=f"tool {self.name}")
+        work = self._work(values)
         try:
-            await asyncio.sleep(0)  # enough for a tool that never waits; a timer costs more
-            if not work.done():
-                await asyncio.wait({work}, timeout=self.timeout_s)
-            in_time = work.done()
-        finally:  # out of time, or cancelled
-            await _end(work)
-        if not in_time:
+            result = await run_in_time(work, timeout_s=self.timeout_s, name=f"tool {self.name!r}")
+            return cut(result, max_length=self.max_length)
+        except TooSlow:
             return self._observe(
                 ToolStatus.TIMED_OUT, f"{self.name} took longer than {self.timeout_s:g} s and was ended"
             )
-        if work.cancelled():  # not by the caller: that would have been raised above
-            return self._observe(ToolStatus.RAISED, f"{self.name} failed: it was cancelled")
-        try:
-            return cut(work.result(), max_length=self.max_length)
+        except WasCancelled as error:
+            return self._observe(ToolStatus.RAISED, f"{self.name} failed: {error}")
         except Exception as error:
             return self._observe_error(error)
 
@@ -273,15 +264,6 @@ def _call_function(function: Callable[..., Any], values: dict[str, Any]) -> Tool
     """Run in a thread, where the value is also read, because it may be large."""
     value = function(**values)
     return value if inspect.isawaitable(value) else read_outcome(value)
-
-
-async def _end(work: asyncio.Task[Any]) -> None:
-    """Cancel a running task; one that resists is abandoned."""
-    if not work.done():
-        work.cancel()
-        await asyncio.wait({work}, timeout=END_S)
-    if work.done() and not work.cancelled():
-        work.exception()  # otherwise the loop reports it as never retrieved
 
 
 def _infrastructure_fault(error: BaseException) -> WingspanError | None:

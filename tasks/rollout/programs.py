@@ -5,7 +5,6 @@ side by side, with retries and with faults as data, as in `agents/rollout/group.
 """
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from agents.gateway.sessions import GatewaySession
 from agents.rewards.types import PREFIX, Reward, RewardInput, assign_rewards, read_result
 from agents.rollout.group import Attempt, Callbacks, GroupSpec, gather_groups
 from agents.samplers.sampler import Sampler
-from agents.tools.threads import run_in_thread
+from agents.tools.functions import TooSlow, call_function, is_async, name_of, run_in_time
 from agents.types import StopReason, Trajectory
 from envs.errors import EpisodeTimeout, ProgramFailed, WingspanError, boundary, describe
 from envs.types import Item, Message
@@ -167,17 +166,19 @@ async def _run_episode(config: ProgramConfig, item: Item, *, session: GatewaySes
 
 async def _run_in_time(config: ProgramConfig, item: Item, *, session: GatewaySession) -> ProgramResponse:
     """The program's return value; None as well where it raised because no turn or no room was left."""
+    name = f"program {name_of(config.program)!r} of {item.item_id}"
+    call = partial(config.program, session.base_url, session.api_key, item)
+    work = call_function(call, in_thread=not is_async(config.program), name=name)
     try:
-        async with asyncio.timeout(config.timeout_s) as deadline:
-            response = await _call(config.program, session.base_url, session.api_key, item)
+        response: ProgramResponse = await run_in_time(work, timeout_s=config.timeout_s, name=name)
     except WingspanError:
         raise
+    except TooSlow:
+        raise EpisodeTimeout(
+            f"{item.item_id}: the program took longer than {config.timeout_s:g} s; raise "
+            "rollout.episode_timeout_s"
+        ) from None
     except Exception as error:
-        if deadline.expired():
-            raise EpisodeTimeout(
-                f"{item.item_id}: the program took longer than {config.timeout_s:g} s; raise "
-                "rollout.episode_timeout_s"
-            ) from None
         if session.fault is not None:
             raise session.fault from error
         if session.stop_reason is not StopReason.TERMINATED:
@@ -205,13 +206,3 @@ async def _judge(trajectory: Trajectory, *, reward: Reward | None) -> Trajectory
             f"{where}: the program returned None; have it return the reward, or name one as agent.reward"
         )
     return trajectory
-
-
-async def _call(program: AgentProgram, base_url: str, api_key: str, item: Item) -> ProgramResponse:
-    call = partial(program, base_url, api_key, item)
-    is_async = inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(type(program).__call__)
-    try:
-        response = call() if is_async else await run_in_thread(call, name=f"program {item.item_id}")
-        return await response if inspect.isawaitable(response) else response
-    except SystemExit as error:  # it ends the program, not this process
-        raise RuntimeError(f"it raised {describe(error)}") from error

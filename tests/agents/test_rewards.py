@@ -5,6 +5,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -233,7 +234,7 @@ def test_a_reward_that_blocks_holds_nobody_up() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["sync", "async", "clings"])
 def test_a_reward_that_hangs_is_left_behind(kind: str) -> None:
     let_go = threading.Event()
 
@@ -244,7 +245,13 @@ def test_a_reward_that_hangs_is_left_behind(kind: str) -> None:
     async def hang_async() -> None:
         await asyncio.Event().wait()
 
-    hanging = reward(name="hang", timeout_s=0.05, retries=1)(hang if kind == "sync" else hang_async)
+    async def cling() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    functions: dict[str, Callable[[], Any]] = {"sync": hang, "async": hang_async, "clings": cling}
+    hanging = reward(name="hang", timeout_s=0.05, retries=1)(functions[kind])
     with pytest.raises(
         RewardFailed, match=r"at each of 2 calls, the last: it took longer than 0\.05 s; raise"
     ):

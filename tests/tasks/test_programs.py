@@ -118,6 +118,26 @@ def test_a_program_that_takes_too_long_is_an_error() -> None:
     )
 
 
+def test_a_program_that_will_not_be_ended_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    async def clings(base_url: str, api_key: str, item: Item) -> float:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    ((trajectory,),) = play(clings, num_samples=1, timeout_s=0.1, max_attempts=1)
+    assert (trajectory.error or "").startswith("EpisodeTimeout: toy_0: the program took longer than 0.1 s")
+    warnings = [text for text in caplog.messages if "is abandoned" in text]
+    assert [text.partition(" runs on")[0] for text in warnings] == ["program 'clings' of toy_0"]
+
+
+def test_a_program_that_cancels_itself_has_failed() -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> float:
+        raise asyncio.CancelledError
+
+    ((trajectory,),) = play(program, num_samples=1, max_attempts=1)
+    assert trajectory.error == "ProgramFailed: toy_0: the program: WasCancelled: it was cancelled"
+
+
 def test_an_answer_that_the_sampler_failed_to_give_is_no_bad_play() -> None:
     async def program(base_url: str, api_key: str, item: Item) -> float:
         await talk(base_url, 1)
