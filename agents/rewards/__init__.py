@@ -5,17 +5,14 @@ gives under `agent.judges`. `@reward` makes a function a reward, `CombinedReward
 and `assign_rewards` puts a result on a trajectory.
 """
 
-from typing import Any
-
 from agents.clients.endpoint import Endpoint
 from agents.rewards import code, environment, formats, qa, text
 from agents.rewards.function import FunctionReward, reward
 from agents.rewards.judge.reward import LLMJudge
 from agents.rewards.math import reward as math
-from agents.rewards.types import Reward, RewardInput, RewardResult, assign_rewards
+from agents.rewards.types import Reward, RewardInput, RewardResult, assign_rewards, require_reward
 from agents.rewards.weighted import CombinedReward
 from agents.settings import JudgeSettings
-from envs.errors import ConfigError
 from envs.plugins import Registry
 
 __all__ = [
@@ -39,19 +36,12 @@ _BUILTIN = [
 ]
 
 
-def _validate(name: str, value: Any) -> Reward:
-    if not all(callable(getattr(value, method, None)) for method in ("score", "check")):
-        raise ConfigError(f"reward {name!r} is a {type(value).__name__}; decorate a function with @reward")
-    reward: Reward = value
-    return reward
-
-
 REWARDS: Registry[Reward] = Registry(
     "reward",
     {reward.name: reward for reward in _BUILTIN},
     group="wingspan.rewards",
     origin="agents/rewards/__init__.py",
-    validate=_validate,
+    validate=lambda name, value: require_reward(value, place=f"reward {name!r}"),
 )
 
 

@@ -105,6 +105,16 @@ class Reward(Protocol):
         """
 
 
+def require_reward(value: Any, *, place: str) -> Reward:
+    """`value`, which must be a reward; `place` names where it is given. Raises `ConfigError`."""
+    if not all(callable(getattr(value, method, None)) for method in ("score", "check")):
+        raise ConfigError(
+            f"{place} is a {type(value).__name__}, not a reward; decorate a function with @reward"
+        )
+    reward: Reward = value
+    return reward
+
+
 def check_items(reward: Reward, items: Iterable[Item], *, with_env: bool = True) -> None:
     """Check, before any episode, that `items` give `reward` all that it takes.
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 
-from agents.rewards.types import Reward, RewardInput, RewardResult
+from agents.rewards.types import Reward, RewardInput, RewardResult, require_reward
 from envs.errors import ConfigError
 from envs.runtime.concurrency import gather_or_cancel
 
@@ -20,8 +20,8 @@ class CombinedReward:
     def __init__(self, weights: Mapping[str, float], *, rewards: Mapping[str, Reward]) -> None:
         """`weights`: any finite numbers; below 0 is a penalty, 0 only records.
 
-        Raises `ConfigError` for no weights, for a name missing from `rewards`, or for a weight that is not
-        finite.
+        Raises `ConfigError` for no weights, for a name missing from `rewards` or of another object, or for a
+        weight that is not finite.
         """
         if not weights:
             raise ConfigError("a weighted reward has no parts; give at least one name with a weight")
@@ -33,7 +33,9 @@ class CombinedReward:
                     f"a weighted reward: the weight of {part!r} is {weight}, not a finite number"
                 )
         self._weights = {part: float(weight) for part, weight in weights.items()}
-        self._rewards = {part: rewards[part] for part in weights}
+        self._rewards = {
+            part: require_reward(rewards[part], place=f"a weighted reward: {part!r}") for part in weights
+        }
 
     def check(self, available: Collection[str]) -> None:
         for reward in self._rewards.values():

@@ -20,7 +20,7 @@ from agents.formats import NATIVE
 from agents.prompting.native_tools import check_native
 from agents.prompting.renderer import Renderer
 from agents.rewards import REWARDS, Reward
-from agents.rewards.types import check_items
+from agents.rewards.types import check_items, require_reward
 from agents.rollout.chat_conversation import ChatConversation
 from agents.rollout.conversation import ContextPolicy, StartConversation, TokenConversation
 from agents.rollout.episode import EpisodeConfig
@@ -85,10 +85,7 @@ def rollout(
             f"instructions={instructions[:40]!r}: a {type(agent).__name__} has its own; give them to it"
         )
     config = EpisodeConfig(
-        agent=agent,
-        limits=limits,
-        tools=toolbox if toolbox.tools else None,
-        reward=REWARDS.find(reward) if isinstance(reward, str) else reward,
+        agent=agent, limits=limits, tools=toolbox if toolbox.tools else None, reward=_find_reward(reward)
     )
     if config.reward is not None:
         check_items(config.reward, items)
@@ -107,6 +104,12 @@ def rollout(
 
     with _open_model(model, sampling=sampling, limits=limits, format=format, context=context) as start:
         return [trajectory for group in asyncio.run(gather(start)) for trajectory in group]
+
+
+def _find_reward(reward: Reward | str | None) -> Reward | None:
+    if reward is None:
+        return None
+    return REWARDS.find(reward) if isinstance(reward, str) else require_reward(reward, place="reward")
 
 
 def _resolve_items(

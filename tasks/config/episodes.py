@@ -10,7 +10,7 @@ from agents.formats import FORMATS, NATIVE
 from agents.formats.registry import AGENTS
 from agents.prompting.native_tools import check_native
 from agents.rewards import REWARDS, CombinedReward, Reward
-from agents.rewards.types import check_items
+from agents.rewards.types import check_items, require_reward
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.scripted import write_action
 from agents.tools.registry import get_tool
@@ -216,10 +216,7 @@ def _find_reward(name: str, settings: AgentSettings) -> Reward:
         return judge_of(name, settings.judges[name])
     if ":" not in name:
         return REWARDS.find(name)
-    reward: Reward = load_object(name, key="agent.reward")
-    if not all(callable(getattr(reward, method, None)) for method in ("score", "check")):
-        raise ConfigError(f"agent.reward: {name!r} is not a reward; decorate it with @reward")
-    return reward
+    return require_reward(load_object(name, key="agent.reward"), place=f"agent.reward: {name!r}")
 
 
 def _read_prompt(path: Path | None) -> str:

@@ -1,6 +1,7 @@
 """`@reward`, sums of rewards, and where they land on a trajectory."""
 
 import asyncio
+import functools
 import math
 import re
 import threading
@@ -111,6 +112,33 @@ def test_what_a_reward_needs_is_found_before_anything_starts() -> None:
 def test_parameters_without_a_name_are_refused(bad: Callable[..., float]) -> None:
     with pytest.raises(ConfigError, match="has no name"):
         reward(bad)
+
+
+def test_whatever_can_be_called_is_a_reward() -> None:
+    async def later(final_response: str, scale: float = 1.0) -> float:
+        await asyncio.sleep(0)
+        return scale * len(final_response)
+
+    @functools.wraps(later)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return later(*args, **kwargs)
+
+    class Length:
+        async def __call__(self, final_response: str) -> float:
+            return await later(final_response)
+
+    class Sync:
+        def __call__(self, final_response: str) -> float:
+            return len(final_response)
+
+    for target in (later, wrapped, Length(), Sync(), functools.partial(later, scale=1.0)):
+        assert compute(reward(target), make_reward_input("four")).reward == 4
+    assert [reward(target).name for target in (wrapped, Length())] == ["later", "Length"]
+
+
+def test_what_is_no_reward_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'plain' is a function, not a reward; decorate a function"):
+        CombinedReward({"plain": 1.0}, rewards={"plain": lambda final_response: 1.0})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("options", [{"timeout_s": 0.0}, {"timeout_s": math.nan}, {"retries": -1}])

@@ -159,7 +159,7 @@ WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e
         ({"format": "a:B", "prompt": "data/x.md"}, {}, r"agent\.prompt: agent\.format 'a:B' writes its own"),
         ({"format": "a:B", "instructions": True}, {}, r"agent\.instructions: agent\.format 'a:B' writes"),
         ({"reward": "string_equl"}, {}, "unknown reward"),
-        ({"reward": f"{__name__}:WARMUP"}, {}, "is not a reward; decorate it"),
+        ({"reward": f"{__name__}:WARMUP"}, {}, "is a [a-zA-Z]+, not a reward; decorate"),
         ({"reward": None}, {}, r"agent\.reward: environment 'question' gives no rewards; name one"),
         ({}, {"warmup": WARMUP}, r"warmup: agent\.format 'json' has no demons.* name the tool 'act'"),
         ({"tools": [], "format": "action"}, {"warmup": WARMUP}, r"warmup: question has no expert.*: null"),
