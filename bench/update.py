@@ -138,7 +138,13 @@ def update_data(pipeline: Pipeline, rows: Sequence[TrainingRow]) -> Any:
     tu.assign_non_tensor(
         data,
         **update_options(
-            pipeline, rows=len(rows), played_tokens=len(rows), observation_tokens=0, step=1, temperature=1.0
+            pipeline,
+            rows=len(rows),
+            played_tokens=len(rows),
+            trained_tokens=len(rows),
+            observation_tokens=0,
+            step=1,
+            temperature=1.0,
         ),
     )
     return data

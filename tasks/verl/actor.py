@@ -82,14 +82,16 @@ class StepRecord:
     the first-drawn ones, by dynamic sampling or greedily),
     `items_<pool>` (drawn from each pool of the curriculum), `trained` (episodes), `staleness` (of the policy
     that sampled, in steps), `entropy` (mean negative log-prob of the sampled tokens: unbiased, at the
-    training temperature; none without a token), `loss`, `grad_norm`, `kl` (to the policy that sampled),
-    `kl_reference`, `observation_loss` (nats per token of the environment), `clip_fraction`, `lr`;
+    training temperature; none without a token), `loss`, `grad_norm`, `kl` (to the policy that sampled,
+    nats) and `clip_fraction`, both means over the tokens that are trained on, `kl_reference`,
+    `observation_loss` (nats per token of the environment), `lr`;
     `tokens_per_s` of the rollout; `horizon` (the longest; where parts have their own, also
     `horizon_<part>`), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`; `idle_cores` (the
     share of the machine's core-seconds in which a core was idle), `mfu` (the share of the FLOPs that the
     machine could have done during the update that were needed for it; on GPUs verl's estimate). With a
-    critic: `value_loss`, `value_clip_fraction`, `value_mean` and `explained_variance` (the share of the
-    returns' variance that the values before the update explain), `critic_grad_norm`, `critic_lr`. With a
+    critic: `value_loss`, `value_clip_fraction` (tokens weighed by the algorithm's `return_weights`),
+    `value_mean` and `explained_variance` (the share of the returns' variance that the values before the
+    update explain), `critic_grad_norm`, `critic_lr`. With a
     teacher: `distill/kl` (the estimate of the KL of the policy that sampled from the teacher, nats per
     token), `distill/teacher_log_prob` (mean over the same tokens) and `distill/scored` (the share of the
     trained conversations that these are of). With vLLM or `train.rollout_correction`, where the trainer

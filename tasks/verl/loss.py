@@ -25,6 +25,9 @@ PLAYED_EPISODES, PLAYED_TOKENS = "played_episodes", "played_tokens"
 """Options of an update: what was played for each of its mini-batches, on all workers."""
 DRAWS_SEED = "draws_seed"
 """Option of an update: of what its loss draws at random. verl takes its own `seed` out of the batch."""
+TRAINED_TOKENS = "trained_tokens"
+"""Option of an update: sampled tokens in each of its mini-batches, in the mean, on all workers. Only those of
+rows: the metrics of tokens are means over what is trained on."""
 OBSERVATION_TOKENS = "observation_tokens"
 """Option of an update: tokens of the environment in each of its mini-batches, in the mean, on all workers.
 Only those of rows: where an episode is left out, its observations are no zeros of the mean."""
@@ -78,9 +81,9 @@ def policy_loss(
     result = train.online_algorithm.loss.per_token(tokens)
     loss = add_up(result.losses * rows.get("rollout_is_weights", 1.0))
     metrics: dict[str, Any] = {"actor/pg_loss": Metric(value=loss, aggregation=AggregationType.SUM)}
-    metrics["actor/ppo_kl"] = _mean(-tokens.log_ratios, mask)
+    metrics["actor/ppo_kl"] = _mean(-tokens.log_ratios, mask, data)
     if result.clipped is not None:
-        metrics["actor/pg_clipfrac"] = _mean(result.clipped.float(), mask)
+        metrics["actor/pg_clipfrac"] = _mean(result.clipped, mask, data)
     if "entropy" in model_output:
         entropy = add_up(no_padding_2_padding(model_output["entropy"], data))
         loss = loss - train.entropy_coef * entropy
@@ -117,15 +120,16 @@ def value_loss(
     optional = [name for name in ("return_weights",) if name in data]
     rows = data.select("response_mask", "values", "returns", *optional).to_padded_tensor()
     mask = rows["response_mask"].to(bool)
-    weights = rows.get("return_weights", mask) * data["dp_size"]
-    weights = weights * _row_weights(aggregation, data, context_length)
+    return_weights = rows.get("return_weights", mask)
+    weights = return_weights * data["dp_size"] * _row_weights(aggregation, data, context_length)
     old, returns = rows["values"], rows["returns"]
     free = (values - returns).square()
-    clipped_errors = (old + (values - old).clamp(-clip_range, clip_range) - returns).square()
+    # not old + clamp(values - old), which is another number by rounding where nothing is clipped
+    clipped_errors = (values.clamp(old - clip_range, old + clip_range) - returns).square()
     loss = 0.5 * torch.where(mask, free.maximum(clipped_errors) * weights, 0.0).sum()
     metrics = {
         "critic/vf_loss": Metric(value=loss, aggregation=AggregationType.SUM),
-        "critic/vf_clipfrac": _mean((clipped_errors > free).float(), mask & (weights > 0)),
+        "critic/vf_clipfrac": _mean((clipped_errors > free) * return_weights, mask, data),
     }
     return loss, metrics
 
@@ -142,7 +146,7 @@ def _row_weights(aggregation: Aggregation, data: TensorDict, context_length: int
     return weights / context_length if aggregation == "seq-mean-token-sum-norm" else weights
 
 
-def _mean(values: torch.Tensor, mask: torch.Tensor) -> Metric:
-    """Over the tokens of a micro-batch, which verl averages over micro-batches."""
-    mean = values.detach()[mask].mean().item() if mask.any() else 0.0
-    return Metric(value=mean, aggregation=AggregationType.MEAN)
+def _mean(values: torch.Tensor, mask: torch.Tensor, data: TensorDict) -> Metric:
+    """The part of a micro-batch in the mean of `values` [B, R] over the sampled tokens of the step."""
+    total = torch.where(mask, values.detach(), 0.0).sum() * data["dp_size"]
+    return Metric(value=total / float(data[TRAINED_TOKENS]), aggregation=AggregationType.SUM)

@@ -24,6 +24,7 @@ from verl.workers.utils.padding import response_from_nested
 from tasks.algorithms.algorithm import ActorCritic
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
+from tasks.data.trajectories import sampled_tokens
 from tasks.errors import Diverged
 from tasks.rollout.runner import training_temperature
 from tasks.rollout.teacher import Teacher
@@ -35,6 +36,7 @@ from tasks.verl.loss import (
     OBSERVATION_TOKENS,
     PLAYED_EPISODES,
     PLAYED_TOKENS,
+    TRAINED_TOKENS,
     set_critic_loss,
     set_loss,
 )
@@ -201,6 +203,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             self._pipeline,
             rows=len(batch.keys),
             played_tokens=self._rollout.sample.played_tokens,
+            trained_tokens=sum(map(sampled_tokens, self._rollout.trained.values())),
             observation_tokens=self._rollout.observation_tokens,
             step=self.global_steps,
             temperature=self.config.actor_rollout_ref.rollout.temperature,
@@ -226,6 +229,7 @@ def update_options(
     *,
     rows: int,
     played_tokens: int,
+    trained_tokens: int,
     observation_tokens: int,
     step: int,
     temperature: float,
@@ -233,8 +237,8 @@ def update_options(
     """What verl's worker is told beside the `rows` of a step, by verl's names.
 
     `rows` is a multiple of `train.mini_batches`; `played_tokens` were sampled in the step, in episodes that
-    are not trained on, too; `observation_tokens` of the rows are the environment's; `temperature` is the one
-    that the policy's were sampled at.
+    are not trained on, too; `trained_tokens` of the rows are the policy's, `observation_tokens` the
+    environment's; `temperature` is the one that the policy's were sampled at.
     """
     train, rollout = pipeline.train, pipeline.rollout
     return {
@@ -243,6 +247,7 @@ def update_options(
         "distillation_only": False,
         PLAYED_EPISODES: rollout.items_per_step * rollout.group_size / train.mini_batches,
         PLAYED_TOKENS: played_tokens / train.mini_batches,
+        TRAINED_TOKENS: trained_tokens / train.mini_batches,
         OBSERVATION_TOKENS: observation_tokens / train.mini_batches,
         WHOLE_CONVERSATIONS: train.online_algorithm.loss.needs_whole_conversations,
         "mini_batch_size": rows // train.mini_batches,

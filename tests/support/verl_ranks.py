@@ -1,7 +1,7 @@
 """An update by FSDP ranks: `python -m tests.support.verl_ranks REQUEST SIZE OUT [SIZE OUT]...`.
 
-For each pair, `SIZE` ranks update the policy on their shares of the rows, and the first of them writes the
-gradient's norm and the new weights to `OUT`. All are forks of one process: verl's import takes seconds.
+For each pair, `SIZE` ranks update the policy on their shares of the rows, and the first of them writes verl's
+metrics and the new weights to `OUT`. All are forks of one process: verl's import takes seconds.
 """
 
 import pickle
@@ -44,7 +44,7 @@ def run_rank(rank: int, size: int, port: int, request: Path, out: Path) -> None:
         for name, value in worker.actor.engine.module.state_dict().items()
     }
     if rank == 0:
-        out.write_bytes(pickle.dumps((metrics["grad_norm"], weights)))
+        out.write_bytes(pickle.dumps((metrics, weights)))
     torch.distributed.destroy_process_group()
 
 

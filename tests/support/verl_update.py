@@ -161,10 +161,12 @@ def step_data(
     data = tu.index_select_tensor_dict(data, list(range(rank, len(rows), ranks)))
     tu.assign_non_tensor(
         data,
+        max_token_len_per_gpu=pipeline.train.micro_batch_tokens,  # not that of the worker's own pipeline
         **update_options(
             pipeline,
             rows=len(rows),
             played_tokens=tokens if played_tokens is None else played_tokens,
+            trained_tokens=tokens,
             observation_tokens=observation_tokens(rows),
             step=STEP,
             temperature=pipeline.rollout.temperature,

@@ -79,7 +79,8 @@ def test_values_loss_and_gradient_of_the_critic(worker: Any, model: Path, groups
     actual = update_critic(worker, settings, groups, values=old)
     assert sum(actual["critic/vf_loss"]) == pytest.approx(reference_loss.loss, rel=1e-5)
     assert actual["grad_norm"] == pytest.approx([reference_loss.grad_norm], rel=1e-5)
-    assert 0 < sum(actual["critic/vf_clipfrac"]) / len(actual["critic/vf_clipfrac"]) < 1
+    assert actual["critic/vf_clipfrac"] == [pytest.approx(reference_loss.clip_fraction, rel=1e-5)]
+    assert 0 < reference_loss.clip_fraction < 1
 
 
 @pytest.mark.parametrize(
@@ -138,14 +139,17 @@ def test_a_critic_that_diverges_ends_the_run(verl: ModuleType) -> None:
 @dataclass(frozen=True, slots=True)
 class ValueLoss:
     loss: float
+    clip_fraction: float
     grad_norm: float
 
 
 def loss_by_hand(
     critic: Any, groups: Groups, old_values: Sequence[Sequence[float]], *, by_turn: bool
 ) -> ValueLoss:
-    """In float64: half the mean over a trajectory's steps, tokens or turns, summed, by `NUM_PLAYED`."""
+    """In float64: half the mean over a trajectory's steps, tokens or turns, summed, by `NUM_PLAYED`; the
+    share of its steps that are clipped, weighed by its tokens."""
     total = torch.zeros(())
+    clipped_tokens = 0.0
     trajectories = [t for group in groups for t in group]
     for trajectory, old in zip(trajectories, old_values, strict=True):
         values = values_by_hand(critic, trajectory)
@@ -159,13 +163,16 @@ def loss_by_hand(
             values, old = values[starts], [old[start] for start in starts]
             rewards = [turn.reward for turn in trajectory.turns]
         targets = torch.tensor(returns_by_hand(rewards, old))
-        clipped_values = torch.tensor(old) + (values - torch.tensor(old)).clamp(-CLIP, CLIP)
-        errors = torch.maximum((values - targets) ** 2, (clipped_values - targets) ** 2)
+        clipped_values = values.clamp(torch.tensor(old) - CLIP, torch.tensor(old) + CLIP)
+        free_errors, clipped_errors = (values - targets) ** 2, (clipped_values - targets) ** 2
+        errors = torch.maximum(free_errors, clipped_errors)
+        clipped_tokens += sum(lengths) * (clipped_errors > free_errors).double().mean().item()
         total = total + 0.5 * errors.mean() / NUM_PLAYED
     critic.zero_grad()
     total.backward()
     squares = [p.grad.square().sum() for p in critic.parameters() if p.grad is not None]
-    return ValueLoss(total.item(), sum(squares).item() ** 0.5)
+    clip_fraction = clipped_tokens / sum(map(len, old_values))
+    return ValueLoss(total.item(), clip_fraction, sum(squares).item() ** 0.5)
 
 
 def returns_by_hand(rewards: Sequence[float], values: Sequence[float]) -> list[float]:

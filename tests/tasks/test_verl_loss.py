@@ -89,6 +89,42 @@ def test_mini_batches_may_separate_a_trajectory(worker: Any, model: Path, groups
     assert sum(actual["actor/entropy_loss"]) / 2 == pytest.approx(reference_loss.entropy, rel=1e-5)
 
 
+@pytest.mark.parametrize(("micro_batch_tokens", "mini_batches"), [(160, 1), (8192, 1), (160, 2)])
+def test_kl_and_clip_fraction_are_means_over_the_tokens_of_the_step(
+    worker: Any, model: Path, groups: Groups, micro_batch_tokens: int, mini_batches: int
+) -> None:
+    settings = pipeline(
+        kl=None, entropy_coef=0.0, micro_batch_tokens=micro_batch_tokens, mini_batches=mini_batches
+    )
+    actual = update(worker, settings, groups)
+    kl, clip_fraction = token_means_by_hand(model, groups)
+    assert fmean(actual["actor/ppo_kl"]) == pytest.approx(kl, rel=1e-4)
+    assert fmean(actual["actor/pg_clipfrac"]) == pytest.approx(clip_fraction, rel=1e-5)
+    assert 0 < clip_fraction < 1
+
+
+def token_means_by_hand(model: Path, groups: Groups) -> tuple[float, float]:
+    """Of the KL to the policy that sampled, and of the tokens whose ratio is past the bound that the
+    advantage pushes it to."""
+    policy = exact(model)
+    kls: list[float] = []
+    are_clipped: list[bool] = []
+    for group in groups:
+        mean_reward = fmean(t.reward for t in group)
+        for trajectory in group:
+            for context, turn in turns_of(trajectory):
+                sampled_ids = turn.completion.token_ids
+                with torch.no_grad():
+                    log_probs = take_probabilities(next_tokens(policy, context, sampled_ids), sampled_ids)
+                log_ratios = log_probs - torch.tensor(turn.completion.logprobs)
+                kls += (-log_ratios).tolist()
+                is_better = trajectory.reward > mean_reward
+                are_clipped += [
+                    ratio > 1 + CLIP if is_better else ratio < 1 - CLIP for ratio in log_ratios.exp().tolist()
+                ]
+    return fmean(kls), fmean(are_clipped)
+
+
 def test_observations_are_predicted_in_the_same_pass(worker: Any, model: Path, groups: Groups) -> None:
     reference = nearby(groups, seed=3)
     reference_loss = loss_by_hand(model, groups, reference, observation_loss=OBSERVATION_LOSS)
