@@ -27,7 +27,8 @@ class OptimizerSettings(Settings):
     """A gradient of all parameters that is longer is scaled to this norm; `grad_norm` is from before."""
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Training steps in which the learning rate rises in equal steps; the last of them has all of it."""
+    """Training steps of the policy in which the learning rate rises in equal steps; the last of them has all
+    of it."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the learning rate in the last training step of a cosine; by default 0.1."""
 

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, fie
 
 from agents.settings import Positive, Seconds, Settings
 from agents.types import EpisodeLimits, SamplingParams
-from tasks.algorithms.algorithm import Algorithm, OnlineAlgorithm
+from tasks.algorithms.algorithm import ActorCritic, Algorithm, OnlineAlgorithm
 from tasks.algorithms.registry import parse_algorithm
 from tasks.config.curriculum import CurriculumSettings
 from tasks.config.lora import LoraSettings
@@ -193,6 +193,12 @@ class TrainSettings(Settings):
     def num_rounds(self) -> int:
         """The last one may have fewer steps."""
         return -(-self.steps // self.steps_per_round)
+
+    @property
+    def policy_steps(self) -> int:
+        """Training steps that train the policy: those after the critic's warm-up."""
+        algorithm = self.algorithm
+        return self.steps - (algorithm.critic.warmup_steps if isinstance(algorithm, ActorCritic) else 0)
 
     @property
     def online_algorithm(self) -> OnlineAlgorithm:

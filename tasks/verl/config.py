@@ -122,7 +122,7 @@ def _optimizer(train: TrainSettings) -> dict[str, Any]:
         "betas": list(optimizer.betas),
         "weight_decay": optimizer.weight_decay,
         "clip_grad": optimizer.grad_clip,
-        "total_training_steps": train.steps,
+        "total_training_steps": train.policy_steps,
     }
     if optimizer.schedule == "cosine" or optimizer.warmup_steps:
         # With the last ratio 1, verl's cosine is constant. Its own schedule for that counts steps from 0: the
@@ -256,7 +256,7 @@ def _check_algorithm(pipeline: Pipeline) -> None:
             f"rollout.group_size {rollout.group_size}: {algorithm.name} compares the samples of an item with "
             "each other; give 2 or more"
         )
-    if isinstance(algorithm, ActorCritic) and algorithm.critic.warmup_steps >= train.steps:
+    if isinstance(algorithm, ActorCritic) and train.policy_steps < 1:
         raise ConfigError(
             f"train.algorithm.critic.warmup_steps {algorithm.critic.warmup_steps} leave none of train.steps "
             f"{train.steps} to the policy; lower it"
@@ -422,10 +422,11 @@ def check_pipeline(pipeline: Pipeline) -> None:
             "train.optimizer.name muon is for backend.device cpu: on GPUs, verl does not tell an optimizer "
             "which parameters are embeddings; use adamw"
         )
-    if train.optimizer.warmup_steps > train.steps:
+    if train.optimizer.warmup_steps > train.policy_steps:
         raise ConfigError(
-            f"train.optimizer.warmup_steps {train.optimizer.warmup_steps} is more than train.steps "
-            f"{train.steps}: train.lr would never be reached; lower it"
+            f"train.optimizer.warmup_steps {train.optimizer.warmup_steps} is more than the "
+            f"{train.policy_steps} of train.steps {train.steps} that train the policy: train.lr would never "
+            "be reached; lower it"
         )
     if train.mini_batches > rollout.items_per_step:
         raise ConfigError(

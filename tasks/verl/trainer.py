@@ -70,6 +70,11 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         if self.use_critic:
             set_critic_loss(self.critic_wg, pipeline.train, context_length=pipeline.rollout.context_length)
 
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        # verl has set it to all steps of the training, and the schedule is of those that train the policy.
+        self.config.actor_rollout_ref.actor.optim.total_training_steps = self._pipeline.train.policy_steps
+
     def attach(self, manager: RolloutManager, teacher: Teacher | None) -> None:
         """Play episodes through `manager`, and have them scored by `teacher`, if the algorithm has one;
         needed before the first step."""

@@ -147,8 +147,16 @@ def test_a_key_without_effect_is_refused(block: dict[str, Any], message: str) ->
 
 
 def test_what_contradicts_the_rest_of_the_pipeline_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"warmup_steps 7 is more than train.steps 6"):
+    with pytest.raises(ConfigError, match=r"warmup_steps 7 is more than the 6 of train.steps 6"):
         check_pipeline(pipeline(warmup_steps=7))
+    critic_first = toy_pipeline(
+        Path("m"),
+        train__algorithm={"name": "ppo", "critic": {"warmup_steps": 2}},
+        train__steps=STEPS,
+        train__optimizer={"warmup_steps": 5},
+    )
+    with pytest.raises(ConfigError, match=r"warmup_steps 5 is more than the 4 of train.steps 6"):
+        check_pipeline(critic_first)
     on_gpus = toy_pipeline(
         Path("m"),
         train__optimizer={"name": "muon", "matrix_lr": 0.02},

@@ -142,6 +142,7 @@ def test_trainer_overrides_what_exists(verl: ModuleType) -> None:
 
     for method in (
         "init",
+        "_init_dataloader",
         "_step_once",
         "_get_required_batch_multiple",
         "_compute_old_log_prob",

@@ -1,6 +1,7 @@
 """Real verl on the CPU: PPO of adapters, sampled ahead, through a kill -9 of training and Ray."""
 
 import json
+import math
 import os
 import signal
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ def test_ppo_that_samples_ahead_survives_what_kills_it_and_resumes_policy_critic
         train__async={},
         train__lora={"rank": 8},
         train__kl={"coef": 0.01},  # the reference is the policy without its adapters
+        train__optimizer={"schedule": "cosine", "min_lr_ratio": 0.0},
         train__steps=6,
         train__steps_per_round=4,
         backend__samplers=2,
@@ -118,6 +120,10 @@ def test_ppo_that_samples_ahead_survives_what_kills_it_and_resumes_policy_critic
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert ["loss" in line for line in lines] == [False, False, True, True, True, True]
+    # half a cosine over the four steps that train the policy; the critic's rate is constant
+    shares = [(1 + math.cos(math.pi * step / 4)) / 2 for step in (1, 2, 3, 4)]
+    assert [line["lr"] for line in lines[2:]] == pytest.approx([1e-3 * share for share in shares], abs=1e-12)
+    assert {line["critic_lr"] for line in lines} == {1e-3}
     assert all(line["value_loss"] > 0 and line["critic_grad_norm"] > 0 for line in lines)
     assert ["kl_reference" in line for line in lines] == [False, False, True, True, True, True]
     assert lines[-1]["kl_reference"] > 0
