@@ -81,6 +81,7 @@ def reproduce(request: Request, *, folder: Path, temporary: str) -> Reproduction
     Raises `WingspanError` if the run fails.
     """
     project = make_worktree(request.run, commit=request.commit, folder=folder, patch=request.patch)
+    (project / RUNS).mkdir(exist_ok=True)  # Git does not have it, and Prefect makes its home without parents
     status = _run(request.arguments, project=project, temporary=temporary)
     if status != 0:
         raise WingspanError(f"the reproduction failed with status {status}; its messages are above")

@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 @pytest.fixture(scope="module", autouse=True)
 def _without_variables_of_the_program() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for variable in ("MLFLOW_TRACKING_URI", "OFFSET", "WAIT"):
+        for variable in ("MLFLOW_TRACKING_URI", "OFFSET", "WAIT", "WITH_PREFECT"):
             patch.delenv(variable, raising=False)
         yield
 
@@ -313,6 +313,7 @@ def test_other_versions_of_packages_are_named(toy: LineageToy) -> None:
 def test_records_of_this_process_are_not_those_of_the_reproduction(
     toy: LineageToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("WITH_PREFECT", "1")
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "sqlite:///mine.db")
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:///mine.db")
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:///mine.db")

@@ -2,7 +2,8 @@
 
 The program is `flows/cli/app.py` of the repository, so that a worktree runs its own commit's. It writes what
 decides whether runs are equal, and computes every number from the code (`code.txt`), the data
-(`data/rows.jsonl`) and the parameters; from the variable `OFFSET` as well, which nothing records.
+(`data/rows.jsonl`) and the parameters; from the variable `OFFSET` as well, which nothing records. With the variable
+`WITH_PREFECT`, it asks Prefect for its home before it makes any folder, as a run does.
 """
 
 import os
@@ -31,6 +32,9 @@ from tasks.tracking.provenance import (
 def main():
     arguments = sys.argv[1:]
     assert arguments[:2] == ["run", "toy"], arguments
+    if "WITH_PREFECT" in os.environ:
+        from prefect.settings import get_current_settings
+        assert get_current_settings().home.is_dir()
     workspace = Path(arguments[arguments.index("--workspace") + 1])
     settings = [arguments[i + 1].partition("=") for i, a in enumerate(arguments) if a == "--set"]
     overrides = {key: json.loads(value) for key, _, value in settings}
