@@ -10,6 +10,7 @@ import typer
 import yaml
 
 from envs.errors import ConfigError
+from envs.network.tokens import TOKEN_VARIABLE
 
 PipelineName = Annotated[
     str, typer.Argument(metavar="PIPELINE", help="Name of a pipeline; `wingspan pipelines` lists them.")
@@ -52,6 +53,8 @@ Host = Annotated[
     str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all addresses of this machine.")
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+TOKEN_DEFAULT = f"that in {TOKEN_VARIABLE}"
+Token = Annotated[str | None, typer.Option(help="Require this token.", show_default=TOKEN_DEFAULT)]
 MaxSessions = Annotated[int, typer.Option(min=1, help="How many sessions may be live at once.")]
 MaxBodyBytes = Annotated[int, typer.Option(min=1024, help="Bytes that the body of a request may have.")]
 

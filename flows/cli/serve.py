@@ -1,6 +1,5 @@
 """The commands that serve something over HTTP until Ctrl-C."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -8,11 +7,11 @@ import typer
 
 from agents.gateway.limits import GatewayLimits
 from envs.errors import ConfigError
+from envs.network.tokens import read_token
 from envs.serve.limits import ServerLimits
-from flows.cli.options import EnvironmentName, Host, MaxBodyBytes, MaxSessions, Port
+from flows.cli.options import TOKEN_DEFAULT, EnvironmentName, Host, MaxBodyBytes, MaxSessions, Port, Token
 from tasks.viewer.links import PORT as VIEWER_PORT
 
-_TOKEN_VARIABLE = "WINGSPAN_TOKEN"
 _ENV_DEFAULTS = ServerLimits()
 _POLICY_DEFAULTS = GatewayLimits()
 
@@ -25,7 +24,7 @@ def serve_env(
         list[str] | None,
         typer.Option(
             help="Require this token; repeat the option for further users' tokens.",
-            show_default=f"that in {_TOKEN_VARIABLE}",
+            show_default=TOKEN_DEFAULT,
         ),
     ] = None,
     max_sessions: MaxSessions = _ENV_DEFAULTS.max_sessions,
@@ -44,12 +43,11 @@ def serve_env(
     from envs.serve.app import serve
     from flows.endings.guardian import guard
 
+    tokens = [text for value in token or [None] if (text := read_token(value)) is not None]
     guard()
     limits = ServerLimits(
         max_sessions=max_sessions, idle_s=idle_s, step_timeout_s=step_timeout_s, max_body_bytes=max_body_bytes
     )
-    # Typer would split the variable of a list at blanks.
-    tokens = [text for text in token or [os.environ.get(_TOKEN_VARIABLE, "")] if text]
     asyncio.run(serve(get_env(name), host=host, port=port, limits=limits, tokens=tokens, say=typer.echo))
 
 
@@ -72,7 +70,7 @@ def serve_policy(
         typer.Option(min=1, help="Tokens that prompt and answer may have.", show_default="the model's"),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads that sampling may use.")] = 1,
-    token: Annotated[str | None, typer.Option(envvar=_TOKEN_VARIABLE, help="Require this token.")] = None,
+    token: Token = None,
     max_sessions: MaxSessions = _POLICY_DEFAULTS.max_sessions,
     idle_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a request after which a session is forgotten.")
@@ -101,7 +99,7 @@ def serve_policy(
             context_length=context_length,
             threads=threads,
             limits=limits,
-            token=token or None,
+            token=read_token(token),
             say=typer.echo,
         )
     )
@@ -170,7 +168,7 @@ def view(
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = VIEWER_PORT,
-    token: Annotated[str | None, typer.Option(envvar=_TOKEN_VARIABLE, help="Require this token.")] = None,
+    token: Token = None,
 ) -> None:
     """Show runs and their trajectories in a browser, from their files, until Ctrl-C."""
     import asyncio
@@ -179,6 +177,7 @@ def view(
     from flows.endings.guardian import guard
     from tasks.runs.folders import RUNS
 
+    required_token = read_token(token)
     guard()  # forks start environments
     paths = folders or [RUNS]
-    asyncio.run(serve(paths, host=host, port=port, token=token or None, say=typer.echo))
+    asyncio.run(serve(paths, host=host, port=port, token=required_token, say=typer.echo))

@@ -5,7 +5,6 @@ gateway runs in the training process, beside the rollouts, and uses the same sam
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from agents.samplers.sampler import Sampler
 from agents.types import Completion, SamplingParams
 from envs.errors import ConfigError
 from envs.network.server import bind
+from envs.network.tokens import read_token
 from envs.redaction import register_secret
 from envs.types import Image
 from tasks.config.pipelines import Pipeline
@@ -23,7 +23,6 @@ from tasks.config.pipelines import Pipeline
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-TOKEN_VARIABLE = "WINGSPAN_TOKEN"
 MODEL = "policy"
 """The name that requests give."""
 
@@ -43,7 +42,7 @@ class ServedAt:
         host, _, port = text.rpartition(":")
         if not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigError(f"--serve-policy {text!r} is not PORT or HOST:PORT; give e.g. 8001")
-        token = os.environ.get(TOKEN_VARIABLE) or None
+        token = read_token()
         register_secret(token)
         return cls(host=host or "127.0.0.1", port=int(port), token=token)
 

@@ -124,6 +124,9 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["deploy", "textcraft-cpy"], ["did you mean 'textcraft-cpu'"]),
     (["deploy", "textcraft-cpu", "--secret", "JUDGE_API_KEY"], ["--secret", "VARIABLE=BLOCK"]),
     (["run", "textcraft-cpu", "--serve-policy", "http://x/v1"], ["'http://x/v1'", "HOST:PORT"]),
+    (["serve-env", "textcraft", "--token", "one", "--token", ""], ["--token is empty", "leave it out"]),
+    (["serve-policy", "models/textcraft-base", "--token", ""], ["--token is empty", "open to all"]),
+    (["view", "--token", " "], ["--token is empty", "give a token"]),
 ]
 """Arguments, and what the error says."""
 MISTAKES_AFTER_IMPORTS: list[tuple[list[str], list[str]]] = [

@@ -23,6 +23,12 @@ def test_an_address_is_a_port_or_a_host_and_a_port(
     assert ServedAt.read(text) == ServedAt(host=host, port=port, token="secret")
 
 
+def test_a_token_that_is_empty_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINGSPAN_TOKEN", "")
+    with pytest.raises(ConfigError, match=r"^WINGSPAN_TOKEN is empty, .* give a token, or unset it$"):
+        ServedAt.read("8001")
+
+
 @pytest.mark.parametrize("text", ["", "0", "65536", "eight", "http://127.0.0.1:8001/v1/", "-1"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not PORT or HOST:PORT"):
