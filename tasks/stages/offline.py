@@ -248,8 +248,8 @@ class OfflineSession:
         facts: dict[str, float] = {
             "rows": len(selection.rows),
             "rows_original": len(original.rows),
-            "chosen": selection.chosen,
-            "duplicates": selection.duplicates,
+            "chosen": original.chosen + selection.chosen,
+            "duplicates": original.duplicates + selection.duplicates,
         }
         return facts, request
 

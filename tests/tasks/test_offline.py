@@ -231,7 +231,8 @@ def test_a_round_of_agentevol_imitates_the_original_data_and_its_own_successes_f
     session = OfflineSession(pipeline, workspace)
     assert session.num_rounds == 2
     demonstrations = asyncio.run(demonstrate(toy_items(12), pipeline=pipeline, tokenizer=toy_tokenizer()))
-    files = [episode("parity_2", [turn([20])], reward=1.0)]
+    good = episode("parity_2", [turn([20])], reward=1.0)
+    files = [good, good, good, episode("parity_2", [turn([21])])]
     for index, token in enumerate((30, 31)):
         steps = TrainedRound(index=index, first_step=2 * index + 1, last_step=2 * index + 2, seconds=0.0)
         samples = [
@@ -240,11 +241,30 @@ def test_a_round_of_agentevol_imitates_the_original_data_and_its_own_successes_f
             episode("parity_1", [turn([token + 10])]),
         ]
         facts, request = session.plan_imitation(steps, files=files, samples=samples, folder=workspace / "new")
-        assert facts == {"rows": 5, "rows_original": 4, "chosen": 2, "duplicates": 1}
+        assert facts == {"rows": 5, "rows_original": 4, "chosen": 3 + 2, "duplicates": 2 + 1}
         assert request.model == str(model)
         assert request.steps == 2
         expected = [row.response_ids for row in demonstrations] + [[20], [token]]
         assert request.responses == expected
+
+
+def test_the_episodes_of_files_are_counted_where_nothing_is_sampled(workspace: Path) -> None:
+    """34 good episodes of 60, of which 9 are distinct."""
+    model = save_tiny_model(workspace / "model")
+    files = [episode("parity_1", [turn([20 + i % 9])], reward=float(i < 34)) for i in range(60)]
+    steps = TrainedRound(index=0, first_step=1, last_step=2, seconds=0.0)
+    pipeline = offline(
+        {"name": "sft", "data": ["x"]},
+        model=model,
+        rollout__items_per_step=1,
+        rollout__group_size=1,
+        rollout__temperature=1.0,
+        rollout__final_temperature=None,
+    )
+    session = OfflineSession(pipeline, workspace)
+    facts, request = session.plan_imitation(steps, files=files, samples=[], folder=workspace)
+    assert facts == {"rows": 9, "rows_original": 9, "chosen": 34, "duplicates": 25}
+    assert len(request.responses) == 9
 
 
 def test_nothing_to_learn_from_is_refused(workspace: Path) -> None:
