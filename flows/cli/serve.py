@@ -43,7 +43,8 @@ def serve_env(
     from envs.serve.app import serve
     from flows.endings.guardian import guard
 
-    tokens = [text for value in token or [None] if (text := read_token(value)) is not None]
+    given: list[str | None] = [*token] if token else [None]
+    tokens = [text for value in given if (text := read_token(value)) is not None]
     guard()
     limits = ServerLimits(
         max_sessions=max_sessions, idle_s=idle_s, step_timeout_s=step_timeout_s, max_body_bytes=max_body_bytes

@@ -2,8 +2,8 @@
 
 The program is `flows/cli/app.py` of the repository, so that a worktree runs its own commit's. It writes what
 decides whether runs are equal, and computes every number from the code (`code.txt`), the data
-(`data/rows.jsonl`) and the parameters; from the variable `OFFSET` as well, which nothing records. With the variable
-`WITH_PREFECT`, it asks Prefect for its home before it makes any folder, as a run does.
+(`data/rows.jsonl`) and the parameters; from the variable `OFFSET` as well, which nothing records. With the
+variable `WITH_PREFECT`, it asks Prefect for its home before it makes any folder, as a run does.
 """
 
 import os
