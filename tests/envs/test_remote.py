@@ -357,7 +357,7 @@ class EndsAtOnce(ToyEnv):
 def test_agentgyms_rewards_tell_success(env: str, reward: float, is_success: bool) -> None:
     """Its protocol has no word for success: the full reward, where no environment says otherwise."""
     item = Item(item_id=f"{env}_0", env=env, metadata={"target": 1})
-    spec = toy_spec(EndsAtOnce, name=env, split=lambda seed: Split(train=[item], test=[item]))
+    spec = toy_spec(EndsAtOnce, name=env, split=lambda seed: Split(train=[item], test=[]))
 
     async def main() -> None:
         async with listening(spec) as url:
