@@ -5,7 +5,8 @@ from typing import Any
 
 
 def find_definition(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of `root` at `reference`, such as `#/$defs/Town`; empty if there is none."""
+    """Return the part of `root` that `reference` points to, such as `#/$defs/Town`, or an empty mapping if it
+    points nowhere."""
     part: Any = root
     for key in reference.removeprefix("#/").split("/"):
         part = part.get(key) if isinstance(part, Mapping) else None

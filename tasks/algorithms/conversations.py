@@ -32,9 +32,7 @@ class Conversations:
     group: Tensor  # [C], int64: conversations of one item have the same number
     mask: Tensor  # [C, T], bool
     turn_scores: Tensor  # [C, N], float64: reward of each turn, before the KL penalty
-    kl_penalty: Tensor | None = (
-        None  # [C, T], 0 where `mask` is False: what each token's reward is reduced by
-    )
+    kl_penalty: Tensor | None = None  # [C, T], subtracted from each token's reward; 0 where `mask` is False
     old_log_probs: Tensor  # [C, T]
     values: Tensor | None = None  # [C, T], of the critic, at the state before each token is sampled
     sum_pi_squared: Tensor | None = None  # [C, T]: Σπ² over the vocabulary, of the policy that sampled

@@ -123,10 +123,10 @@ def estimate_advantages(
             turn_scores[number, len(trajectory.turns) - 1] -= penalty
     old_log_probs = rows.join("old_log_probs")
     metrics: dict[str, float] = {}
-    penalty_of_kl = None
+    token_penalty = None
     if train.kl is not None and train.kl.place == "reward":
         kl = kl_penalty(old_log_probs, rows.join("ref_log_prob"), train.kl.estimator) * rows.mask
-        penalty_of_kl = train.kl.coef * kl
+        token_penalty = train.kl.coef * kl
         metrics["actor/kl_loss"] = float(kl.sum() / rows.mask.sum())
     teacher_log_probs = None
     if teacher_scores is not None:
@@ -142,7 +142,7 @@ def estimate_advantages(
             group=torch.tensor([groups[uid] for uid in uids]),
             mask=rows.mask,
             turn_scores=turn_scores,
-            kl_penalty=penalty_of_kl,
+            kl_penalty=token_penalty,
             old_log_probs=old_log_probs,
             values=values,
             sum_pi_squared=rows.join("sum_pi_squared") if algorithm.needs_sum_pi_squared else None,
