@@ -164,7 +164,7 @@ class Interpreter:
         while True:
             processes = _list_processes(first)
             # The first measure is fast, but counts memory that forks share once for each.
-            if _memory(processes, exact=False) > max_bytes and _memory(processes, exact=True) > max_bytes:
+            if _take_more(processes, max_bytes, exact=False) and _take_more(processes, max_bytes, exact=True):
                 return f"{self._limits.memory_mb} MB of memory"
             taken_s = _cpu_s(processes)
             before_s = taken_s if before_s is None else before_s
@@ -173,8 +173,9 @@ class Interpreter:
             await asyncio.sleep(WATCH_S)
 
 
-def _memory(processes: Sequence[psutil.Process], *, exact: bool) -> int:
-    """Return the bytes of all processes and of their open nameless files in memory."""
+def _take_more(processes: Sequence[psutil.Process], max_bytes: int, *, exact: bool) -> bool:
+    """Whether all processes and their open nameless files in memory take more than `max_bytes`; the rest is
+    not measured once some do, because they grow meanwhile."""
     total = 0
     deleted_files: dict[int, int] = {}
     for process in processes:
@@ -186,7 +187,9 @@ def _memory(processes: Sequence[psutil.Process], *, exact: bool) -> int:
                     if handle.readlink().name.startswith("memfd:"):
                         status = handle.stat()
                         deleted_files[status.st_ino] = status.st_blocks * 512
-    return total + sum(deleted_files.values())
+        if total + sum(deleted_files.values()) > max_bytes:
+            return True
+    return False
 
 
 def _cpu_s(processes: Sequence[psutil.Process]) -> float:
