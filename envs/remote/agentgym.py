@@ -6,6 +6,7 @@ item, and what an answer is called, differs between environments: here is what a
 `envs/serve/agentgym/` what a server answers.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 class Dialect:
     """One environment's words."""
 
+    name: str = ""
+    """What AgentGym's own server calls the environment; empty if it does not say."""
     session_key: str = "id"
     """What requests call the instance."""
     item_key: str = "data_idx"
@@ -42,11 +45,13 @@ class Dialect:
 
 
 _DIALECTS = {
-    "textcraft": Dialect(create_body={"commands": None, "goal": None}),
-    "babyai": Dialect(success_above=0.0),  # minigrid's reward: less for more steps, 0 for a failed mission
+    "textcraft": Dialect(name="TextCraft", create_body={"commands": None, "goal": None}),
+    "babyai": Dialect(
+        name="BabyAI", success_above=0.0
+    ),  # minigrid's reward: less for more steps, 0 for a failed mission
     "miniwob": Dialect(success_above=0.0),  # not AgentGym's; its rewards are -1 to 1
-    "sciworld": Dialect(points=100.0, score_key="score"),
-    "alfworld": Dialect(item_key="game", reset_extras={"world_type": "Text"}),
+    "sciworld": Dialect(name="ScienceWorld", points=100.0, score_key="score"),
+    "alfworld": Dialect(name="AlfWorld", item_key="game", reset_extras={"world_type": "Text"}),
     "searchqa": Dialect(session_key="env_idx", item_key="id", create_body={"id": 0}, opens_at="Question:"),
     "webarena": Dialect(
         session_key="env_idx",
@@ -59,6 +64,7 @@ _DIALECTS = {
         session_key="env_idx", item_key="session_id", text_key="state", actions_path="/available_actions"
     ),
 }
+_GREETING = re.compile(r'"This is environment (.+)\."')
 ACTIONS = "Available actions: "
 """Between what is seen and the actions that there are, where a policy is shown both."""
 _STAND_INS = ("-mini", "-local")
@@ -75,3 +81,15 @@ def family_name(env: str) -> str:
 def dialect_of(env: str) -> Dialect:
     """The dialect of an environment; for one without an entry, the plain one."""
     return _DIALECTS.get(family_name(env), Dialect())
+
+
+def greeting(env: str) -> str:
+    """What `GET /` answers on a server of `env`."""
+    return f"This is environment {env}."
+
+
+def find_served_env(answer: str) -> str | None:
+    """The environment that the JSON of an answer to `GET /` names; None if it names none, as AgentGym's
+    WebShop and WebArena do."""
+    match = _GREETING.fullmatch(answer.strip())
+    return None if match is None else match[1]

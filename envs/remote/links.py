@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from envs.errors import ConfigError, EnvCrashed, describe, to_line
 from envs.network.client import tls_context
 from envs.redaction import register_secret
-from envs.remote.agentgym import ACTIONS, dialect_of
+from envs.remote.agentgym import ACTIONS, dialect_of, find_served_env
 from envs.types import Item, StepResult
 
 CONNECT_TIMEOUT_S = 10.0
@@ -70,6 +70,7 @@ class AgentGymLink:
         self._env = item.env
         dialect = dialect_of(self._env)
         if self._session_id is None:
+            await self._check_env(dialect.name)
             answer = await self._post("/create", dict(dialect.create_body))
             number = answer.get(dialect.session_key) if isinstance(answer, dict) else answer
             if not isinstance(number, int):
@@ -137,21 +138,33 @@ class AgentGymLink:
             return f"{text}\n{ACTIONS}{', '.join(answer['available_actions'])}"
         return text
 
+    async def _check_env(self, name: str) -> None:
+        """Raise `ConfigError` if the server says that its environment is neither `name` nor the item's."""
+        response = await self._request("GET", "/")
+        served_env = find_served_env(response.text) if response.status_code == 200 else None
+        if served_env not in (None, name, self._env):
+            raise ConfigError(
+                f"{self._url} serves environment {served_env!r}, not {self._env!r}; correct the URL"
+            )
+
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         return await self._send("POST", path, json=body)
 
     async def _get(self, path: str) -> Any:
         return await self._send("GET", path, params=self._session)
 
-    async def _send(self, method: str, path: str, **request: Any) -> Any:
+    async def _request(self, method: str, path: str, **request: Any) -> httpx.Response:
         assert self._http is not None
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await self._http.request(method, f"{self._url}{path}", **request)
+                return await self._http.request(method, f"{self._url}{path}", **request)
         except TimeoutError as error:
             raise ServerUnreachable(f"{path}: no answer within {self._timeout_s:g} s") from error
         except (httpx.HTTPError, OSError) as error:
             raise ServerUnreachable(f"{path}: {describe(error)}") from error
+
+    async def _send(self, method: str, path: str, **request: Any) -> Any:
+        response = await self._request(method, path, **request)
         raw = response.content
         if response.status_code != 200:
             _fail(response.status_code, _detail(raw), url=f"{self._url}{path}", creates=path == "/create")

@@ -35,6 +35,7 @@ from envs.network.server import (
 )
 from envs.redaction import register_secret
 from envs.registry import EnvSpec
+from envs.remote.agentgym import greeting
 from envs.serve.agentgym.handlers import AgentGym
 from envs.serve.limits import ServerLimits
 from envs.serve.openenv import OpenEnv
@@ -62,8 +63,8 @@ class EnvServer:
         """The ASGI application."""
         spec = self.sessions.spec
         routes = protocol_routes(self._agentgym, spec, reset=self._reset, step=self._step, state=self._state)
-        name = f"This is environment {spec.name}."
-        routes.append(EnvRoute("GET", "/", constant(name), "Name of the environment", answer=str))
+        name = constant(greeting(spec.name))
+        routes.append(EnvRoute("GET", "/", name, "Name of the environment", answer=str))
         document: dict[str, Any] = {}
         routes.append(EnvRoute("GET", "/openapi.json", constant(document), "This document"))
         document |= make_openapi(spec.name, routes, needs_token=bool(self._tokens))

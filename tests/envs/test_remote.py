@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -315,6 +315,48 @@ def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
             second = servers.make()
             assert await second.reset(make_item(1)) != "begun"
             await second.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+def test_a_server_of_another_environment_is_refused(protocol: WireProtocol, textcraft: ServerProcess) -> None:
+    """Even if the other one has an item of the same number."""
+
+    async def main() -> None:
+        env = Servers([textcraft.url], protocol=protocol).make()
+        with pytest.raises(ConfigError, match=f"{textcraft.url}.*textcraft"):
+            await env.reset(Item(item_id="babyai_1", env="babyai"))
+        await env.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_accepted"),
+    [
+        ("This is environment ScienceWorld.", True),
+        ("This is environment sciworld.", True),
+        ("This is environment BabyAI.", False),
+        ("ok", True),  # as WebShop's says
+        (None, True),
+    ],
+)
+def test_agentgyms_own_servers_are_known_by_their_own_names(answer: str | None, is_accepted: bool) -> None:
+    async def greet(request: Request) -> Response:
+        return Response(status_code=404) if answer is None else JSONResponse(answer)
+
+    async def begin(request: Request) -> Response:
+        return JSONResponse({"id": 7, "task_description": "Boil water.", "observation": "A room."})
+
+    async def main() -> None:
+        routes = [Route("/", greet), Route("/{name}", begin, methods=["POST"])]
+        async with serving(Starlette(routes=routes)) as url:
+            env = Servers([url], protocol="agentgym").make()
+            refusal = pytest.raises(ConfigError, match=f"{url} serves environment 'BabyAI', not 'sciworld'")
+            with nullcontext() if is_accepted else refusal:
+                assert await env.reset(Item("sciworld_3", env="sciworld")) == "Boil water.\nA room."
+            await env.close()
 
     asyncio.run(main())
 
