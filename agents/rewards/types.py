@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from agents.types import Trajectory
 from envs.base import Environment
-from envs.errors import ConfigError
+from envs.errors import ConfigError, suggest
 from envs.types import Item
 from envs.values import read_flag, read_number, show
 
@@ -14,6 +14,8 @@ PREFIX = "reward/"
 """Of the names of a reward's metrics among a trajectory's."""
 ALWAYS = ("final_response", "last_text", "trajectory", "transcript", "item", "fields")
 """Names that every reward may take, besides `ENV`, if there is one, and the item's fields."""
+_KEYS = ("reward", "turn_rewards", "success")
+"""Of the mapping that a reward may return; every other one is a metric's."""
 ENV = "env"
 """The name by which a reward takes the episode's environment."""
 
@@ -170,7 +172,8 @@ def read_result(value: object, *, turns: int) -> RewardResult:
     """Check what a reward function returned: a number, or a mapping with `reward`.
 
     `turns`: the trajectory's number of turns. In a mapping, `turn_rewards` is one number a turn, `success` a
-    bool, and every other entry a metric. Raises `ValueError` for anything else, NaN and infinities included.
+    bool, and every other entry a metric. Raises `ValueError` for anything else: NaN, infinities, and a metric
+    that is a bool, which is often a misspelt `success`.
     """
     if not isinstance(value, Mapping):
         return RewardResult(reward=read_number(value, "the reward"))
@@ -184,11 +187,13 @@ def read_result(value: object, *, turns: int) -> RewardResult:
             raise ValueError(f"{len(per_turn)} turn_rewards for {turns} turns; return one for each turn")
         per_turn = tuple(read_number(number, f"turn_rewards[{i}]") for i, number in enumerate(per_turn))
     success = value.get("success")
-    metrics = {
-        str(name): read_number(number, f"metric {name!r}")
-        for name, number in value.items()
-        if name not in ("reward", "turn_rewards", "success")
-    }
+    metrics: dict[str, float] = {}
+    for name, number in value.items():
+        if name in _KEYS:
+            continue
+        if isinstance(number, bool):
+            raise ValueError(f"metric {name!r} is {number}; {suggest(str(name), _KEYS)}return a number")
+        metrics[str(name)] = read_number(number, f"metric {name!r}")
     return RewardResult(
         reward=read_number(value["reward"], "the reward"),
         turn_rewards=per_turn,

@@ -27,7 +27,7 @@ from agents.rewards import (
     reward,
 )
 from agents.rewards.environment import environment, environment_success
-from agents.rewards.types import ALWAYS, Reward, check_items
+from agents.rewards.types import ALWAYS, Reward, check_items, read_result
 from agents.types import StopReason, Trajectory
 from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, EpisodeFault, MissingDependency, RewardFailed
@@ -166,6 +166,7 @@ def test_numbers_of_any_kind(value: SupportsFloat) -> None:
         {"reward": None},
         {"reward": 1.0, "metric": math.nan},
         {"reward": 1.0, "metric": "high"},
+        {"reward": 1.0, "sucess": True},
         {"reward": 1.0, "success": 1},
         {"reward": 1.0, "turn_rewards": 0.5},
         {"reward": 1.0, "turn_rewards": [0.5]},
@@ -186,6 +187,13 @@ def test_a_value_that_is_no_reward_is_a_failure_and_no_zero(value: object) -> No
         compute(bad, make_reward_input("a", "b"))
     assert isinstance(failure.value, EpisodeFault)
     assert len(calls) == 2
+
+
+def test_a_misspelt_success_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"metric 'sucess' is True; did you mean 'success'\? return a number"
+    ):
+        read_result({"reward": 1.0, "sucess": True}, turns=1)
 
 
 @pytest.mark.parametrize("success", [np.True_, np.False_])
