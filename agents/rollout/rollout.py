@@ -77,6 +77,8 @@ def rollout(
         )
     specs, items = _resolve_items(items, env=env)
     toolbox = Toolbox(get_tool(tool) if isinstance(tool, str) else tool for tool in tools)
+    for env_spec in specs:
+        toolbox.check_env(env_spec.make)
     format = agent if isinstance(agent, str) and toolbox.tools else ""
     if isinstance(agent, str):
         agent = FormatAgent(agent, schemas=toolbox.schemas, instructions=instructions)

@@ -52,7 +52,18 @@ def code_interpreter(
     return code_interpreter
 
 
-@tool(stateful=True, keeps_time=True, max_length=CODE_LENGTH)
+def get_workspace(env: Environment | None) -> Workspace:
+    """The environment's workspace. Raises `ConfigError` if it has none; None stands for one on a server."""
+    if not isinstance(env, WithWorkspace):
+        name = "an environment on a server" if env is None else type(env).__name__
+        raise ConfigError(
+            f"{name} has no workspace for tools; wrap it in envs.sandbox.workspace.WithWorkspace, or use "
+            "env: workspace"
+        )
+    return env.workspace
+
+
+@tool(stateful=True, keeps_time=True, check_env=get_workspace, max_length=CODE_LENGTH)
 async def code_session(code: str, env: Environment) -> str:
     """Run Python code and see what it prints, and the value of its last expression.
 
@@ -64,7 +75,7 @@ async def code_session(code: str, env: Environment) -> str:
     return read_reply(await get_workspace(env).python(code))
 
 
-@tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
+@tool(stateful=True, keeps_time=True, check_env=get_workspace, max_length=MAX_LENGTH)
 async def shell(command: str, env: Environment) -> str:
     """Run a shell command in /work. There is no network. Files stay; variables and the folder do not.
 
@@ -74,7 +85,7 @@ async def shell(command: str, env: Environment) -> str:
     return read_reply(await get_workspace(env).shell(command))
 
 
-@tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
+@tool(stateful=True, keeps_time=True, check_env=get_workspace, max_length=MAX_LENGTH)
 async def read_file(
     path: str,
     env: Environment,
@@ -91,7 +102,7 @@ async def read_file(
     return await _operate(env, "read", path=path, first=first_line, last=last_line)
 
 
-@tool(stateful=True, keeps_time=True)
+@tool(stateful=True, keeps_time=True, check_env=get_workspace)
 async def create_file(path: str, text: str, env: Environment, overwrite: bool = False) -> str:
     """Write a new file, and the folders that it needs.
 
@@ -103,7 +114,7 @@ async def create_file(path: str, text: str, env: Environment, overwrite: bool = 
     return await _operate(env, "create", path=path, text=text, overwrite=overwrite)
 
 
-@tool(stateful=True, keeps_time=True)
+@tool(stateful=True, keeps_time=True, check_env=get_workspace)
 async def edit_file(path: str, old: str, new: str, env: Environment) -> str:
     """Replace a piece of text in a file.
 
@@ -115,7 +126,7 @@ async def edit_file(path: str, old: str, new: str, env: Environment) -> str:
     return await _operate(env, "edit", path=path, old=old, new=new)
 
 
-@tool(stateful=True, keeps_time=True)
+@tool(stateful=True, keeps_time=True, check_env=get_workspace)
 async def undo_edit(path: str, env: Environment) -> str:
     """Take back the last edit or creation of a file; again, the one before.
 
@@ -125,7 +136,7 @@ async def undo_edit(path: str, env: Environment) -> str:
     return await _operate(env, "undo", path=path)
 
 
-@tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
+@tool(stateful=True, keeps_time=True, check_env=get_workspace, max_length=MAX_LENGTH)
 async def list_files(env: Environment, path: str = ".") -> str:
     """List a folder, two levels deep.
 
@@ -135,7 +146,7 @@ async def list_files(env: Environment, path: str = ".") -> str:
     return await _operate(env, "list_folder", path=path)
 
 
-@tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
+@tool(stateful=True, keeps_time=True, check_env=get_workspace, max_length=MAX_LENGTH)
 async def grep(pattern: str, env: Environment, path: str = ".") -> str:
     """Find lines in files by a regular expression.
 
@@ -152,16 +163,6 @@ WORKSPACE_TOOLS = (code_session, shell, read_file, create_file, edit_file, undo_
 
 async def _operate(env: Environment, operation: FileOperation, **arguments: Any) -> str:
     return read_reply(await get_workspace(env).operate_on_files(operation, **arguments))
-
-
-def get_workspace(env: Environment) -> Workspace:
-    """The environment's workspace. Raises `ConfigError` if it has none."""
-    if not isinstance(env, WithWorkspace):
-        raise ConfigError(
-            f"{type(env).__name__} has no workspace for tools; wrap it in "
-            "envs.sandbox.workspace.WithWorkspace, or use env: workspace"
-        )
-    return env.workspace
 
 
 def read_reply(reply: Reply) -> str:

@@ -18,16 +18,19 @@ MAX_LENGTH = 8192
 """Characters: three passages of 100 words have 2,000; other corpora have longer ones."""
 
 _NOTHING = (
-    "the tool search has nothing to search: the environment has no corpus; export "
+    "there is nothing to search: the environment has no corpus; export "
     f"{VARIABLE} with a corpus or the URL of a retriever (docs/search.md)"
 )
 
 
-def search_tool(retriever: Callable[[object], Retriever]) -> Tool:
-    """A tool `search`; `retriever` is called with the episode's environment, or None without one."""
+def search_tool(
+    retriever: Callable[[object], Retriever], *, check_env: Callable[[object], object] | None = None
+) -> Tool:
+    """A tool `search`; `retriever` is called with the episode's environment, or None without one. `check_env`
+    is that of `@tool`."""
 
     # The retriever keeps the time; if it does not answer, the episode fails.
-    @tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
+    @tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH, check_env=check_env)
     async def search(query: str, env: Environment | None = None) -> str:
         """Search a collection of texts for passages.
 
@@ -60,7 +63,7 @@ def search() -> Tool:
     corpus."""
     location = os.environ.get(VARIABLE)
     if not location:
-        return search_tool(retriever_of)
+        return search_tool(retriever_of, check_env=_check_corpus)
     if "://" not in location and not Path(location).is_file():
         raise MissingDependency(f"{VARIABLE} is {location!r}, and there is no such corpus; correct the path")
     retriever_named = retriever_at(location)
@@ -79,10 +82,8 @@ def retriever_of(env: object) -> Retriever:
     return env.retriever
 
 
-def check_search(env: object) -> None:
-    """Raise `ConfigError`, before anything starts, if the prebuilt `search` has nothing to search in episodes
-    of `env`, a new instance."""
-    if not os.environ.get(VARIABLE) and not hasattr(type(env), "retriever"):
+def _check_corpus(env: object) -> None:
+    if not hasattr(type(env), "retriever"):  # of the instance, it might open the corpus
         raise ConfigError(_NOTHING)
 
 

@@ -55,6 +55,9 @@ class Options(TypedDict, total=False):
     stateful: bool
     """It works on the episode's environment, and has one parameter for it, annotated as `Environment` or
     named `env`, which the agent does not see."""
+    check_env: Callable[[Environment | None], object] | None
+    """Called before any episode, with a new environment, or None for one on a server: raises `ConfigError` if
+    the tool cannot work on it."""
 
 
 class Tool:
@@ -72,6 +75,7 @@ class Tool:
         max_concurrency: int | None = None,
         finish: bool = False,
         stateful: bool = False,
+        check_env: Callable[[Environment | None], object] | None = None,
     ) -> None:
         self.name = name or name_of(function)
         if not _NAME.fullmatch(self.name):
@@ -98,6 +102,7 @@ class Tool:
         self.max_length = max_length
         self.finish = finish
         self.stateful = stateful
+        self.check_env = check_env
         self.function = function
         self._is_async = is_async(function)
         # Shared by all instances of a class.

@@ -1,7 +1,7 @@
 """The tools of an episode by name, and counts of their calls."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from itertools import chain
 from typing import Any
@@ -39,6 +39,20 @@ class Toolbox:
     def fresh(self) -> "Toolbox":
         """The same tools with new counts, for another episode."""
         return Toolbox(self.tools.values())
+
+    def check_env(self, make: Callable[[], Environment | None]) -> None:
+        """Check, before any episode, that the tools can work on an environment.
+
+        `make` makes one, or None for one on a server; it is only called if a tool asks for one. Raises
+        `ConfigError`, naming the tool.
+        """
+        checks = {tool.name: tool.check_env for tool in self.tools.values() if tool.check_env is not None}
+        env = make() if checks else None
+        for name, check in checks.items():
+            try:
+                check(env)
+            except ConfigError as error:
+                raise ConfigError(f"tool {name!r}: {error}") from None
 
     @property
     def schemas(self) -> list[dict[str, Any]]:

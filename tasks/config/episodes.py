@@ -14,7 +14,6 @@ from agents.rewards.types import check_items, require_reward
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.scripted import write_action
 from agents.tools.registry import get_tool
-from agents.tools.search import check_search
 from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError, describe
 from envs.images import image_sources
@@ -78,8 +77,8 @@ def check_agent(pipeline: Pipeline) -> None:
         tools = toolbox_of(agent)
         for spec in specs:
             agent_of(agent, spec, tools)
-            if "search" in agent.tools:
-                check_search(None if spec.name in pipeline.servers else spec.make())
+            if tools is not None:
+                tools.check_env((lambda: None) if spec.name in pipeline.servers else spec.make)
             if agent.reward is None and not spec.has_rewards:
                 raise ConfigError(
                     f"agent.reward: environment {spec.name!r} gives no rewards; name one (docs/rewards.md)"

@@ -3,7 +3,7 @@ episode."""
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from agents.clients.web_search import Format, WebEndpoint, WebSearch, web_endpoi
 from agents.rewards import REWARDS
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.registry import get_tool
-from agents.tools.search import check_search, search_tool, web_search_tool
+from agents.tools.search import search_tool, web_search_tool
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
 from agents.types import EpisodeLimits, StopReason, Trajectory
@@ -237,7 +237,7 @@ def test_the_search_tool_searches_what_the_variable_names(
 ) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", ["red thing", "blue thing"])
     monkeypatch.setenv("WINGSPAN_RETRIEVER", str(corpus))
-    check_search(ToyEnv())
+    Toolbox(map(get_tool, ["search"])).check_env(ToyEnv)
 
     async def main() -> ToolResult:
         return await Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv())
@@ -247,10 +247,12 @@ def test_the_search_tool_searches_what_the_variable_names(
     with pytest.raises(MissingDependency, match="there is no such corpus"):
         Toolbox(map(get_tool, ["search"]))
     monkeypatch.delenv("WINGSPAN_RETRIEVER")
-    check_search(get_env("searchqa-mini").make())
-    for env in (ToyEnv(), None):
+    tools = Toolbox(map(get_tool, ["search"]))
+    tools.check_env(get_env("searchqa-mini").make)
+    makers: list[Callable[[], Environment | None]] = [ToyEnv, lambda: None]
+    for make in makers:
         with pytest.raises(ConfigError, match=r"nothing to search.*export WINGSPAN_RETRIEVER"):
-            check_search(env)
+            tools.check_env(make)
     with pytest.raises(ConfigError, match="nothing to search"):
         asyncio.run(Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv()))
 

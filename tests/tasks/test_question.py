@@ -155,6 +155,8 @@ WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e
     [
         ({"tools": ["calculater"]}, {}, "unknown tool 'calculater'; did you mean 'calculator'"),
         ({"tools": ["calculator"], "format": "action"}, {}, "format 'action' calls no tools"),
+        ({"tools": ["code_session"]}, {}, "tool 'code_session': QuestionEnv has no workspace for tools"),
+        ({"tools": ["read_file"]}, {}, "tool 'read_file': QuestionEnv has no workspace for tools"),
         ({"format": "jsn"}, {}, "unknown format"),
         ({"format": "a:B", "prompt": "data/x.md"}, {}, r"agent\.prompt: agent\.format 'a:B' writes its own"),
         ({"format": "a:B", "instructions": True}, {}, r"agent\.instructions: agent\.format 'a:B' writes"),
