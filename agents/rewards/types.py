@@ -68,7 +68,7 @@ class RewardInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
-    """What a reward returns; all numbers are finite."""
+    """What a reward returns. Raises `ValueError` unless all numbers and the sums of rewards are finite."""
 
     reward: float
     """Of the episode as a whole, in addition to `turn_rewards`."""
@@ -78,6 +78,11 @@ class RewardResult:
     """Whether the item is solved; None keeps the environment's value."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further numbers to record."""
+
+    def __post_init__(self) -> None:
+        rewards = (self.reward, *(self.turn_rewards or ()))
+        if not math.isfinite(sum(map(abs, rewards))):
+            raise ValueError(f"the rewards {str(rewards)[:80]} have no finite sum; return smaller numbers")
 
     @property
     def total(self) -> float:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from agents.rewards.types import Reward, RewardInput, RewardResult, require_reward
-from envs.errors import ConfigError
+from envs.errors import ConfigError, RewardFailed, boundary
 from envs.runtime.concurrency import gather_or_cancel
 
 
@@ -52,9 +52,10 @@ class CombinedReward:
                 weighted_turns.append([weight * value for value in result.turn_rewards])
         successes = [result.success for result in results if result.success is not None]
         weights = self._weights.values()
-        return RewardResult(
-            reward=sum(weight * result.reward for weight, result in zip(weights, results, strict=True)),
-            turn_rewards=tuple(map(sum, zip(*weighted_turns, strict=True))) if weighted_turns else None,
-            success=all(successes) if successes else None,
-            metrics=metrics,
-        )
+        with boundary(RewardFailed, f"{reward_input.trajectory.where}: the weighted reward"):
+            return RewardResult(
+                reward=sum(weight * result.reward for weight, result in zip(weights, results, strict=True)),
+                turn_rewards=tuple(map(sum, zip(*weighted_turns, strict=True))) if weighted_turns else None,
+                success=all(successes) if successes else None,
+                metrics=metrics,
+            )

@@ -10,6 +10,7 @@ from pydantic_core import to_json
 from envs.images import recognize_image
 from envs.texts import replace_surrogates
 from envs.types import Image, StepResult
+from envs.values import read_number
 
 MIN_LENGTH = 100
 """Characters: the smallest limit of an observation, which must hold the note on what is left out."""
@@ -80,7 +81,7 @@ def read_outcome(value: Any) -> ToolResult:
     """Read text, a `StepResult`, a `Summary`, a mapping with `observation`, or any other value as JSON.
 
     In a mapping, `image` and `images` are images (`Image`, or bytes of a recognised format) and all other
-    entries must be numbers. Raises `TypeError` or `ValueError` for anything else in it.
+    entries must be finite numbers. Raises `TypeError` or `ValueError` for anything else in it.
     """
     if isinstance(value, str):
         return ToolResult(observation=replace_surrogates(value, by="?"))
@@ -125,10 +126,7 @@ def _images(values: Iterable[Any]) -> Iterable[Image]:
 
 
 def _metrics(values: Mapping[str, Any]) -> dict[str, float]:
-    for name, value in values.items():
-        if not isinstance(value, int | float):
-            raise TypeError(
-                f"the metric {name!r} is {type(value).__name__}, not a number; what the agent is to read "
-                "belongs into 'observation'"
-            )
-    return {name: float(value) for name, value in values.items()}
+    return {
+        name: read_number(value, f"the metric {name!r} beside 'observation'")
+        for name, value in values.items()
+    }

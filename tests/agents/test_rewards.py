@@ -373,6 +373,16 @@ def test_parts_are_computed_side_by_side_and_fail_together() -> None:
         compute(outer, make_reward_input("x"))
 
 
+def test_sums_beyond_all_numbers_are_a_failure() -> None:
+    huge = reward(lambda: 1e300)
+    with pytest.raises(RewardFailed, match=r"toy_7, sample 2: the weighted reward .*no finite sum"):
+        compute(CombinedReward({"a": 1e10}, rewards={"a": huge}), make_reward_input("x"))
+    for turn_rewards in ([1e308], [-1e308, 1e308]):
+        too_large = reward(retries=0)(lambda: {"reward": 1e308, "turn_rewards": turn_rewards})  # noqa: B023
+        with pytest.raises(RewardFailed, match="have no finite sum"):
+            compute(too_large, make_reward_input(*["x"] * len(turn_rewards)))
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [({}, "no parts"), ({"f2": 1.0}, "'f2'"), ({"qa_f1": math.inf}, "inf"), ({"qa_f1": True}, "True")],

@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import enum
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -569,7 +571,7 @@ def test_a_mapping_may_carry_pictures_and_numbers() -> None:
 
     @tool
     def look() -> dict[str, Any]:
-        return {"observation": {"x": 1}, "image": PNG, "images": [gif], "zoom": 2, "sharp": True}
+        return {"observation": {"x": 1}, "image": PNG, "images": [gif], "zoom": np.float32(2), "sharp": True}
 
     result = call(look)
     assert result.observation == '{"x":1}'
@@ -580,7 +582,18 @@ def test_a_mapping_may_carry_pictures_and_numbers() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"observation": "x", "note": "y"}, "the metric 'note' is str"),
+        (
+            {"observation": "x", "note": "y"},
+            "the metric 'note' beside 'observation' is a str, 'y'; return a number",
+        ),
+        (
+            {"observation": "x", "score": math.nan},
+            "'score' beside 'observation' is nan; return a finite number",
+        ),
+        (
+            {"observation": "x", "score": 10**400},
+            "'score' beside 'observation' is inf; return a finite number",
+        ),
         ({"observation": "x", "image": b"BM.."}, "no known format"),
         ({"observation": "x", "image": "file.png"}, "an image is str"),
     ],
