@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from envs.images import recognize_image
 from envs.texts import replace_surrogates
@@ -98,7 +98,34 @@ def read_outcome(value: Any) -> ToolResult:
         images += rest.pop("images", None) or ()
         rest.pop("image", None)
         return ToolResult(observation=observation, images=tuple(_images(images)), metrics=_metrics(rest))
-    return ToolResult(observation=to_json(value, fallback=str, inf_nan_mode="constants").decode())
+    return ToolResult(observation=_to_json(value))
+
+
+def _to_json(value: Any) -> str:
+    try:
+        return to_json(value, fallback=_to_plain, inf_nan_mode="constants").decode()
+    except PydanticSerializationError:  # perhaps it holds what is no UTF-8
+        return to_json(_to_text(value), inf_nan_mode="constants").decode()
+
+
+def _to_plain(value: Any) -> Any:
+    """A value that JSON has, of one that pydantic does not know: arrays and scalars of NumPy and torch are
+    lists and numbers, anything else is its text."""
+    return value.tolist() if callable(getattr(type(value), "tolist", None)) else str(value)
+
+
+def _to_text(value: Any) -> Any:
+    """A JSON value of `value`, with a mark for what UTF-8 cannot encode or decode."""
+    if isinstance(value, str):
+        return replace_surrogates(value, by="?")
+    if isinstance(value, bytes | bytearray):
+        return value.decode(errors="replace")
+    if isinstance(value, Mapping):
+        return {_to_text(key): _to_text(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_to_text(inner) for inner in value]
+    plain = to_jsonable_python(value, fallback=_to_plain, inf_nan_mode="constants", bytes_mode="base64")
+    return _to_text(plain) if isinstance(plain, str | dict | list) else plain
 
 
 def cut(result: ToolResult, *, max_length: int | None) -> ToolResult:

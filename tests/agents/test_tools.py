@@ -556,6 +556,15 @@ PNG = b"\x89PNG\r\n\x1a\n..."
         (Town(name="ä"), '{"name":"ä","population":0}'),
         (float("nan"), "NaN"),
         ("a\ud800", "a?"),
+        ({"a\ud800": ["\ud800", 1]}, '{"a?":["?",1]}'),
+        (Town(name="\ud800"), '{"name":"?","population":0}'),
+        (b"ok", '"ok"'),
+        (b"a\xff", '"a\ufffd"'),
+        ([b"a\xff", {1.5}, None], '["a\ufffd",[1.5],null]'),
+        (np.float32(3.5), "3.5"),
+        ({"a": np.arange(3), "b": np.int64(2)}, '{"a":[0,1,2],"b":2}'),
+        (np.bool_(True), "true"),
+        ({"a": b"\xff", "b": np.array([0.5])}, '{"a":"\ufffd","b":[0.5]}'),
     ],
 )
 def test_values_are_told_as_json(value: Any, observation: str) -> None:
