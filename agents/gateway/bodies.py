@@ -123,7 +123,7 @@ class OpenSession(Strict):
 class EndSession(Strict):
     """Body of `POST /sessions/{id}/end`."""
 
-    reward: float = Field(default=0.0, allow_inf_nan=False)
+    reward: float = Field(allow_inf_nan=False)  # without a default: a reward that was forgotten is no 0
     success: bool = False
 
 

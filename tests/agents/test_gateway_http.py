@@ -131,8 +131,9 @@ def test_a_session_over_http_leaves_its_trajectory() -> None:
                     await ask(client, [QUESTION])
             path = f"/sessions/{session_info['id']}/end"
             assert (await http.post(path)).status_code == 401
-            bad = await http.post(path, json={"reward": "much"}, headers=auth)
-            assert bad.json()["error"]["param"] == "reward"
+            for raw in (b'{"reward": "much"}', b'{"success": true}', b"{}", b""):  # none ends the session
+                bad = await http.post(path, content=raw, headers=auth)
+                assert (bad.status_code, bad.json()["error"]["param"]) == (400, "reward")
             response = await http.post(path, json={"reward": 0.5, "success": True}, headers=auth)
             trajectory = trajectory_from_dict(response.json()["trajectory"])
             async with client_of(f"{url}/v1", api_key=session_info["api_key"]) as client:
@@ -163,10 +164,11 @@ def test_what_nobody_uses_is_forgotten_but_not_what_is_in_use() -> None:
                 assert (await http.get("/health")).json()["sessions"] == 2
                 sampler.release.set()
                 assert (await asking).content == "Yes."
-            rejection = await http.post(f"/sessions/{idle.session_id}/end")
+            rejection = await http.post(f"/sessions/{idle.session_id}/end", json={"reward": 0.0})
             assert (rejection.status_code, rejection.json()["error"]["code"]) == (404, "session_not_found")
             assert "unused for 600 s" in rejection.json()["error"]["message"]
-            assert (await http.post(f"/sessions/{active.session_id}/end")).status_code == 200
+            end = await http.post(f"/sessions/{active.session_id}/end", json={"reward": 0.0})
+            assert end.status_code == 200
 
     run(work())
 
