@@ -300,7 +300,16 @@ def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", ["Score: 7", "why\n\nScore: 7 \n", "Score: 1\nScore: 7", "Score: 7.0", "Score: +7"]
+    "reply",
+    [
+        "**Score: 7**",
+        "**Score:** 7",
+        "Score: 7",
+        "why\n\nScore: 7 \n",
+        "Score: 1\nScore: 7",
+        "Score: 7.0",
+        "Score: +7",
+    ],
 )
 def test_scores(reply: str) -> None:
     assert read_score(reply) == 7.0
@@ -320,7 +329,7 @@ def test_settings_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="takes 'answer', which nothing fills"):
         LLMJudge(endpoint).check({"question"})
     LLMJudge(endpoint, prompt="{transcript} {{}} {lowest}").check(set())
-    for prompt in ("{", "{0}", "{}", "{item.seed}", "{a[0]}"):
+    for prompt in ("{", "{0}", "{}", "{item.seed}", "{a[0]}", "", "Judge. {{x}} {lowest}"):
         with pytest.raises(ConfigError, match="judge: the prompt"):
             LLMJudge(endpoint, prompt=prompt)
     with pytest.raises(ValidationError, match="lowest below a highest"):

@@ -57,10 +57,17 @@ class LLMJudge:
     ) -> None:
         """`prompt` names in braces what it is filled with: names that any reward may take, or fields of the
         data, and `{lowest}` and `{highest}`, the range of scores. The model must end its reply with a line
-        that holds `Score: 7` and nothing else. Raises `ConfigError` for an invalid prompt.
+        that holds `Score: 7` and nothing else. Raises `ConfigError` for an invalid prompt, or one that
+        names no input.
 
         Replies and spending are kept by this process, or in the file `settings.store`, by `name`.
         """
+        inputs = template_names(prompt) - {"lowest", "highest"}
+        if not inputs:
+            raise ConfigError(
+                f"judge: the prompt {prompt[:40]!r} names no input, so that all episodes would score alike; "
+                "write {final_response} where the answer belongs"
+            )
         self.name = name
         self.store = JudgeStore(
             settings.store, name=name, max_requests=settings.max_requests, max_tokens=settings.max_tokens
@@ -77,7 +84,7 @@ class LLMJudge:
         self._reward = FunctionReward(
             name=name,
             function=self._judge,
-            parameters=dict.fromkeys(sorted(template_names(prompt) - {"lowest", "highest"}), True),
+            parameters=dict.fromkeys(sorted(inputs), True),
             timeout_s=None,  # waiting for a slot is no failure; each request has its own limit
             retries=0,  # the client retries
         )
@@ -168,9 +175,10 @@ class SingleFlight(Generic[T]):
 
 
 def read_score(reply: str) -> float:
-    """The score on the last line of `reply` that is not empty; raises `TryAgain` for any other form."""
+    """The score on the last line of `reply` that is not empty, which may be bold; raises `TryAgain` for any
+    other form."""
     last = reply.strip().rpartition("\n")[2].strip()
-    match = _SCORE.fullmatch(last)
+    match = _SCORE.fullmatch(last.replace("*", ""))
     if match is None:
         raise TryAgain(f"the reply ends with {last[:80]!r}, not with a line like 'Score: 7'")
     return float(match[1])
