@@ -239,6 +239,8 @@ def collect_tools(holder: object) -> tuple[Tool, ...]:
     """
     if isinstance(holder, Tool):
         return (holder,)
+    if inspect.isroutine(holder):
+        raise ConfigError(f"function {name_of(holder)!r} is no tool; decorate it with @tool")
     names = dict.fromkeys(
         name
         for owner in reversed(type(holder).__mro__)
