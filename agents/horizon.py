@@ -81,9 +81,11 @@ class RaiseRule(Settings):
         capped = sum(step.capped for step in last) / max(1, episodes)
         if capped < self.min_capped or last_rate - first_rate >= self.min_gain:
             return None
+        has_fallen = last_rate < first_rate and first_rate - last_rate >= self.min_gain
         return (
-            f"success within {stage[-1].max_turns} turns has levelled off ({first_rate:.1%} → "
-            f"{last_rate:.1%} over {self.window} steps), and the horizon ended {capped:.1%} of the episodes"
+            f"success within {stage[-1].max_turns} turns has {'fallen' if has_fallen else 'levelled off'} "
+            f"({first_rate:.1%} → {last_rate:.1%} over {self.window} steps), and the horizon ended "
+            f"{capped:.1%} of the episodes"
         )
 
 

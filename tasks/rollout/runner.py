@@ -58,6 +58,17 @@ def make_training_spec(
     )
 
 
+def horizon_metrics(pipeline: Pipeline, turns: Mapping[str, int]) -> dict[str, int]:
+    """The record of a training step's horizon, `turns` by part: `horizon`, the longest, and `horizon_<part>`
+    of each where several parts have horizons that may differ."""
+    parts = pipeline.data.parts.values()
+    may_differ = len(turns) > 1 and any(
+        part.horizon is not None or pipeline.horizon.type == "adaptive" for part in parts
+    )
+    by_part = {f"horizon_{name}": count for name, count in turns.items()} if may_differ else {}
+    return {"horizon": max(turns.values()), **by_part}
+
+
 def training_temperature(pipeline: Pipeline, *, step: int) -> float:
     """The temperature of training step `step` (from 1)."""
     rollout = pipeline.rollout

@@ -30,7 +30,7 @@ from tasks.data.training_files import check_tokens, read_training_files
 from tasks.data.trajectories import is_informative, read_trajectories, summarise, write_trajectories
 from tasks.progress import SILENT, Progress
 from tasks.rollout.policy import open_policy
-from tasks.rollout.runner import make_training_spec
+from tasks.rollout.runner import horizon_metrics, make_training_spec
 from tasks.stages.rounds import (
     RoundResult,
     TrainedRound,
@@ -197,7 +197,7 @@ class OfflineSession:
                 facts, request = self.plan_imitation(steps, files=files, samples=samples, folder=Path(folder))
             facts |= _sampling_facts(groups)
             spec = make_training_spec(self._pipeline, step=steps.first_step, evidence={})
-            schedules = {"horizon": max(spec.max_turns.values()), "temperature": spec.temperature}
+            schedules = {**horizon_metrics(self._pipeline, spec.max_turns), "temperature": spec.temperature}
             self._progress.on_phase(f"training from step {steps.first_step}")
 
             def write(values: Mapping[str, float]) -> None:

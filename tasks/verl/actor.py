@@ -24,7 +24,7 @@ from tasks.cluster.placement import Placement
 from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import read_trajectories, write_trajectories
 from tasks.rollout.history import History
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.runner import RolloutSpec, horizon_metrics
 from tasks.verl import checkpoints
 from tasks.verl.queue import start_queue
 
@@ -79,28 +79,26 @@ class StepRecord:
     metrics: dict[str, float]
     """`summarise`'s keys; `informative_groups` (share), `replaced_groups` (by dynamic sampling),
     `added_episodes`, `added_turns` and `added_tokens` (totals of the valid episodes that were sampled besides
-    the first-drawn ones, by dynamic sampling or greedily),
-    `items_<pool>` (drawn from each pool of the curriculum), `trained` (episodes), `staleness` (of the policy
-    that sampled, in steps), `entropy` (mean negative log-prob of the sampled tokens: unbiased, at the
-    training temperature; none without a token), `loss`, `grad_norm`, `kl` (to the policy that sampled,
-    nats) and `clip_fraction`, both means over the tokens that are trained on, `kl_reference`,
-    `observation_loss` (nats per token of the environment), `lr`;
-    `tokens_per_s` of the rollout; `horizon` (the longest; where parts have their own, also
-    `horizon_<part>`), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`; `idle_cores` (the
-    share of the machine's core-seconds in which a core was idle), `mfu` (the share of the FLOPs that the
-    machine could have done during the update that were needed for it; on GPUs verl's estimate). With a
-    critic: `value_loss`, `value_clip_fraction` (tokens weighed by the algorithm's `return_weights`),
-    `value_mean` and `explained_variance` (the share of the returns' variance that the values before the
-    update explain), `critic_grad_norm`, `critic_lr`. With a
-    teacher: `distill/kl` (the estimate of the KL of the policy that sampled from the teacher, nats per
-    token), `distill/teacher_log_prob` (mean over the same tokens) and `distill/scored` (the share of the
-    trained conversations that these are of). With vLLM or `train.rollout_correction`, where the trainer
-    computes the log-probs of what was sampled once more, over the tokens that are trained on:
-    `rollout_probs_diff_mean` and `_max`, between the trainer's and the sampler's probabilities;
-    `importance_mean`, the weight of a token (`train.rollout_correction`), `importance_capped` and
-    `importance_rejected`, the shares of tokens whose ratio was cut and set to 0; `entropy_exact`, of the
-    policy's whole distributions (nats, mean over rows). Otherwise verl takes the sampler's log-probs as they
-    are and computes none of these."""
+    the first-drawn ones, by dynamic sampling or greedily), `items_<pool>` (drawn from each pool of the
+    curriculum), `trained` (episodes), `staleness` (of the policy that sampled, in steps), `entropy` (mean
+    negative log-prob of the sampled tokens: unbiased, at the training temperature; none without a token),
+    `loss`, `grad_norm`, `kl` (to the policy that sampled, nats) and `clip_fraction`, both means over the
+    tokens that are trained on, `kl_reference`, `observation_loss` (nats per token of the environment), `lr`;
+    `tokens_per_s` of the rollout; `horizon` and `horizon_<part>` (`horizon_metrics`), `temperature`,
+    `policy_version`; `seconds` and `seconds_<phase>`; `idle_cores` (the share of the machine's core-seconds
+    in which a core was idle), `mfu` (the share of the FLOPs that the machine could have done during the
+    update that were needed for it; on GPUs verl's estimate). With a critic: `value_loss`,
+    `value_clip_fraction` (tokens weighed by the algorithm's `return_weights`), `value_mean` and
+    `explained_variance` (the share of the returns' variance that the values before the update explain),
+    `critic_grad_norm`, `critic_lr`. With a teacher: `distill/kl` (the estimate of the KL of the policy that
+    sampled from the teacher, nats per token), `distill/teacher_log_prob` (mean over the same tokens) and
+    `distill/scored` (the share of the trained conversations that these are of). With vLLM or
+    `train.rollout_correction`, where the trainer computes the log-probs of what was sampled once more, over
+    the tokens that are trained on: `rollout_probs_diff_mean` and `_max`, between the trainer's and the
+    sampler's probabilities; `importance_mean`, the weight of a token (`train.rollout_correction`),
+    `importance_capped` and `importance_rejected`, the shares of tokens whose ratio was cut and set to 0;
+    `entropy_exact`, of the policy's whole distributions (nats, mean over rows). Otherwise verl takes the
+    sampler's log-probs as they are and computes none of these."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
     raise_reason: str = ""
@@ -238,7 +236,7 @@ class Trainer:
         metrics = rollout.sample.metrics | {
             "informative_groups": rollout.num_informative / len(rollout.sample.groups),
             "trained": len(rollout.trained),
-            **self._horizons(rollout.sample.spec.max_turns),
+            **horizon_metrics(self._pipeline, rollout.sample.spec.max_turns),
             **_environments(rollout.environments),
             "policy_version": step - 1,
             "seconds": time.perf_counter() - start_time,
@@ -285,11 +283,6 @@ class Trainer:
         step = int(self._trainer.global_steps)
         folder = checkpoints.checkpoint_folder(self._checkpoints, step=step)
         return History.read(folder) if step else History()
-
-    def _horizons(self, turns: Mapping[str, int]) -> dict[str, int]:
-        differ = any(part.horizon for part in self._pipeline.data.parts.values())
-        by_part = {f"horizon_{name}": count for name, count in turns.items()} if differ else {}
-        return {"horizon": max(turns.values()), **by_part}
 
     def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
         """`RolloutRunner.run` with the policy as it is; nothing is trained."""

@@ -155,6 +155,12 @@ def test_a_raise_says_when_and_why() -> None:
         "of the episodes"
     )
     assert (second.step, second.max_turns) == (12, 12)
+    fall = [evidence_of(5, 10, 10)] * 2 + [evidence_of(5, 10, 0)] * 2
+    [after_fall] = ADAPTIVE.list_raises(fall)
+    assert after_fall.reason.startswith("success within 5 turns has fallen (100.0% → 0.0% over 2 steps), and")
+    small_fall = [evidence_of(5, 100, 51, episodes=200)] * 2 + [evidence_of(5, 100, 50, episodes=200)] * 2
+    [after_small_fall] = ADAPTIVE.list_raises(small_fall)
+    assert after_small_fall.reason.startswith("success within 5 turns has levelled off (51.0% → 50.0% over")
     assert second.reason == "the stage has had 7 steps (max_steps)"
 
 

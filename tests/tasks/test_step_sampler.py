@@ -13,7 +13,7 @@ import pytest
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
 from tasks.rollout.history import History
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.runner import RolloutSpec, horizon_metrics
 from tasks.rollout.step import StepSample, StepSampler
 from tests.support.verl_toy import toy_items, toy_pipeline
 
@@ -149,6 +149,8 @@ def test_a_group_is_replaced_by_one_of_its_own_part() -> None:
 
 
 BY_DEPTH = {f"depth{depth}": {"env": "parity", "where": {"depth": [depth]}} for depth in (1, 2)}
+FIXED = {"type": "fixed", "max_turns": [4]}
+ADAPTIVE = {"type": "adaptive", "max_turns": [2, 9], "raise_when": {"window": 1, "min_steps": 2}}
 
 
 def test_the_curriculum_draws_from_all_items_and_keeps_the_share_of_each_part() -> None:
@@ -228,8 +230,7 @@ def test_a_resumed_run_draws_the_same_items_and_raises_the_horizon_at_the_same_s
 
 
 def test_an_adaptive_horizon_is_decided_for_each_part_by_its_own_episodes() -> None:
-    adaptive = {"type": "adaptive", "max_turns": [2, 9], "raise_when": {"window": 1, "min_steps": 2}}
-    parts = {name: part | {"horizon": adaptive} for name, part in BY_DEPTH.items()}
+    parts = {name: part | {"horizon": ADAPTIVE} for name, part in BY_DEPTH.items()}
     _, samples = sample_steps(
         lambda item, index: float(number(item) % 2),
         steps=(1, 2, 3),
@@ -240,6 +241,28 @@ def test_an_adaptive_horizon_is_decided_for_each_part_by_its_own_episodes() -> N
     assert turns == [{"depth1": 2, "depth2": 2}] * 2 + [{"depth1": 9, "depth2": 2}]
     assert [bool(sample.raise_reason) for sample in samples] == [False, False, True]
     assert samples[2].raise_reason.startswith("depth1: 9 turns, because success within 2 turns has levelled")
+
+
+@pytest.mark.parametrize(
+    ("horizon", "parts", "names"),
+    [
+        (ADAPTIVE, BY_DEPTH, ["depth1", "depth2"]),  # one block, and a decision for each part
+        (ADAPTIVE, {"parity": {}}, []),
+        (FIXED, BY_DEPTH, []),
+        (
+            FIXED,
+            {"depth1": BY_DEPTH["depth1"] | {"horizon": ADAPTIVE}, "depth2": BY_DEPTH["depth2"]},
+            ["depth1", "depth2"],
+        ),
+    ],
+)
+def test_the_horizon_of_each_part_is_recorded_where_it_is_its_own(
+    horizon: dict[str, Any], parts: dict[str, Any], names: list[str]
+) -> None:
+    pipeline = toy_pipeline(Path("m"), horizon=horizon, data={"parts": parts})
+    turns = {name: 2 + place for place, name in enumerate(parts)}
+    by_part = {f"horizon_{name}": turns[name] for name in names}
+    assert horizon_metrics(pipeline, turns) == {"horizon": max(turns.values()), **by_part}
 
 
 def sample_steps(
