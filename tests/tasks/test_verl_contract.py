@@ -134,6 +134,21 @@ def test_what_gpus_need_of_verl_is_where_it_is_replaced(verl: ModuleType) -> Non
     assert calls.index("self._acquire_server") < calls.index("server.generate.remote")
 
 
+def test_k3_has_no_gradient_beyond_10(verl: ModuleType) -> None:
+    """As docs/algorithms.md says."""
+    import torch
+    from verl.trainer.ppo.core_algos import kl_penalty
+
+    for estimator, gradients in (("k3", [-12.5, 0.0, 0.0]), ("k3+", [-2.603, -2.620, 11.1])):
+        log_ratios = torch.tensor([2.603, 2.620, -11.1])  # of the reference; their exp is 13.50, 13.74 and 0
+        log_probs = torch.zeros(3, requires_grad=True)
+        values = kl_penalty(log_probs, log_ratios, estimator)
+        values.sum().backward()
+        assert log_probs.grad is not None
+        assert values.tolist() == pytest.approx([13.50 - 2.603 - 1, 10.0, 10.0], abs=0.01)
+        assert log_probs.grad.tolist() == pytest.approx(gradients, abs=0.01)
+
+
 def test_trainer_overrides_what_exists(verl: ModuleType) -> None:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
