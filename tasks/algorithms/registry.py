@@ -34,6 +34,12 @@ def _validate(name: str, value: Any) -> type[Algorithm]:
         )
     if inspect.isabstract(value):
         raise ConfigError(f"algorithm {name!r} is {value!r:.60}, which has no `estimate`; implement it")
+    loss = value.model_fields.get("loss")  # of an algorithm that learns online
+    if loss is not None and inspect.isabstract(loss.annotation):
+        raise ConfigError(
+            f"algorithm {name!r}: the type of `loss` is {loss.annotation!r:.60}, which has no `per_token`; "
+            "give the class of your loss, or AnyLoss"
+        )
     return value
 
 

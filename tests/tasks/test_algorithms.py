@@ -13,6 +13,7 @@ from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from tasks.algorithms.algorithm import OnlineAlgorithm
+from tasks.algorithms.builtin.grpo import Grpo
 from tasks.algorithms.offline import OfflineAlgorithm
 from tasks.algorithms.registry import ALGORITHMS, parse_algorithm, register_algorithm
 from tasks.data.trajectories import is_informative
@@ -429,6 +430,19 @@ def test_only_online_algorithms_estimate_and_one_that_does_not_is_refused() -> N
     assert not any(issubclass(found, OfflineAlgorithm) for found in classes if found not in offline)
     with ALGORITHMS.scope(), pytest.raises(ConfigError, match="has no `estimate`"):
         register_algorithm("without_estimate", WithoutEstimate)
+
+
+class WithAnyLoss(Grpo):
+    name: str = "with_any_loss"
+    loss: PolicyLoss = Vanilla()  # type: ignore[assignment]
+
+
+def test_an_algorithm_whose_type_of_loss_cannot_be_made_is_refused() -> None:
+    with (
+        ALGORITHMS.scope(),
+        pytest.raises(ConfigError, match=r"'with_any_loss': the type of `loss` is .*PolicyLoss"),
+    ):
+        register_algorithm("with_any_loss", WithAnyLoss)
 
 
 def test_a_loss_without_a_name_is_the_algorithms_own() -> None:

@@ -1,20 +1,23 @@
 """docs/algorithms.md lists every algorithm and loss, each with its parameters and defaults, and no others."""
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import pytest
+from pydantic import Field, create_model
 from pydantic_core import PydanticUndefined
 
 from agents.settings import Settings
 from tasks.algorithms.algorithm import ActorCritic, Aggregation, OnlineAlgorithm
 from tasks.algorithms.distillation import Distillation
-from tasks.algorithms.losses import AnyLoss, PolicyLoss
+from tasks.algorithms.losses import AnyLoss, PolicyLoss, Tokens
 from tasks.algorithms.offline import OfflineAlgorithm
-from tasks.algorithms.registry import ALGORITHMS
+from tasks.algorithms.registry import ALGORITHMS, register_algorithm
 from tasks.config.training import KlSettings
+from tests.support.algorithms import parse_online
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 OFFLINE_PAGE = (Path(__file__).parents[2] / "docs" / "offline.md").read_text()
@@ -119,6 +122,48 @@ def test_every_aggregation_and_key_of_kl_has_its_line() -> None:
     assert rows.keys() == KlSettings.model_fields.keys()
     for key in ("place", "estimator"):
         assert set(get_args(KlSettings.model_fields[key].annotation)) <= set(rows[key])
+
+
+def definitions(heading: str) -> dict[str, Any]:
+    """What the Python blocks under a heading define."""
+    section = PAGE.partition(f"\n## {heading}\n")[2]
+    names: dict[str, Any] = {"__name__": "a_page"}
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        exec(block, names)
+    return names
+
+
+def test_an_algorithm_with_its_own_loss_is_chosen_and_changed_by_its_block() -> None:
+    torch = pytest.importorskip("torch")
+    names = definitions("Your own")
+    capped = names["Capped"]
+    both: Any = Annotated[AnyLoss | capped, Field(discriminator="name")]
+    with ALGORITHMS.scope():
+        register_algorithm("both", create_model("Both", __base__=names["CappedGrpo"], loss=(both, capped())))
+        for name in ("capped", "vanilla"):
+            assert parse_online({"name": "both", "loss": name}).loss.name == name
+        register_algorithm("capped_grpo", names["CappedGrpo"])
+        loss = parse_online({"name": "capped_grpo", "loss": {"highest": 1.5}}).loss
+        assert (
+            parse_online("capped_grpo").loss == parse_online({"name": "capped_grpo", "loss": "capped"}).loss
+        )
+        with pytest.raises(ValueError, match=r"capped_grpo: loss\.name: Input should be 'capped'"):
+            parse_online({"name": "capped_grpo", "loss": "vanilla"})
+    log_probs = torch.tensor([[-1.0, -0.5, -2.0, 0.0]], requires_grad=True)
+    tokens = Tokens(
+        log_probs=log_probs,
+        old_log_probs=torch.tensor([[-2.0, -0.7, -1.0, 0.0]]),
+        advantages=torch.tensor([[2.0, 2.0, -1.0, 0.0]]),
+        mask=torch.tensor([[True, True, True, False]]),
+        conversation=torch.tensor([0]),
+        conversation_tokens=torch.tensor([3]),
+    )
+    result = loss.per_token(tokens)
+    assert result.losses[0, :3].tolist() == pytest.approx([-1.5 * 2, -math.exp(0.2) * 2, math.exp(-1)])
+    assert result.clipped is not None
+    assert result.clipped[0, :3].tolist() == [True, False, False]
+    result.losses.sum().backward()
+    assert log_probs.grad[0].tolist() == pytest.approx([0.0, -math.exp(0.2) * 2, math.exp(-1), 0.0])
 
 
 def test_what_dynamic_sampling_is_refused_for_is_listed() -> None:
