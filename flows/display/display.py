@@ -3,6 +3,7 @@
 Without a terminal it prints one plain line per event.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -63,11 +64,15 @@ class Display:
         self._live = _Resizing(
             get_renderable=self.draw, console=self._console, refresh_per_second=_PER_SECOND
         )
+        self._log_handlers: list[logging.Handler] = []
 
     def __enter__(self) -> Self:
         self._remove_episode()
         if self.is_live:
             self._live.start()
+            # Prefect's handler would write into the frame.
+            root = logging.getLogger()
+            self._log_handlers, root.handlers = root.handlers, [_LogNotes(self)]
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -77,6 +82,7 @@ class Display:
                 self.stage(name, StageState.STOPPED if is_stopped else StageState.FAILED)
         self._reader = self._view.episode = None
         if self.is_live:
+            logging.getLogger().handlers = self._log_handlers
             self._live.stop()
         self._remove_episode()
 
@@ -167,6 +173,17 @@ class Display:
     def _remove_episode(self) -> None:
         if self._episode_file is not None:
             self._episode_file.unlink(missing_ok=True)
+
+
+class _LogNotes(logging.Handler):
+    """Shows what is logged as notes of the display."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__()
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._display.note(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 class _Resizing(Live):

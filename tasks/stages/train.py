@@ -8,7 +8,6 @@ from where. The loop over the rounds is in `flows/train_agent.py`, the training 
 """
 
 import json
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -51,8 +50,6 @@ from tasks.verl.process import RayTrainingProcess, TrainingProcess, describe_rem
 from tasks.verl.rewinds import Rewind, RewindPoints, read_rewinds, seed_after, write_rewind
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3
 """Times in a row that the training process may die without completing a step."""
@@ -287,7 +284,7 @@ class TrainSession:
             return
         checkpoint = checkpoints.resume(self._checkpoints)
         for damage in checkpoint.damage:
-            _log.warning("training goes back to step %d: %s", checkpoint.step, damage)
+            self._progress.on_note(f"training goes back to step {checkpoint.step}: {damage}")
         for name in ("metrics.jsonl", ALERTS):
             drop_steps_after(self._folder / name, checkpoint.step)
         for file in (self._folder / "trajectories").glob("step_*.jsonl"):

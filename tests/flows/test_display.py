@@ -229,6 +229,19 @@ def is_whole(screen: Sequence[str], *, columns: int) -> bool:
 
 
 @pytest.mark.heavy
+def test_what_is_logged_is_a_line_above_the_frame(tmp_path: Path) -> None:
+    with show_run(tmp_path) as run:
+        run.tell("step 1 0.5")
+        run.terminal.wait_for("step 1/20")
+        run.tell("log MLflow: the disk is full", "step 2 0.5")
+        screen = run.terminal.wait_for("step 2/20")
+        assert screen[0] == "warning: MLflow: the disk is full"
+        assert is_whole(screen, columns=80)
+        run.tell("end")
+        run.terminal.wait_for("status 0")
+
+
+@pytest.mark.heavy
 def test_the_episode_that_is_played_is_shown_and_what_it_says_does_nothing(tmp_path: Path) -> None:
     episode = EpisodeView(
         item="toy_7",

@@ -3,6 +3,7 @@
 python -m tests.support.displayed_run FIFO EPISODE_FILE
 """
 
+import logging
 import sys
 from pathlib import Path
 
@@ -14,7 +15,8 @@ STEPS = 20
 
 
 def main(fifo: Path, episode_file: Path) -> None:
-    """`step N SUCCESS`, `evaluate EPISODES`, `note TEXT`, `end`."""
+    """`step N SUCCESS`, `evaluate EPISODES`, `note TEXT`, `log TEXT`, `end`."""
+    logging.basicConfig()  # a handler on the terminal from before the display, as Prefect's
     with (
         Stoppable("stopped; this line says how to go on"),
         Display(
@@ -41,6 +43,8 @@ def main(fifo: Path, episode_file: Path) -> None:
                     display.count("evaluate", int(rest), 400)
                 elif kind == "note":
                     display.note(rest)
+                elif kind == "log":
+                    logging.getLogger("tasks.toy").warning("%s", rest)
                 else:
                     break
         display.stage("train", StageState.DONE)

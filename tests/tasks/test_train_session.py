@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from envs.errors import ConfigError, WingspanError
 from tasks.data.items import write_items
+from tasks.progress import Progress
 from tasks.stages.rounds import RoundResult, choose_best, drop_steps_after, find_best
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
@@ -114,9 +115,7 @@ def test_missing_files_are_named_before_anything_is_started(tmp_path: Path) -> N
         TrainSession(toy_pipeline(Path("m"), warmup=WARMUP), tmp_path).train_round(0)
 
 
-def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(tmp_path: Path) -> None:
     folder = tmp_path / "train"
     for index, last in ((0, 2), (1, 4)):
         checkpoint = folder / "checkpoints" / f"global_step_{last}"
@@ -128,12 +127,14 @@ def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(
         (folder / "rounds" / f"{index:02d}.json").write_text(json.dumps(asdict(done)))
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3, 4)))
     (folder / "checkpoints" / "global_step_4" / "weights").write_bytes(b"")
-    with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
+    notes: list[str] = []
+    with TrainSession(toy_pipeline(Path("m")), tmp_path, Progress(on_note=notes.append)) as session:
         assert session.evaluate_round(session.train_round(0)).last_step == 2
     assert not (folder / "rounds" / "01.json").exists()
     assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
-    assert "goes back to step 2" in caplog.text
-    assert "weights has 0 of 100 bytes" in caplog.text
+    (note,) = notes
+    assert note.startswith("training goes back to step 2: ")
+    assert "weights has 0 of 100 bytes" in note
 
 
 def test_the_best_policy_is_that_of_a_round_that_is_still_believed(tmp_path: Path) -> None:
