@@ -72,15 +72,52 @@ def append_line(path: Path, line: str) -> None:
         raise ConfigError(f"{path} cannot be written to ({reason}); make its folder writable") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file."""
-    values: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return values
+def drop_incomplete_line(path: Path) -> None:
+    """Remove the last line if it has no end: its writer was stopped, or the disk was full."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        write_atomically(path, content[: content.rfind(b"\n") + 1])
+
+
+def read_json(
+    path: Path, *, remedy: str = "restore it, or delete it and run its pipeline again"
+) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file.
+
+    Raises `ConfigError`, whose text ends with `remedy`, for a damaged file.
+    """
+    return _parse_object(path.read_bytes(), place=str(path), remedy=remedy) if path.exists() else {}
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file that has one a line; none if there is no such file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The objects of a file that has one a line; none if there is no such file.
+
+    Raises `ConfigError` for a damaged line.
+    """
+    return list(iterate_json_lines(path)) if path.exists() else []
+
+
+def iterate_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file that has one a line, which may be too large to be read at once.
+
+    Raises `ConfigError` for a damaged line.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            place = f"line {number} of {path}"
+            yield _parse_object(line, place=place, remedy="restore the file, or delete the line")
+
+
+def _parse_object(text: bytes, *, place: str, remedy: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{place} is damaged ({error}); {remedy}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{place} is damaged (it is no JSON object); {remedy}")
+    return value
 
 
 def check_writable(folder: Path, *, remedy: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from envs.errors import list_names
+from envs.errors import ConfigError, list_names
 from envs.files import read_json_lines
 from flows.lineage.stages import would_resume
 from flows.plan import Plan, find_disk_need
@@ -60,18 +60,25 @@ def find_earlier_runs(plan: Plan) -> list[EarlierRun]:
     folders = {
         run.folder.resolve(): run.folder
         for run in find_runs([path for path in (RUNS, plan.workspace) if path.is_dir()])
-        if run.file is None and read_pipeline_name(run.folder) == plan.name
+        if run.file is None
     }
-    runs = [run for folder in folders.values() if (run := _read_run(folder, parameters)) is not None]
+    runs = [
+        run for folder in folders.values() if (run := _read_run(folder, plan.name, parameters)) is not None
+    ]
     num_differing = min((len(run.differing) for run in runs), default=0)
     return [run for run in runs if len(run.differing) == num_differing]
 
 
-def _read_run(folder: Path, parameters: Mapping[str, object]) -> EarlierRun | None:
-    """None for a run that is not finished."""
-    earlier_parameters = read_parameters(folder)
-    seconds = read_stage_seconds(folder)
-    steps = read_json_lines(folder / "train" / "metrics.jsonl")
+def _read_run(folder: Path, pipeline: str, parameters: Mapping[str, object]) -> EarlierRun | None:
+    """None for a run of another pipeline, one that is not finished, or one whose files are damaged."""
+    try:
+        if read_pipeline_name(folder) != pipeline:
+            return None
+        earlier_parameters = read_parameters(folder)
+        seconds = read_stage_seconds(folder)
+        steps = read_json_lines(folder / "train" / "metrics.jsonl")
+    except ConfigError:
+        return None
     if not earlier_parameters or not steps or not (folder / EVALUATION).exists() or "train" not in seconds:
         return None
     return EarlierRun(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envs.errors import ConfigError
-from envs.files import write_atomically
+from envs.files import drop_incomplete_line, read_json, write_atomically
 from envs.registry import Split, get_env, is_user_env
 from envs.requirements.data_sets import RECEIPT, DataSet
 from tasks.algorithms.distillation import Distillation
@@ -202,6 +202,8 @@ def claim_checkpoints(train: Stage, *, if_changed: IfChanged) -> bool:
     is for `if_changed` to say. Raises `ConfigError` where that is to refuse.
     """
     if would_resume(train, if_changed=if_changed):
+        for file in (train.workspace / "train").glob("*.jsonl"):
+            drop_incomplete_line(file)
         _write_inputs(train)
         return True
     check_resume(train, if_changed=if_changed)
@@ -230,7 +232,7 @@ def check_resume(train: Stage, *, if_changed: IfChanged, items: Split | None = N
         return
     folder = train.workspace / "train"
     rounds = sorted(folder.glob("rounds/*.json"))
-    steps = complete_steps(folder / "checkpoints") or [json.loads(f.read_text())["last_step"] for f in rounds]
+    steps = complete_steps(folder / "checkpoints") or [read_json(file)["last_step"] for file in rounds]
     changes = changed_inputs(train, items=items) if steps else None
     if changes:
         raise ConfigError(
@@ -249,7 +251,8 @@ def changed_inputs(train: Stage, *, items: Split | None = None) -> list[str] | N
     file = train.workspace / INPUTS
     if not file.exists():
         return None
-    before, after = json.loads(file.read_text()), _inputs(train)
+    remedy = f"restore it, or delete {file.parent} to train from the start"
+    before, after = read_json(file, remedy=remedy), _inputs(train)
     params_before, params_after = (dict(flat(inputs["params"], sep=".")) for inputs in (before, after))
     params = differing_values(params_before, params_after)
     changes = [f"{key}: {earlier} → {later}" for key, (earlier, later) in params.items()]

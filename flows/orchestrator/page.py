@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from envs.errors import describe
-from envs.files import read_json_lines
 from envs.redaction import redact
 from flows.orchestrator.artifacts import (
     RunArtifact,
@@ -32,6 +31,7 @@ from flows.orchestrator.events import COLLAPSE, ROUND, emit, emit_promoted
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import Alert
 from tasks.progress import Progress
+from tasks.runs.parameters import try_read_lines
 from tasks.tracking.model import Promotion
 from tasks.tracking.record import is_recorded
 
@@ -233,4 +233,4 @@ class ArtifactWriter:
 
 
 def _read_steps(workspace: Path) -> list[Step]:
-    return list(read_json_lines(workspace / "train" / "metrics.jsonl"))
+    return list(try_read_lines(workspace / "train" / "metrics.jsonl"))

@@ -1,11 +1,11 @@
 """Evaluations (`wingspan evaluate`) as sides of a comparison."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 from envs.errors import ConfigError
+from envs.files import iterate_json_lines
 from tasks.comparison.sides import SUCCESS, ComparedItem, Side, Source, check_same_items
 from tasks.config.parameters import flat
 from tasks.evaluation.record import TRAJECTORIES, EvaluationRecord, read_record
@@ -80,9 +80,7 @@ def _read_episodes(file: Path) -> tuple[dict[str, int], Counter[str]]:
     lines: dict[str, int] = {}
     stops: Counter[str] = Counter()
     if file.exists():
-        with file.open() as texts:
-            for number, text in enumerate(texts, start=1):
-                values = json.loads(text)
-                lines.setdefault(values["item"]["item_id"], number)
-                stops[values["stop_reason"]] += 1
+        for number, values in enumerate(iterate_json_lines(file), start=1):
+            lines.setdefault(values["item"]["item_id"], number)
+            stops[values["stop_reason"]] += 1
     return lines, stops

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from envs.files import iterate_json_lines
 from envs.images import data_uri, read_image
 from envs.types import Image, Item
 from tasks.algorithms.equality import have_equal_rewards
@@ -32,8 +33,8 @@ def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """The trajectories of `path`, in order."""
-    return [trajectory_from_dict(json.loads(line)) for line in path.read_text().splitlines()]
+    """The trajectories of `path`, in order. Raises `ConfigError` for a damaged line."""
+    return [trajectory_from_dict(values) for values in iterate_json_lines(path)]
 
 
 def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:

@@ -9,14 +9,13 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
 from agents.types import Trajectory
 from envs.errors import ConfigError
-from envs.files import read_json, write_atomically, write_json
+from envs.files import read_json, read_json_lines, write_atomically, write_json
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
@@ -167,15 +166,10 @@ def _final_round(pipeline: Pipeline, folder: Path) -> RoundResult | None:
 
 
 def drop_steps_after(path: Path, step: int) -> None:
-    """Remove the lines of later steps from a metrics file, and an incomplete last line."""
-    if not path.exists():
-        return
-    lines = []
-    for line in path.read_text().splitlines():
-        with suppress(json.JSONDecodeError):
-            if json.loads(line)["step"] <= step:
-                lines.append(line + "\n")
-    write_atomically(path, "".join(lines))
+    """Remove the lines of later steps from a metrics file. Raises `ConfigError` for a damaged line."""
+    if path.exists():
+        lines = [json.dumps(values) + "\n" for values in read_json_lines(path) if values["step"] <= step]
+        write_atomically(path, "".join(lines))
 
 
 def training_items(pipeline: Pipeline, workspace: Path) -> list[Item]:

@@ -301,7 +301,18 @@ def test_checkpoints_stay_for_the_same_training_and_go_for_any_other(project: Pa
     checkpoint = Path("runs", NAME, "train", "checkpoints", "global_step_4")
     assert not claim()  # nobody knows whose these were
     make_checkpoint()
+    steps = Path("runs", NAME, "train", "metrics.jsonl")
+    steps.write_text('{"step": 4}\n{"step": 5, "lo')  # the disk was full
     assert claim()
+    assert steps.read_text() == '{"step": 4}\n'
+    inputs = Path("runs", NAME, "train", "inputs.json")
+    recorded_inputs = inputs.read_text()
+    inputs.write_text("{")
+    with pytest.raises(
+        ConfigError, match=rf"{inputs} is damaged .*; restore it, or delete {inputs.parent} to"
+    ):
+        claim()
+    inputs.write_text(recorded_inputs)
     Path("tasks/stages/train.py").write_text("mended\n")
     assert claim()
     assert checkpoint.exists()

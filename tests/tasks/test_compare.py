@@ -406,6 +406,28 @@ def test_what_cannot_be_compared_is_refused(runs: list[Path], tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "evaluation.json",
+        OUTCOMES,
+        "evaluation_trajectories.jsonl",
+        "train/metrics.jsonl",
+        "train/rounds/01.json",
+        "timing.json",
+        "usage.json",
+        "report/parameters.json",
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
+    run = write_run(tmp_path / "run", parameters={})
+    file = run / name
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content.rstrip()) - 4])
+    with pytest.raises(ConfigError, match=rf"{file} is damaged \(.*; restore "):
+        compare([run], tmp_path / "out")
+
+
 def test_a_place_that_cannot_be_written_to_is_refused(runs: list[Path]) -> None:
     with pytest.raises(ConfigError, match=r"^/proc cannot be written to .*; choose another --out"):
         compare(runs, Path("/proc/comparison"))
