@@ -7,13 +7,14 @@ from typing import Any
 from flows.lineage.stages import CODE
 from tasks.config.parameters import flat
 from tasks.data.hashes import path_md5
+from tasks.reporting.pages import format_count
 from tasks.reporting.reproduction import shorten
 from tasks.tracking.lineage_record import CodeVersion, StageRecord
 from tasks.tracking.provenance import PACKAGES, dirty_tag
 from tasks.tracking.references import FoundRun, Registration, test_of
 
 STAGE_COLUMNS = ("stage", "code", "reads", "writes")
-_BUILT_IN = "built in, at that commit"
+_BUILT_IN = "part of that code"
 _CHANGES = {"false": "", "true": " + changes", "unknown": " + unknown changes"}
 
 
@@ -70,7 +71,7 @@ def fact_rows(run: FoundRun, registration: Registration | None) -> Iterator[tupl
     yield "packages", f"Python {lineage.python}, {', '.join(versions)}; {len(lineage.packages)} in all"
     yield "machine", lineage.machine
     overrides = ", ".join(f"{key}={value}" for key, value in flat(lineage.overrides, sep="."))
-    yield "parameters", f"pipelines.yaml at that commit, and {overrides or 'nothing else'}"
+    yield "parameters", f"pipelines.yaml of that code, and {overrides or 'nothing else'}"
 
 
 def stage_rows(run: FoundRun) -> Iterator[tuple[str, ...]]:
@@ -103,7 +104,7 @@ def format_code(code: CodeVersion) -> str:
         return "outside of a Git repository, or before its first commit"
     if code.uncommitted is None:
         return f"commit {code.commit}; whether all code was committed is unknown"
-    changes = f", and {len(code.uncommitted)} files that were not committed" if code.uncommitted else ""
+    changes = f", and {format_count(len(code.uncommitted), 'uncommitted file')}" if code.uncommitted else ""
     return f"commit {code.commit}{changes}"
 
 

