@@ -86,6 +86,8 @@ def main() -> None:
     # huggingface_hub reads this at import, here and in every process that a run starts; its progress bars
     # would overwrite the display.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # Else Prefect's client prints a notice when it is first imported, and reports how it is used.
+    os.environ.setdefault("DO_NOT_TRACK", "1")
     clean_logs()
     try:
         sys.exit(app(standalone_mode=False))  # returns the status of typer.Exit, None otherwise

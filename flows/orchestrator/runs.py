@@ -41,7 +41,6 @@ CANCEL_TIMEOUT_S = 3.0
 
 _DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",  # else Prefect's client prints a notice on its first start
     "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the display and one-line errors replace its log
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # it would print undelivered events in full
     "PREFECT_CLI_PROMPT": "false",

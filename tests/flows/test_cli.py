@@ -25,6 +25,7 @@ from flows.endings.guardian import MARK
 from flows.plan import check_plan, lock, make_plan
 from tasks.config.capacity import read_model_size
 from tasks.config.pipelines import read_yaml
+from tests.support.terminal import open_terminal
 from tests.support.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -209,6 +210,25 @@ def test_a_stage_runs_from_the_command_line(project: Path, wingspan_here: Comman
     assert done.returncode == 0, done.stderr
     data = project / "runs" / "textcraft-cpu" / "data"
     assert len((data / "test.jsonl").read_text().splitlines()) == 100
+
+
+@pytest.mark.heavy
+def test_prefect_reports_nothing_to_its_makers(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client does by default, in terminals, as soon as it is imported."""
+    from prefect._internal.analytics.ci_detection import CI_ENV_VARS
+
+    for variable in ("DO_NOT_TRACK", *CI_ENV_VARS):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(project)
+    program = ["-c", "from flows.cli.app import main; main()", "stage", "trian", "textcraft-cpu"]
+    variables = {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path / "prefect")}
+    with open_terminal(program, folder=tmp_path, columns=120, lines=24, variables=variables) as terminal:
+        screen = "\n".join(terminal.wait_for("status 2"))
+    assert "did you mean 'train'" in screen
+    assert "anonymous usage data" not in screen
+    assert not (tmp_path / "prefect" / ".sdk_telemetry" / "notice_shown").exists()
 
 
 def test_pipelines_are_listed(project: Path) -> None:
