@@ -17,7 +17,7 @@ from envs.errors import ConfigError
 from flows.cli.options import to_options
 from flows.plan import check_run, find_disk_need, make_plan
 from tasks.cluster.address import cluster_address
-from tasks.comparison.sides import check_same_items
+from tasks.comparison.sides import check_same_items, same_data_remedy
 from tasks.config.capacity import read_model_size
 from tasks.config.memory import device_memories, memory_needs
 from tasks.config.parameters import differing_values, parameters_of
@@ -204,7 +204,8 @@ def _check_comparable(runs: Sequence[SweepRun]) -> None:
                 )
         if run.pipeline.data != first.pipeline.data:
             first_items = first_items or _test_items(first)
-            check_same_items(first_items, _test_items(run), names=(first.name, run.name))
+            remedy = same_data_remedy(parameters_of(first.pipeline), parameters_of(run.pipeline))
+            check_same_items(first_items, _test_items(run), names=(first.name, run.name), remedy=remedy)
 
 
 def _test_items(run: SweepRun) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def check_comparable(records: Mapping[Path, EvaluationRecord]) -> None:
                 {outcome.item: (record.items_md5, outcome.metadata) for outcome in record.outcomes}
                 for record in (first, other_record)
             )
-            check_same_items(items, other_items, names=(path, other_path))
+            remedy = "evaluate both on the same --split, --where and --items"
+            check_same_items(items, other_items, names=(path, other_path), remedy=remedy)
         values = dict(flat(other_record.sampling.model_dump(), sep="."))
         for key, value in flat(first.sampling.model_dump(), sep="."):
             if values.get(key) != value:

@@ -10,7 +10,7 @@ from typing import Any
 
 from envs.errors import ConfigError
 from envs.types import Item
-from tasks.comparison.sides import GREEDY, SUCCESS, Side, Source, check_same_items
+from tasks.comparison.sides import GREEDY, SUCCESS, Side, Source, check_same_items, same_data_remedy
 from tasks.data.items import describe_turns
 from tasks.evaluation.outcomes import EVALUATION_TRAJECTORIES, OUTCOMES, Samples, compare_samples, success_of
 from tasks.reporting.paired import PairedTest
@@ -185,7 +185,8 @@ def check_comparable(runs: Sequence[FinishedRun]) -> None:
     registry's champion."""
     first = runs[0]
     for run in runs[1:]:
-        check_same_items(first.items, run.items, names=(first.folder, run.folder))
+        remedy = same_data_remedy(first.parameters, run.parameters)
+        check_same_items(first.items, run.items, names=(first.folder, run.folder), remedy=remedy)
         if not (first.parameters and run.parameters):
             continue
         ways = [_evaluation(known_run.parameters) for known_run in (first, run)]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, list_names
+from tasks.config.parameters import differing_values
 from tasks.evaluation.outcomes import Samples
 from tasks.evaluation.record import RECORD, is_record
 from tasks.runs.folders import RunFolder, find_runs, is_workspace
@@ -89,9 +90,10 @@ def find_folders(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def check_same_items(
-    first: Mapping[str, Any], second: Mapping[str, Any], *, names: tuple[object, object]
+    first: Mapping[str, Any], second: Mapping[str, Any], *, names: tuple[object, object], remedy: str
 ) -> None:
-    """Raise `ConfigError` unless both (item → its contents) are the same items; `names`: of the sides."""
+    """Raise `ConfigError` unless both (item → its contents) are the same items; its text has `names`, those
+    of the sides, and ends with `remedy`."""
     if first == second:
         return
     missing_item = next((item for item in first if item not in second), None)
@@ -104,6 +106,11 @@ def check_same_items(
         else "items of one name have other contents, or another order"
     )
     raise ConfigError(
-        f"{names[0]} and {names[1]} are of other items ({len(first)} and {len(second)}; {reason}); evaluate "
-        "both on the same --split, --where and --items"
+        f"{names[0]} and {names[1]} are of other items ({len(first)} and {len(second)}; {reason}); {remedy}"
     )
+
+
+def same_data_remedy(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """What gives two runs with these parameters, by dotted key, the same test items."""
+    keys = [key for key in differing_values(first, second) if key.startswith("data.")]
+    return f"run both with the same {list_names(keys) if keys else 'data files'}"

@@ -100,7 +100,7 @@ def test_seeds_alone_are_runs_of_the_pipeline(project: Path) -> None:
         (["seed=1,2"], {}, "--seeds, not by --vary seed"),
         (["train.lr=0.1,0.2"], {"settings": {"train.lr": 3}}, "--set train.lr: the sweep varies it"),
         (["evaluate.max_turns=30,31"], {}, r"evaluate\.max_turns is 30 and 31; set it for all"),
-        (["data.split_seed=1,2"], {}, "are of other items"),
+        (["data.split_seed=1,2"], {}, "are of other items .*; run both with the same data.split_seed"),
         (["model=models/none,models/textcraft-base"], {}, "'models/none'.*no such folder"),
         (["train.lr=0.1,0.2"], {"at_once": 2, "settings": {"backend.workers": 64}}, "at most 1"),
         (

@@ -379,7 +379,10 @@ def test_what_cannot_be_compared_is_refused(runs: list[Path], tmp_path: Path) ->
     (lost_run / OUTCOMES).unlink()
     other_items = [replace(item, metadata={"depth": 7}) for item in ITEMS]
     other = write_run(tmp_path / "other", parameters={}, items=other_items)
-    fewer = write_run(tmp_path / "fewer", parameters={}, items=[*ITEMS[:3], replace(ITEMS[3], item_id="new")])
+    reseeded = {"data__split_seed": 7}
+    fewer = write_run(
+        tmp_path / "fewer", parameters=reseeded, items=[*ITEMS[:3], replace(ITEMS[3], item_id="new")]
+    )
     warmer = write_run(tmp_path / "warmer", parameters={"evaluate__temperature": 0.5})
     longer = write_run(tmp_path / "longer", parameters={"data__parts__deeper__max_turns": 30})
     mistakes = [
@@ -392,8 +395,16 @@ def test_what_cannot_be_compared_is_refused(runs: list[Path], tmp_path: Path) ->
             "lost cannot be compared item by item: no evaluation_outcomes.json; evaluate its policy",
         ),
         ([runs[0], runs[0]], "step-seed0 is named twice"),
-        ([runs[0], other], r"step-seed0 and .*other are of other items \(4 and 4; items of one name"),
-        ([runs[0], fewer], r"are of other items \(4 and 4; toy_3 is only in the first\)"),
+        (
+            [runs[0], other],
+            r"step-seed0 and .*other are of other items \(4 and 4; items of one name have other contents, or "
+            r"another order\); run both with the same data files$",
+        ),
+        (
+            [runs[0], fewer],
+            r"are of other items \(4 and 4; toy_3 is only in the first\); run both with the same "
+            r"data\.split_seed$",
+        ),
         ([runs[0], warmer], "evaluated otherwise: evaluate.temperature is 1.0 and 0.5; evaluate both alike"),
         ([runs[0], longer], "evaluated otherwise: evaluate.max_turns is 26 and deeper 30, one-step 26, two"),
     ]
