@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from envs.redaction import redact
+from tasks.config.data import DataSettings
 from tasks.config.parameters import flat
 from tasks.tracking.names import metric_key
 
@@ -54,7 +55,7 @@ class ItemFile:
     """A file of items as a data set of MLflow."""
 
     name: str
-    """Environments and split: runs on the same items name it the same."""
+    """The environments whose items it has, and the split: runs on the same items name it the same."""
     digest: str
     """MD5 of the file, as in `dvc.lock`."""
     items: int
@@ -62,9 +63,10 @@ class ItemFile:
     path: Path
 
     @classmethod
-    def read(cls, path: Path, *, envs: Sequence[str]) -> "ItemFile":
-        """Read `data/train.jsonl` or `data/test.jsonl`."""
+    def read(cls, path: Path, *, data: DataSettings) -> "ItemFile":
+        """Read `data/train.jsonl` or `data/test.jsonl`, which were made by `data`."""
         lines = path.read_bytes()
+        envs = data.envs if path.stem == "train" else data.evaluated_envs
         return cls(
             name=f"{' + '.join(envs)} {path.stem}",
             digest=hashlib.md5(lines, usedforsecurity=False).hexdigest(),

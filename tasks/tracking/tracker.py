@@ -307,7 +307,7 @@ class Tracker:
         tags = facts.version_tags(
             self._pipeline, workspace=workspace, evaluation=evaluation, run_tags=self._tags
         )
-        test = ItemFile.read(workspace / "data" / "test.jsonl", envs=self._pipeline.data.envs)
+        test = ItemFile.read(workspace / "data" / "test.jsonl", data=self._pipeline.data)
         policies = find_kept_policies(self._pipeline, workspace, items=test.items)
         self._promotion = register(
             client,
@@ -331,7 +331,7 @@ class Tracker:
 
     def _item_files(self) -> list[ItemFile]:
         files = [self._workspace / "data" / f"{split}.jsonl" for split in ("train", "test")]
-        return [ItemFile.read(file, envs=self._pipeline.data.envs) for file in files if file.exists()]
+        return [ItemFile.read(file, data=self._pipeline.data) for file in files if file.exists()]
 
     def _description(self) -> str:
         return facts.description(self._pipeline, name=self._name, workspace=self._workspace)
