@@ -124,11 +124,15 @@ def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Works
     plan, forecasts = preview(pipeline, overrides=parse_settings(settings or []), workspace=workspace)
     typer.echo(f"{plan.name} in {plan.workspace}: all checks passed")
     print_table(COLUMNS, [forecast.row for forecast in forecasts])
+    stages = [forecast.stage for forecast in forecasts if forecast.runs]
+    if not stages:
+        typer.echo("\nevery stage is finished")
+        return
     if options := list_options(plan, forecasts):
         typer.echo("\nwith these options:")
         print_table(OPTION_COLUMNS, options)
     typer.echo()
-    print_table(COST_COLUMNS, list_costs(plan, [forecast.stage for forecast in forecasts if forecast.runs]))
+    print_table(COST_COLUMNS, list_costs(plan, stages))
     if memory := list_memory(plan):
         typer.echo()
         print_table(MEMORY_COLUMNS, memory)

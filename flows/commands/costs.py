@@ -47,7 +47,7 @@ class EarlierRun:
 
 
 def list_costs(plan: Plan, stages: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Time and disk of a run of `stages`, by `COST_COLUMNS`."""
+    """Time and disk of a run of `stages`, at least one, by `COST_COLUMNS`."""
     need = find_disk_need(plan.workspace, plan.pipeline)
     disk = f"{need.needed_bytes / 1e9:.1f} GB of {need.free_bytes / 1e9:.1f} free"
     return [_time(plan, stages), ("disk", disk, need.checkpoints or "the size of the model is unknown")]
@@ -91,8 +91,6 @@ def _read_run(folder: Path, pipeline: str, parameters: Mapping[str, object]) -> 
 
 
 def _time(plan: Plan, stages: Sequence[str]) -> tuple[str, str, str]:
-    if not stages:
-        return "time", duration(0.0), "every stage is finished"
     runs = find_earlier_runs(plan)
     if not runs:
         return "time", "unknown", f"no finished run of {plan.name} in {RUNS}"

@@ -277,7 +277,7 @@ def _totals(results: Results) -> dict[str, list[float]]:
 
 
 def _costs(results: Results, totals: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    seconds = {"all stages": sum(results.seconds.values())} if results.seconds else {}
+    seconds = {"before the report": sum(results.seconds.values())} if results.seconds else {}
     for stage in ("warmup", "train", "evaluate"):
         if stage in results.seconds:
             seconds[stage] = results.seconds[stage]

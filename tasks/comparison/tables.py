@@ -36,13 +36,13 @@ Cell = str | LinkedCell
 MINUS = "\N{MINUS SIGN}"
 _COSTS = {
     "seconds": "time",
-    "seconds, all stages": "time, all stages",
+    "seconds, before the report": "time, before the report",
     "seconds, warmup": "time, warm-up",
     "seconds, train": "time, training",
     "seconds, evaluate": "time, evaluation",
     "seconds in training steps": "time in training steps",
     "tokens": "tokens sampled",
-    "CPU seconds": "CPU time, all stages",
+    "CPU seconds": "CPU time, before the report",
     "memory": "peak memory",
 }
 """Cost → its words, where they are others."""

@@ -62,7 +62,7 @@ class Results:
     trajectories: list[Trajectory]
     """The first trajectory of every test item, policy and mode, which `labels` name."""
     seconds: Mapping[str, float]
-    """By stage, over all attempts; without the report stage, which is still running."""
+    """By stage, with earlier attempts at a training; without the report stage, which is still running."""
     usage: Mapping[str, Usage]
     """By stage, as `seconds`; empty where it was not recorded."""
     provision: Mapping[str, Any]
@@ -137,7 +137,10 @@ def read_results(workspace: Path) -> Results:
 
 
 def read_stage_seconds(workspace: Path) -> dict[str, float]:
-    """Seconds by stage, over all attempts; empty where they were not recorded."""
+    """Seconds by stage; empty where they were not recorded.
+
+    Those of training include earlier attempts, which it resumed; other stages begin anew.
+    """
     seconds: dict[str, float] = read_json(workspace / "timing.json").get("stages", {})
     return seconds
 

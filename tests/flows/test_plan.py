@@ -349,6 +349,10 @@ def test_the_plan_names_the_stages_that_would_run_and_why(project: Path, storage
 
     finish(project, *plan.stages)
     assert [f.runs for f in preview(NAME, overrides={}, workspace=None)[1]] == [False] * len(plan.stages)
+    first, *rows, end = CliRunner().invoke(app, ["plan", NAME]).stdout.splitlines()
+    assert first == f"{NAME} in runs/{NAME}: all checks passed"
+    assert [row.split()[:2] for row in rows] == [[name, "skip"] for name in plan.stages] + [[]]
+    assert end == "every stage is finished"
 
     with edit_yaml(project / "pipelines.yaml") as document:
         document["pipelines"][NAME]["evaluate"]["samples_per_item"] = 1

@@ -153,9 +153,9 @@ def test_how_episodes_ended_and_what_they_cost(comparison_page: tuple[Comparison
         ["fixed-9", "8", "50.0%", "50.0%", "0"],
     ]
     costs = {row[0]: row[1:] for row in cells(table(comparison_page, "Cost"))}
-    assert costs["time, all stages"] == ["31.0 s (30.0 s to 32.0 s)", "30.0 s"]
+    assert costs["time, before the report"] == ["31.0 s (30.0 s to 32.0 s)", "30.0 s"]
     assert costs["time in training steps"] == ["16.0 s", "16.0 s"]
-    assert costs["CPU time, all stages"] == ["55.0 s", "55.0 s"]
+    assert costs["CPU time, before the report"] == ["55.0 s", "55.0 s"]
     assert costs["peak memory"] == ["4.00 GB", "4.00 GB"]
     assert costs["environment steps"] == ["28", "52"]
     assert costs["tokens sampled"] == ["84", "156"]  # two episodes a step, three tokens a turn
