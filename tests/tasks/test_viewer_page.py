@@ -282,7 +282,7 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         await page.keyboard.press("j")
         await page.keyboard.press("Enter")
         await page.get_by_role("heading", name="Evaluation").wait_for()
-        await page.keyboard.press("t")
+        await page.keyboard.press("/")
         await page.locator(".total", has_text="25 trajectories").wait_for()
 
         await page.keyboard.press("/")
@@ -324,8 +324,10 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         await page.locator(".total", has_text="8 trajectories").wait_for()
         for key in "jxjxc":  # from what was seen last
             await page.keyboard.press(key)
-        await page.wait_for_url(f"{url}/#/run/toy/sides?at=step_0001:3&at=step_0003:3")
+        await page.wait_for_url(f"{url}/#/run/toy/sides?at=step_0001:3&at=step_0003:3&q=step:1,3&sort=-turns")
         await page.get_by_text("all acted alike").wait_for()
+        await page.keyboard.press("u")  # the same list
+        await page.wait_for_url(f"{url}/#/run/toy/trajectories?q=step:1,3&sort=-turns")
         await page.goto(f"{url}/#/run/toy/at/step_0003:4?q=step:3+turns%3E2+stop:max_turns")
         await page.get_by_role("heading", name="toy_0 sample 3").wait_for()
         await page.keyboard.press("u")  # the list is as it was left, at what was seen last

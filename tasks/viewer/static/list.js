@@ -132,6 +132,8 @@ export function listView(run, { kind, query }) {
 
   const target = (row) => kind === "groups" ? links.toGroup(run, row.first) : links.toTrajectory(run, row.address, { q, sort });
 
+  const toSides = () => links.toSides(run, [...marked], { q, sort });
+
   function mark() {
     [...body.children].forEach((row, index) => row.classList.toggle("selected", index === selected));
   }
@@ -141,7 +143,7 @@ export function listView(run, { kind, query }) {
     if (address === undefined) return;
     if (!marked.delete(address)) marked.add(address);
     body.children[selected].classList.toggle("marked", marked.has(address));
-    replace(markedBox, marked.size > 0 && h("a", { href: links.toSides(run, [...marked]) }, `${marked.size} marked: side by side`));
+    replace(markedBox, marked.size > 0 && h("a", { href: toSides() }, `${marked.size} marked: side by side`));
   }
 
   function select(step) {
@@ -206,7 +208,7 @@ export function listView(run, { kind, query }) {
       [["Enter"], "open it", () => { if (rows[selected]) location.hash = target(rows[selected]); }],
       ...(kind === "groups" ? [] : [
         [["x"], "mark the row", toggleMark],
-        [["c"], "the marked ones side by side", () => { if (marked.size) location.hash = links.toSides(run, [...marked]); }],
+        [["c"], "the marked ones side by side", () => { if (marked.size) location.hash = toSides(); }],
       ]),
       [["/"], "search", () => { input.focus(); input.select(); }],
       [["f"], "only failures", () => toggle("success:false")],

@@ -49,6 +49,7 @@ export function runView(run) {
     },
     keys: [
       [["t"], "trajectories", () => { location.hash = links.toList(run); }],
+      [["/"], "search the run", () => { location.hash = links.toList(run); }],
       [["g"], "groups", () => { location.hash = links.toGroups(run); }],
     ],
   };

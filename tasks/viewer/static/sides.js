@@ -8,12 +8,13 @@ import { outcome, stepText, stopText, tags, visited } from "./rows.js";
 
 export function sidesView(run, { group, addresses, query }) {
   let sides = [], generation = null, isCut = false;
+  const list = { q: query.get("q") ?? "", sort: query.get("sort") ?? "" };
   let reference = query.get("ref"), only = query.get("only") ?? "";
   const box = h("div");
   const title = group ? "group" : "side by side";
   const here = (next) => (group
     ? links.toGroup(run, group, { ref: reference, only, ...next })
-    : links.toSides(run, addresses, { ref: reference, only, ...next }));
+    : links.toSides(run, addresses, { ...list, ref: reference, only, ...next }));
 
   async function read(signal) {
     const answer = await get("sides", group ? { run, group } : { run, address: addresses }, signal);
@@ -92,7 +93,7 @@ export function sidesView(run, { group, addresses, query }) {
     title: `${title} · ${run}`,
     className: "wide-page",
     crumbs: [["runs", links.toRuns()], [run, links.toRun(run)],
-      group ? ["groups", links.toGroups(run)] : ["trajectories", links.toList(run)], [group ? `group of ${group}` : title]],
+      group ? ["groups", links.toGroups(run)] : [list.q || "trajectories", links.toList(run, list)], [group ? `group of ${group}` : title]],
     async load({ signal }) {
       await read(signal);
       visited.address = group;
