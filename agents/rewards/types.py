@@ -1,5 +1,6 @@
 """What a reward is given, what it returns, the interface of all rewards, and the effect on a trajectory."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
