@@ -91,6 +91,7 @@ def make_plan(
     home = default_workspace(name)
     folder = workspace or (_workspace_of(home, overrides) if overrides else home)
     is_home = folder.resolve() == home.resolve()
+    folder = home if is_home else folder  # as dvc.lock names it
     if is_home and overrides:
         settings = ", ".join(f"{key}={value}" for key, value in overrides.items())
         raise ConfigError(

@@ -18,6 +18,7 @@ from prefect import Task
 from prefect.cache_policies import NO_CACHE, CacheKeyFnPolicy
 from prefect.context import FlowRunContext
 from prefect.results import ResultStore
+from prefect.serializers import JSONSerializer
 from prefect.tasks import MaterializingTask
 
 from envs.errors import WingspanError
@@ -25,6 +26,7 @@ from envs.files import read_json, write_json
 from flows.display.display import Display
 from flows.display.state import StageState
 from flows.endings.stopping import on_stop
+from flows.lineage.lock_file import locked_receipt
 from flows.lineage.recorder import Recorder
 from flows.lineage.reuse import copy_outputs
 from flows.lineage.stages import (
@@ -111,9 +113,10 @@ def read_finished(plan: Plan) -> dict[str, Any] | None:
     """The content of `evaluation.json` of a run of which nothing is left to do, which is then shown; else
     None.
 
-    Checks of each stage and of the record in MLflow what a run checks, and needs no server: a start of
-    Prefect's takes longer than all of it. If Prefect stores results elsewhere, nothing is found. `plan` may
-    be unchecked: what a run needs is not needed here.
+    Checks the receipt of each stage and the record in MLflow as a run does, and needs no server: a start of
+    Prefect's takes longer than all of it. If Prefect stores results elsewhere, nothing is found; a stage that
+    only `dvc.lock` knows gets its receipt in a run. `plan` may be unchecked: what a run needs is not needed
+    here.
     """
     if not is_recorded(plan.workspace, pipeline=plan.pipeline):
         return None
@@ -149,7 +152,7 @@ class Run:
         self._usage = closing.enter_context(watch_usage())
         self._page = page
         self._flow_run_id = flow_run_id
-        self._receipts = ResultStore()
+        self._receipts = ResultStore(serializer=JSONSerializer())
         self._recorder = Recorder(plan)
         self._tracker: Tracker | None = None
         self._session: TrainSession | OfflineSession | None = None
@@ -220,11 +223,23 @@ class Run:
         return self._keys.setdefault(stage.name, stage_key(stage))
 
     def is_finished(self, stage: Stage) -> bool:
-        """Whether `stage` ran before on the same inputs and its outputs are unchanged."""
+        """Whether `stage` ran before on the same inputs and its outputs are unchanged.
+
+        Where only `dvc.lock` says so, as after `dvc pull` or `dvc repro`, the stage gets a receipt.
+        """
         if FlowRunContext.get() is None:
             return False
-        receipt = read_receipt(self._receipts, cache_key(stage, self.key(stage)))
-        return receipt is not None and holds(stage, receipt)
+        key = cache_key(stage, self.key(stage))
+        receipt = read_receipt(self._receipts, key)
+        if receipt is not None and holds(stage, receipt):
+            return True
+        receipt = locked_receipt(stage, name=self.plan.name) if self.plan.is_tracked else None
+        if receipt is None or not holds(stage, receipt):
+            return False
+        self._receipts.write(receipt, key=key)
+        self._recorder.accept(receipt)
+        self._display.progress(stage.name).on_note(f"up to date, as recorded in {LOCK_FILE}")
+        return True
 
     @contextmanager
     def working(self, stage: Stage, *, is_resumed: bool = False) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """`wingspan plan`: the checks that a run makes before it starts, and which of its stages would run, and why.
 
-Reads the receipts of finished stages from Prefect's local folder; starts no server and changes nothing. If
-Prefect stores results elsewhere, all stages are shown as not run.
+Reads the receipts of finished stages from Prefect's local folder, and `dvc.lock`; starts no server and
+changes nothing. If Prefect stores results elsewhere, stages that `dvc.lock` does not have are shown as not
+run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.lineage.stages import Stage, cache_key, stage_key, would_resume
+from envs.errors import ConfigError
+from flows.lineage.lock_file import locked_entry, locked_receipt
+from flows.lineage.stages import LOCK_FILE, Receipt, Stage, cache_key, stage_key, would_resume
 from flows.orchestrator.runs import open_local_results, read_receipt
 from flows.plan import Plan, check_run, make_plan
 from tasks.cluster.address import cluster_address
@@ -17,6 +20,7 @@ from tasks.config.capacity import read_model_size
 from tasks.config.memory import device_memories, memory_needs
 from tasks.config.parameters import group_leaves
 from tasks.data.hashes import path_md5
+from tasks.tracking.lineage_record import LINEAGE, read_lineage
 from tasks.verl import checkpoints
 
 COLUMNS = ("stage", "would", "why")
@@ -47,7 +51,7 @@ def preview(
     check_run(plan)
     forecasts: list[Forecast] = []
     for stage in plan.stages.values():
-        forecasts.append(_forecast(stage, earlier=forecasts))
+        forecasts.append(_forecast(plan, stage, earlier=forecasts))
     return plan, forecasts
 
 
@@ -90,24 +94,48 @@ def list_memory(plan: Plan) -> list[tuple[str, str, str]]:
     ]
 
 
-def _forecast(stage: Stage, *, earlier: Sequence[Forecast]) -> Forecast:
+def _forecast(plan: Plan, stage: Stage, *, earlier: Sequence[Forecast]) -> Forecast:
     first = next((forecast.stage for forecast in earlier if forecast.runs), None)
     if first is not None:
         return Forecast(stage.name, True, f"it comes after {first}, which would run")
     receipt = read_receipt(open_local_results(), cache_key(stage, stage_key(stage)))
-    if receipt is None:
-        has_outputs = any(out.exists() for out in stage.outs)
-        reason = (
-            "its code, parameters or inputs changed" if has_outputs else "it has not run in this workspace"
-        )
-        return Forecast(stage.name, True, _resumption(stage) or reason)
+    difference = _difference(stage, receipt) if receipt is not None else None
+    if receipt is not None and difference is None:
+        return Forecast(stage.name, False, "finished on the same code, parameters and inputs")
+    locked = locked_receipt(stage, name=plan.name) if plan.is_tracked else None
+    locked_difference = _difference(stage, locked) if locked is not None else None
+    if locked is not None and locked_difference is None:
+        return Forecast(stage.name, False, f"up to date, as recorded in {LOCK_FILE}")
+    reason = difference or _resumption(stage)
+    if reason is None and not any(out.exists() for out in stage.outs):
+        reason = "it has not run in this workspace"
+    return Forecast(stage.name, True, reason or locked_difference or _explain_no_receipt(plan, stage))
+
+
+def _difference(stage: Stage, receipt: Receipt) -> str | None:
+    """How the outputs of `stage` differ from those of `receipt`; None if they do not."""
     for out, md5 in receipt.outputs.items():
         path = stage.workspace / out
         if not path.exists():
-            return Forecast(stage.name, True, f"{path} was deleted")
+            return f"{path} is missing"
         if path_md5(path) != md5:
-            return Forecast(stage.name, True, f"{path} was changed")
-    return Forecast(stage.name, False, "finished on the same code, parameters and inputs")
+            return f"{path} was changed"
+    return None
+
+
+def _explain_no_receipt(plan: Plan, stage: Stage) -> str:
+    """Why nothing says that `stage` has run on its present inputs, though outputs of it are there."""
+    try:
+        record = read_lineage(plan.workspace / LINEAGE).stages.get(stage.name)
+    except ConfigError:  # there is none, or of another version
+        record = None
+    if record is not None:
+        has_changed = record.key != stage_key(stage)
+    else:
+        has_changed = plan.is_tracked and locked_entry(stage, name=plan.name) is not None
+    if has_changed:
+        return "its code, parameters or inputs changed"
+    return "its outputs are not of a finished run here: PREFECT_HOME has no receipt of one"
 
 
 def _resumption(stage: Stage) -> str | None:

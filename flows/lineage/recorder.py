@@ -75,6 +75,13 @@ class Recorder:
         entry = record.stages[receipt.stage].model_copy(update={"writes": dict(receipt.outputs)})
         self._write(record, stage=receipt.stage, entry=entry)
 
+    def accept(self, receipt: Receipt) -> None:
+        """Remove the record if it is not of the outputs of `receipt`, which DVC has brought here."""
+        record = self._read()
+        entry = record.stages.get(receipt.stage) if record else None
+        if entry is not None and entry.writes != receipt.outputs:
+            (self._plan.workspace / LINEAGE).unlink()
+
     def _read(self) -> LineageRecord | None:
         file = self._plan.workspace / LINEAGE
         try:

@@ -55,6 +55,8 @@ class Stage:
 
     name: str
     workspace: Path
+    command: str
+    """By which `dvc repro` runs it; the flow calls the same function."""
     deps: tuple[Path, ...]
     params: Mapping[str, Any]
     """By dotted key within the pipeline, e.g. `{"train": {"lr": 3e-4, …}, "seed": 0}`."""
@@ -111,6 +113,7 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
         stages[stage_name] = Stage(
             name=stage_name,
             workspace=workspace,
+            command=_interpolate(body["cmd"], key=name, item=values),
             deps=tuple(resolve(dep) for dep in body["deps"]),
             params={key: _lookup(values, key) for key in keys},
             outs=tuple(resolve(out) for kind in _OUTPUTS for out in body.get(kind, [])),

@@ -2,8 +2,8 @@
 
 One story in one project, told in order, because each chapter costs a start of Prefect and of verl: a run is
 stopped by Ctrl-C twice in the warm-up, then killed in training; the same command finishes it though Prefect's
-server dies; once more, it does nothing; DVC agrees; a lost output is made again. (`test_deployments.py` has
-SIGTERM in training, which is how a worker cancels a run.)
+server dies; once more, it does nothing; DVC agrees; a lost output is made again; a clone that DVC fills has
+nothing to do. (`test_deployments.py` has SIGTERM in training, which is how a worker cancels a run.)
 """
 
 import json
@@ -205,6 +205,32 @@ def test_prefect_draws_the_graph_with_its_rounds(project: Project) -> None:
         "report": {"prepare", "provision", "train", "evaluate"},
         "record": {"report"},
     }
+
+
+def test_a_clone_with_results_by_dvc_pull_has_nothing_to_do(project: Project, tmp_path: Path) -> None:
+    dvc = (sys.executable, "-m", "dvc")
+    project.run(*dvc, "remote", "add", "--default", "shared", str(tmp_path / "remote"))
+    project.run(*dvc, "push")
+    clone = project.clone(tmp_path / "clone")
+    clone.run(*dvc, "pull", "--allow-missing")
+    lock = (clone.folder / "dvc.lock").read_bytes()
+    policy = modification_times(clone.run_folder / "policy")
+    _, *stages = clone.plan()
+    assert len(stages) == 6
+    assert all(line.endswith("  skip  up to date, as recorded in dvc.lock") for line in stages), stages
+    lines = clone.run("wingspan", "run", NAME)
+    assert [line for line in lines if line.endswith(": cached")] == [
+        f"{stage}: cached" for stage in ("prepare", "provision", "warmup", "train", "evaluate", "report")
+    ]
+    assert not any(": running" in line for line in lines), lines
+    assert (clone.folder / "dvc.lock").read_bytes() == lock
+    assert modification_times(clone.run_folder / "policy") == policy
+    parent, _ = clone.mlflow_runs()  # is recorded there
+    assert parent.info.status == "FINISHED"
+    assert all("  skip  finished" in line for line in clone.plan()[1:])
+    clone.run("wingspan", "run", NAME)
+    assert clone.flow_states() == ["COMPLETED"]  # the second needed no server
+    assert clone.mlflow_runs()[0].info.run_id == parent.info.run_id
 
 
 def test_dvc_reruns_exactly_what_a_parameter_touches(project: Project) -> None:

@@ -22,6 +22,7 @@ from envs.errors import ConfigError, MissingDependency
 from envs.files import check_writable, write_atomically
 from flows.cli.app import app
 from flows.commands.preview import preview
+from flows.lineage.recorder import Recorder
 from flows.lineage.stages import (
     IfChanged,
     cache_key,
@@ -362,15 +363,55 @@ def test_the_plan_names_the_stages_that_would_run_and_why(project: Path, storage
         "report": "it comes after evaluate, which would run",
     }
     finish(project, *plan.stages)
-    (plan.workspace / "provision.json").write_text("changed")
+    file = plan.workspace / "provision.json"
+    file.write_text("changed")
     _, (prepare, provision, *_) = preview(NAME, overrides={}, workspace=None)
     assert (prepare.runs, provision.runs) == (False, True)
-    assert provision.reason == f"{plan.workspace / 'provision.json'} was changed"
+    assert provision.reason == f"{file} was changed"
+    file.unlink()
+    assert preview(NAME, overrides={}, workspace=None)[1][1].reason == f"{file} is missing"
+
+
+@pytest.mark.heavy
+def test_the_plan_does_not_call_changed_what_has_only_lost_its_receipts(project: Path, storage: None) -> None:
+    finish(project, "prepare")
+    shutil.rmtree(project / "prefect")  # as in another PREFECT_HOME, or after a move
+    reason = "its outputs are not of a finished run here: PREFECT_HOME has no receipt of one"
+    assert preview(NAME, overrides={}, workspace=None)[1][0].reason == reason
+
+    stages = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)
+    entry: dict[str, Any] = {
+        "cmd": f"wingspan stage prepare {NAME}",
+        "deps": [{"path": str(path), "md5": path_md5(path)} for path in stages["prepare"].deps],
+        "params": {
+            "pipelines.yaml": {
+                f"pipelines.{NAME}.data": read_yaml(Path("pipelines.yaml"))["pipelines"][NAME]["data"]
+            }
+        },
+        "outs": [{"path": str(path), "md5": path_md5(path)} for path in stages["prepare"].outs],
+    }
+    Path("dvc.lock").write_text(json.dumps({"stages": {f"prepare@{NAME}": entry}}))
+    for workspace in (None, Path("runs", NAME), project / "runs" / NAME):  # however it is written
+        _, (prepare, provision, *_) = preview(NAME, overrides={}, workspace=workspace)
+        assert (prepare.runs, provision.runs) == (False, True)
+        assert prepare.reason == "up to date, as recorded in dvc.lock"
+    assert provision.reason == "it has not run in this workspace"
+    # In a workspace that DVC does not track, the entry counts for nothing.
+    shutil.copytree(Path("runs", NAME), project / "runs" / "other")
+    (prepare, *_) = preview(NAME, overrides={}, workspace=Path("runs", "other"))[1]
+    assert (prepare.runs, prepare.reason) == (True, reason)
+
+    entry["deps"][0]["md5"] = "0" * 32
+    Path("dvc.lock").write_text(json.dumps({"stages": {f"prepare@{NAME}": entry}}))
+    (Path("runs") / NAME / "lineage.json").unlink()
+    (prepare, *_) = preview(NAME, overrides={}, workspace=None)[1]
+    assert (prepare.runs, prepare.reason) == (True, "its code, parameters or inputs changed")
 
 
 def finish(project: Path, *names: str) -> None:
-    """As if these stages had run: what they write, and what Prefect stores of it."""
-    stages = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)
+    """As if these stages had run: what they write, what Prefect stores of it, and their lineage."""
+    plan = make_plan(NAME, overrides={}, workspace=None)
+    stages, recorder = plan.stages, Recorder(plan)
     for name in names:
         if name == "prepare":
             prepare(load_pipeline(NAME), Path("runs") / NAME)
@@ -384,7 +425,10 @@ def finish(project: Path, *names: str) -> None:
                 write_atomically(out / "file", f"{out}\n")
         folder = LocalFileSystem(basepath=str(project / "prefect"))
         store = ResultStore(result_storage=folder, serializer=JSONSerializer())
-        store.write(make_receipt(stages[name]), key=cache_key(stages[name], stage_key(stages[name])))
+        key = stage_key(stages[name])
+        store.write(make_receipt(stages[name]), key=cache_key(stages[name], key))
+        recorder.begin(stages[name], key=key, is_resumed=False)
+        recorder.finish(make_receipt(stages[name]))
 
 
 ROWS = {

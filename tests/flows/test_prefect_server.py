@@ -312,8 +312,8 @@ def test_secrets_reach_neither_artifacts_nor_events(
 def test_outputs_are_assets_with_their_hashes(client: SyncPrefectClient, workspace: Path) -> None:
     workspace.mkdir(parents=True)
     items, policy = workspace / "items [1].jsonl", workspace / "policy"
-    first = Stage(name="prepare", workspace=workspace, deps=(), params={}, outs=(items,))
-    second = Stage(name="warmup", workspace=workspace, deps=(items,), params={}, outs=(policy,))
+    first = Stage(name="prepare", workspace=workspace, command="", deps=(), params={}, outs=(items,))
+    second = Stage(name="warmup", workspace=workspace, command="", deps=(items,), params={}, outs=(policy,))
     stages = {stage.name: stage for stage in (first, second)}
     plan = Plan(name=NAME, pipeline=PIPELINE, workspace=workspace, stages=stages, is_tracked=False)
 

@@ -109,6 +109,18 @@ def test_a_stage_that_is_up_to_date_keeps_its_record(project: Path) -> None:
     assert second.stages["train"].resumed == ()
 
 
+def test_outputs_that_dvc_has_brought_have_no_record_of_others(project: Path) -> None:
+    plan = make_plan()
+    lineage = record(plan, *plan.stages)
+    train = plan.stages["train"]
+    recorder = Recorder(plan)
+    recorder.accept(make_receipt(train))  # as after `dvc repro`, whose stages are recorded
+    assert read_lineage(WORKSPACE / LINEAGE) == lineage
+    (WORKSPACE / "policy" / "a.txt").write_text("of another run\n")  # as after `dvc pull`
+    recorder.accept(make_receipt(train))
+    assert not (WORKSPACE / LINEAGE).exists()
+
+
 def test_training_that_went_on_with_other_code_says_so(project: Path) -> None:
     first = record(make_plan(), "train")
     assert record(make_plan(), "train", is_resumed=True).stages["train"].resumed == ()

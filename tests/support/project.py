@@ -61,12 +61,31 @@ class Project:
         save_small_base(folder / "models" / "textcraft-base")
         add_database(folder / ".prefect")
         subprocess.run(["git", "init", "--quiet", "."], cwd=folder, check=True)
-        binaries = folder / ".bin"
+        project = cls(folder)
+        project._add_command()
+        return project
+
+    def clone(self, folder: Path) -> "Project":
+        """Commit what DVC knows of this project, without the results, and clone it to `folder`."""
+        names = ("dvc.yaml", "dvc.lock", "pipelines.yaml", ".dvcignore", "constraints.txt", "models", ".dvc")
+        identity = ("-c", "user.name=t", "-c", "user.email=t@t")
+        for command in (
+            ("add", *names, "data", "envs", "agents", "tasks", "flows"),
+            (*identity, "commit", "--quiet", "--message", "a run"),
+            ("clone", "--quiet", ".", str(folder)),
+        ):
+            subprocess.run(["git", *command], cwd=self.folder, check=True)
+        add_database(folder / ".prefect")
+        project = Project(folder)
+        project._add_command()
+        return project
+
+    def _add_command(self) -> None:
+        binaries = self.folder / ".bin"
         binaries.mkdir()
         code = "import sys; sys.path.insert(0, '.'); from flows.cli.app import main; main()"
         (binaries / "wingspan").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
         (binaries / "wingspan").chmod(0o755)
-        return cls(folder)
 
     @property
     def run_folder(self) -> Path:

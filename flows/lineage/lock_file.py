@@ -1,0 +1,71 @@
+"""What `dvc.lock` says of a stage: whether it has run on what is here now, and what it wrote.
+
+Entries come from `dvc repro`, from `wingspan run` (`versioning.py`), and with Git from runs of others, whose
+results `dvc pull` brings. They are read by DVC's YAML parser and compared as `dvc status` compares them.
+Leaves out DVC itself, whose import takes seconds.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flows.lineage.stages import LOCK_FILE, Receipt, Stage
+from tasks.config.pipelines import PIPELINES_FILE
+from tasks.data.hashes import has_md5
+
+
+def locked_receipt(stage: Stage, *, name: str) -> Receipt | None:
+    """What `stage` of pipeline `name`, in the workspace that DVC tracks, wrote by its entry in `dvc.lock`.
+
+    None unless the entry has the present command, dependencies and parameters. Files that DVC does not know,
+    such as prompts of the user, are in no entry, so that a stage which reads one has no receipt here.
+    """
+    entry = locked_entry(stage, name=name)
+    if entry is None or entry.get("cmd") != stage.command:
+        return None
+    deps = {dep["path"]: str(dep.get("md5")) for dep in entry.get("deps", [])}
+    # An entry may have more than the stage: the warm-up's folder, of a pipeline without one.
+    if not {str(dep) for dep in stage.deps} <= deps.keys():
+        return None
+    if entry.get("params", {}).get(str(PIPELINES_FILE), {}) != _present_params(stage, name=name):
+        return None
+    if not all(has_md5(Path(path), md5) for path, md5 in deps.items()):
+        return None
+    outs = {Path(out["path"]): str(out.get("md5")) for out in entry.get("outs", [])}
+    return Receipt(stage.name, {str(path.relative_to(stage.workspace)): md5 for path, md5 in outs.items()})
+
+
+def locked_entry(stage: Stage, *, name: str) -> dict[str, Any] | None:
+    """The entry of `stage` of pipeline `name` in `dvc.lock`, whatever it was made from; None without one."""
+    if not LOCK_FILE.exists():
+        return None
+    entry: dict[str, Any] | None = _read(LOCK_FILE).get("stages", {}).get(f"{stage.name}@{name}")
+    return entry
+
+
+def _present_params(stage: Stage, *, name: str) -> dict[str, Any]:
+    """As an entry has them: those that `pipelines.yaml` gives, by their whole dotted key."""
+    params = {}
+    for key in stage.params:
+        path = ["pipelines", name, *(key.split(".") if key else [])]
+        value: Any = _read(PIPELINES_FILE)
+        for part in path:
+            value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
+        if value is not _ABSENT:
+            params[".".join(path)] = value
+    return params
+
+
+_ABSENT = object()
+
+
+def _read(file: Path) -> Any:
+    return _parse(file.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=2)
+def _parse(text: str) -> Any:
+    """Not to be changed: all callers get the same."""
+    from ruamel.yaml import YAML
+
+    return YAML(typ="safe").load(text)
