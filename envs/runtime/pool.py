@@ -175,9 +175,9 @@ class EnvPool:
         return len(self._idle)
 
     @property
-    def is_closing_some(self) -> bool:
-        """Whether a slot is about to become free."""
-        return bool(self._closing)
+    def closing(self) -> int:
+        """The number of slots that are about to become free."""
+        return len(self._closing)
 
     @property
     def metrics(self) -> PoolMetrics:
@@ -345,13 +345,13 @@ class Shares:
         is_claimed = any(rival is not pool and self._has_claim(rival) for rival in self._pools)
         room = self.room
         if pool.idle:  # an idle instance would be lent again
-            if is_claimed and live > share and room <= 0:
+            if is_claimed and live - pool.closing > share and room <= 0:
                 pool.drop_idle()
                 return False
             return True
         if room > 0:
             return live < share or not is_claimed
-        if not any(rival.is_closing_some for rival in self._pools):
+        if not any(rival.closing for rival in self._pools):
             self._make_room()
         return False
 

@@ -68,7 +68,18 @@ def test_what_idles_makes_room_for_another_kind() -> None:
     asyncio.run(main())
 
 
-def test_a_kind_in_constant_use_does_not_starve_another() -> None:
+@pytest.mark.parametrize("iterations", [0, 3])
+def test_a_kind_in_constant_use_does_not_starve_another(
+    iterations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`iterations`: of the event loop, that it takes to close an instance."""
+
+    async def close(env: ToyEnv) -> None:
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(ToyEnv, "close", close)
+
     async def main() -> None:
         envs = make_manager(capacity=4, total=4)
         lent_kinds: list[str] = []
