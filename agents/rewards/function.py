@@ -16,9 +16,10 @@ from typing import Any, TypedDict, Unpack, overload
 
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
-from agents.tools.functions import TooSlow, call_function, is_async, name_of, run_in_time
+from agents.tools.functions import call_function, is_async, name_of
 from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe, suggest
 from envs.requirements.detection import Requirement, require
+from envs.runtime.time_limits import TooSlow, run_in_time
 
 TIMEOUT_S = 30.0
 RETRIES = 2

@@ -21,9 +21,10 @@ from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
 from agents.types import EpisodeLimits, StopReason, Trajectory, Turn
 from envs.base import Environment, read_state_key
-from envs.errors import EnvCrashed, EpisodeTimeout, boundary, describe
+from envs.errors import EnvCrashed, EpisodeTimeout, boundary
 from envs.runtime.concurrency import gather_or_cancel, take_turn
 from envs.runtime.pool import Instance, unwrap
+from envs.runtime.time_limits import TooSlow, WasCancelled, run_in_time
 from envs.types import Image, Item, Message, Observation, StepResult
 
 T = TypeVar("T")
@@ -153,7 +154,6 @@ class _Episode:
         """`deadline_s` is a time of the event loop's clock."""
         agent, max_turns = self.config.agent, self.config.limits.max_turns
         loop = asyncio.get_running_loop()
-        await take_turn()
         observation = await self.executor.reset()
         self.state = self.executor.state_key()
         opening = agent.render(self.item, observation.text)
@@ -176,7 +176,7 @@ class _Episode:
             state, self.state = self.state, self.executor.state_key()
             execution_end = time.perf_counter()
             if loop.time() >= deadline_s:
-                raise TimeoutError  # nothing suspended, so the event loop could not raise it
+                raise TimeoutError  # the event loop has not looked at its timers since
             self.parse_failures += parsed.is_malformed
             answer = result.answer if parsed.calls else parsed.answer
             self.final_response = output.text if answer is None else answer
@@ -258,8 +258,7 @@ class ActionExecutor:
 
     async def reset(self) -> Observation:
         """The environment's first observation; only the episode's time limits it."""
-        with boundary(EnvCrashed, f"{self._item.item_id}: reset"):
-            return Observation.wrap(await self._env.reset(self._item))
+        return await self._in_time(self._reset(), timeout_s=None, name="reset")
 
     def state_key(self) -> str | None:
         """Of the environment's state now, if it has any; raises `EnvCrashed`."""
@@ -270,8 +269,9 @@ class ActionExecutor:
         """Raises `EnvCrashed`, `EpisodeTimeout`, and `WingspanError`s of the environment and the tools."""
         self._turns += 1
         if turn.action is not None:
-            with boundary(EnvCrashed, f"{self._item.item_id}: step"):
-                step = StepResult.check(await self._in_time(self._env.step(turn.action)))
+            step = await self._in_time(
+                self._step(turn.action), timeout_s=self._timeout_s, name=f"step {self._turns}"
+            )
             self._env_metrics |= step.metrics
             return ActionResult((step.observation,), step, (step.images,))
         if turn.calls:
@@ -330,25 +330,42 @@ class ActionExecutor:
         )
 
     async def _call_tool(self, tools: Toolbox, call: ToolCall) -> ToolResult:
-        work = tools.call(call.name, call.arguments, env=unwrap(self._env))
-        result = await (work if tools.keeps_time(call.name) else self._in_time(work))
+        timeout_s = None if tools.keeps_time(call.name) else self._timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):  # a tool ends when it is cancelled
+                result = await tools.call(call.name, call.arguments, env=unwrap(self._env))
+        except TimeoutError:
+            raise self._too_slow(f"step {self._turns}") from None
         has_timed_out = result.status is ToolStatus.TIMED_OUT and tools.is_stateful(call.name)
         if has_timed_out and isinstance(self._env, Instance):
             # The tool may still be working on it: this episode goes on, but no other may have it.
             self._env.is_reusable = False
         return result
 
-    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _reset(self) -> Observation:
+        await take_turn()
+        with boundary(EnvCrashed, f"{self._item.item_id}: reset"):
+            return Observation.wrap(await self._env.reset(self._item))
+
+    async def _step(self, action: str) -> StepResult:
+        await take_turn()
+        with boundary(EnvCrashed, f"{self._item.item_id}: step"):
+            return StepResult.check(await self._env.step(action))
+
+    async def _in_time(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None, name: str) -> T:
+        where = f"{self._item.item_id}: {name}"
         try:
-            async with asyncio.timeout(self._timeout_s) as limit:
-                return await work
-        except TimeoutError as error:
-            if limit.expired():
-                raise EpisodeTimeout(
-                    f"{self._item.item_id}: step {self._turns} took longer than {self._timeout_s:g} s; "
-                    "raise rollout.step_timeout_s"
-                ) from None
-            raise EnvCrashed(f"{self._item.item_id}: step raised {describe(error)}") from error
+            return await run_in_time(work, timeout_s=timeout_s, name=where)
+        except TooSlow:
+            raise self._too_slow(name) from None
+        except WasCancelled as error:
+            raise EnvCrashed(f"{where}: {error}") from None
+
+    def _too_slow(self, name: str) -> EpisodeTimeout:
+        return EpisodeTimeout(
+            f"{self._item.item_id}: {name} took longer than {self._timeout_s:g} s; "
+            "raise rollout.step_timeout_s"
+        )
 
 
 def _summary(results: Sequence[ToolResult]) -> str | None:

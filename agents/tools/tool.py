@@ -15,12 +15,13 @@ from dataclasses import replace
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from agents.clients.rate_limit import ConcurrencyLimiter
-from agents.tools.functions import TooSlow, WasCancelled, is_async, name_of, run_in_time
+from agents.tools.functions import is_async, name_of
 from agents.tools.signature import InvalidArguments, read_signature
 from agents.tools.threads import run_in_thread
 from agents.tools.types import MIN_LENGTH, ToolError, ToolResult, ToolStatus, cut, read_outcome
 from envs.base import Environment
 from envs.errors import ConfigError, WingspanError
+from envs.runtime.time_limits import TooSlow, WasCancelled, run_in_time
 
 TIMEOUT_S = 60.0
 MAX_LENGTH = 2048

@@ -14,6 +14,7 @@ from envs.base import Environment, HasProcess, read_state_key
 from envs.errors import EnvCrashed, EpisodeTimeout, boundary
 from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.metrics import Clock, PoolMetrics
+from envs.runtime.time_limits import run_in_time
 from envs.types import Item, Observation, StepResult
 
 CLOSE_TIMEOUT_S = 10.0
@@ -375,7 +376,6 @@ class Shares:
 async def _close(instance: Instance) -> None:
     """Close an instance; a failure is logged, because a broken instance often fails to close."""
     try:
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await instance.close()
+        await run_in_time(instance.close(), timeout_s=CLOSE_TIMEOUT_S, name=f"closing {instance!r}")
     except Exception as error:
         _log.warning("closing %r failed: %s: %s", instance, type(error).__name__, error)

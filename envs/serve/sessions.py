@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -21,6 +21,7 @@ from envs.network.server import RequestRejected
 from envs.registry import EnvSpec, get_item
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.manager import make_host
+from envs.runtime.time_limits import TooSlow, run_in_time
 from envs.serve.limits import ServerLimits
 from envs.serve.metrics import Metrics
 from envs.types import Image, Item, Observation, StepResult
@@ -215,8 +216,7 @@ class EnvSessions:
 
     async def _close(self, session: EnvSession, env: Environment) -> None:
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await env.close()
+            await run_in_time(env.close(), timeout_s=CLOSE_TIMEOUT_S, name=f"closing session {session.id}")
         except Exception as error:
             _log.warning("closing session %d failed: %s", session.id, describe(error))
 
@@ -252,22 +252,21 @@ class EnvSessions:
         if self._host is not None:
             await self._host.close()
 
-    async def _do(self, session: EnvSession, work: Callable[[], Awaitable[T]], limit_s: float) -> T:
+    async def _do(self, session: EnvSession, work: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
         """Call the session's environment; a failure ends the session."""
         if session.busy:
             raise RequestRejected(409, f"session {session.id} is busy: one request at a time")
         session.busy = True
         try:
-            async with asyncio.timeout(limit_s) as limit:
-                return await work()
+            return await run_in_time(work(), timeout_s=limit_s, name=f"session {session.id}")
         except ConfigError as error:
             raise RequestRejected(422, str(error)) from error
-        except (Exception, SystemExit) as error:
-            if limit.expired() and isinstance(error, TimeoutError):
-                await self.close(session, Cause.TIMEOUT)
-                raise RequestRejected(
-                    504, f"the environment took longer than {limit_s:g} s; it was closed"
-                ) from None
+        except TooSlow:
+            await self.close(session, Cause.TIMEOUT)
+            raise RequestRejected(
+                504, f"the environment took longer than {limit_s:g} s; it was closed"
+            ) from None
+        except Exception as error:
             await self.close(session, Cause.CRASH)
             raise RequestRejected(500, f"the environment raised {describe(error)}; it was closed") from error
         finally:

@@ -4,15 +4,16 @@ Loads only the tokenizer of the model. A few items of each part are reset where 
 asks no server; elsewhere the prompt without the observation is a lower bound.
 """
 
-import asyncio
 from collections.abc import Sequence
 from itertools import islice
 
 from agents.huggingface.files import load_tokenizer
 from agents.prompting.renderer import Renderer
+from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, WingspanError, boundary
 from envs.registry import EnvSpec
 from envs.runtime.concurrency import run_blocking
+from envs.runtime.time_limits import run_in_time
 from envs.types import Item, Observation
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
@@ -68,12 +69,16 @@ def _reset_episodes(items: Sequence[Item], spec: EnvSpec, *, pipeline: Pipeline)
     if spec.isolation != "none" or spec.name in pipeline.servers or spec.name.startswith("openenv:"):
         return nothing
 
+    async def reset_all(env: Environment) -> Sequence[Observation]:
+        return [Observation.wrap(await env.reset(item)) for item in items]
+
     async def begin() -> Sequence[Observation]:
         with boundary(EnvCrashed, f"environment {spec.name!r}"):
             env = spec.make()
             try:
-                async with asyncio.timeout(pipeline.rollout.step_timeout_s):
-                    return [Observation.wrap(await env.reset(item)) for item in items]
+                return await run_in_time(
+                    reset_all(env), timeout_s=pipeline.rollout.step_timeout_s, name=f"{spec.name}: reset"
+                )
             finally:
                 await env.close()
 

@@ -16,9 +16,10 @@ from agents.gateway.sessions import GatewaySession
 from agents.rewards.types import PREFIX, Reward, RewardInput, assign_rewards, read_result
 from agents.rollout.group import Attempt, Callbacks, GroupSpec, gather_groups
 from agents.samplers.sampler import Sampler
-from agents.tools.functions import TooSlow, call_function, is_async, name_of, run_in_time
+from agents.tools.functions import call_function, is_async, name_of
 from agents.types import StopReason, Trajectory
 from envs.errors import EpisodeTimeout, ProgramFailed, WingspanError, boundary, describe
+from envs.runtime.time_limits import TooSlow, run_in_time
 from envs.types import Item, Message
 from tasks.config.episodes import check_reward, program_of, reward_of
 from tasks.config.pipelines import Pipeline

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from agents.samplers.sampler import ScriptedSampler
 from agents.tools.episode import act
 from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, Trajectory
-from envs.errors import EnvCrashed
+from envs.errors import EnvCrashed, EpisodeTimeout
 from envs.types import Item, StepResult
 from tests.support.toy import ToyEnv
 from tests.support.toy_episode import encode, play_toy
@@ -21,6 +22,7 @@ from tests.support.toy_episode import encode, play_toy
 LIMITS = EpisodeLimits(
     max_turns=2, max_tokens_per_turn=400, context_length=20_000, episode_timeout_s=20, step_timeout_s=5
 )
+HASTY, BRIEF = replace(LIMITS, step_timeout_s=0.1), replace(LIMITS, episode_timeout_s=0.1)
 ACTION = "Action: add 1"
 CALL = '{"name": "act", "arguments": {"action": "add 1"}}'
 
@@ -48,11 +50,11 @@ def result(observation: Any = "", **values: Any) -> Callable[[], StepResult]:
     return lambda: StepResult(observation, **{"terminated": True, **values})
 
 
-def play(env: Answering, *, by_tool: bool) -> Trajectory:
+def play(env: ToyEnv, *, by_tool: bool, limits: EpisodeLimits = LIMITS) -> Trajectory:
     tools = Toolbox([act]) if by_tool else None
     agent = FormatAgent("json", schemas=tools.schemas) if tools else FormatAgent("action")
     sampler = ScriptedSampler([CALL if by_tool else ACTION] * 2, encode=encode)
-    return asyncio.run(play_toy(sampler, agent=agent, limits=LIMITS, tools=tools, env=env))
+    return asyncio.run(play_toy(sampler, agent=agent, limits=limits, tools=tools, env=env))
 
 
 @pytest.mark.parametrize("by_tool", [False, True], ids=["action", "act"])
@@ -112,3 +114,36 @@ def test_half_a_surrogate_pair_is_shown_as_a_question_mark(by_tool: bool) -> Non
     step = result("see \ud83d", terminated=False)
     trajectory = play(Answering(step, lambda: "half \ud83d"), by_tool=by_tool)
     assert [turn.observation for turn in trajectory.turns] == ["see ?", "see ?"]
+
+
+@pytest.mark.parametrize(
+    ("by_tool", "cling_at", "limits", "cause", "name"),
+    [
+        (False, 1, HASTY, "step 1 took longer than 0.1 s", "toy_0: step 1"),
+        (True, 1, HASTY, "step 1 took longer than 0.1 s", "tool 'act'"),
+        (False, 0, BRIEF, "the episode took longer than 0.1 s, at turn 1", "toy_0: reset"),
+        (False, 1, BRIEF, "the episode took longer than 0.1 s, at turn 1", "toy_0: step 1"),
+    ],
+    ids=["action", "act", "reset", "episode"],
+)
+def test_what_resists_its_cancellation_is_left_behind(
+    by_tool: bool,
+    cling_at: int,
+    limits: EpisodeLimits,
+    cause: str,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody waits for it: neither the episode nor the end of the event loop."""
+    with pytest.raises(EpisodeTimeout, match=f"^toy_0: {cause}"):
+        play(ToyEnv(cling_at=cling_at), by_tool=by_tool, limits=limits)
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{name} runs on after it was cancelled")
+
+
+def test_a_step_that_cancels_itself_is_a_crash() -> None:
+    def cancel() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(EnvCrashed, match="toy_0: step 1: it was cancelled"):
+        play(Answering(cancel), by_tool=False)

@@ -139,6 +139,29 @@ def test_fresh_means_a_new_instance_within_the_cap() -> None:
     asyncio.run(main())
 
 
+def test_an_instance_that_resists_the_end_of_its_close_is_let_go(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Clings(ToyEnv):
+        async def close(self) -> None:
+            self.cling_at = 0
+            await self._fail_if_due()
+            await super().close()
+
+    monkeypatch.setattr("envs.runtime.pool.CLOSE_TIMEOUT_S", 0.1)
+
+    async def main() -> None:
+        make = Factory(Clings)
+        pool = EnvPool(make, capacity=1)
+        async with pool.lease():
+            pass
+        await pool.close()
+        assert not make.instances[0].is_closed  # nobody has waited for it
+
+    asyncio.run(main())
+    assert caplog.messages[0].startswith("closing <Clings> runs on after it was cancelled")
+
+
 class ClosesOnRequest(ToyEnv):
     def __init__(self) -> None:
         super().__init__()

@@ -143,6 +143,16 @@ def test_what_hangs_is_cut_off_at_the_servers_limit_or_the_clients() -> None:
     serving([ToyEnv(hang_at=1), ToyEnv(hang_at=1)], talk, step_timeout_s=0.2)
 
 
+def test_a_step_that_resists_its_cancellation_is_cut_off_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        session_id = await open_session(http)
+        late = await http.post("/step", json=step(session_id))
+        assert (late.status_code, "0.1 s" in late.json()["detail"]) == (504, True)
+        assert any("runs on after it was cancelled" in text for text in caplog.messages)
+
+    serving([ToyEnv(cling_at=1)], talk, step_timeout_s=0.1)
+
+
 def test_a_session_does_one_thing_at_a_time() -> None:
     async def talk(url: str, http: httpx.AsyncClient) -> None:
         slow.inside, slow.go_on = asyncio.Event(), asyncio.Event()

@@ -5,7 +5,9 @@ script of them, so that a test says which instance breaks, where and how.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -79,12 +81,20 @@ def toy_item(index: int = 0, *, target: int = 3) -> Item:
     return Item(item_id=f"toy_{index}", env="toy", metadata={"target": target})
 
 
+CLING_S = 3.0
+"""Longer than a call that was cancelled may take to clean up (`envs/runtime/time_limits.py`)."""
+
+
 @dataclass
 class ToyEnv:
-    """Counts up to a target. `crash_at`, `hang_at`: the step (from 1; 0 is the reset) that fails."""
+    """Counts up to a target. `crash_at`, `hang_at`, `cling_at`: the step (from 1; 0 is the reset) that fails.
+
+    One that clings catches its cancellation and goes on, for `CLING_S`.
+    """
 
     crash_at: int | None = None
     hang_at: int | None = None
+    cling_at: int | None = None
     max_steps: int = 100
     resets: int = field(default=0, init=False)
     is_closed: bool = field(default=False, init=False)
@@ -126,6 +136,11 @@ class ToyEnv:
             raise KeyError("the toy broke")
         if self._steps == self.hang_at:
             await asyncio.Event().wait()
+        if self._steps == self.cling_at:
+            end = time.monotonic() + CLING_S
+            while time.monotonic() < end:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.02)
 
 
 def toy_spec(make: Callable[[], Environment] = ToyEnv, **changes: Any) -> EnvSpec:
