@@ -21,11 +21,11 @@ from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.function import reward
 from agents.rewards.text import verdict
 from envs.base import Environment
-from envs.errors import ConfigError, EnvCrashed
+from envs.errors import EnvCrashed
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import SANDBOX, choose_backend
-from envs.sandbox.workspace import WithWorkspace, read_files
+from envs.sandbox.workspace import get_workspace, read_files
 
 TEST_CPU_S = 10.0
 """CPU seconds of one test, which do not depend on what else the machine does."""
@@ -185,7 +185,7 @@ async def code_tests(
     return verdict(count == len(required_tests), passed=count / len(required_tests), code=1.0)
 
 
-@reward(needs=(SANDBOX,), timeout_s=None)
+@reward(needs=(SANDBOX,), timeout_s=None, check_env=get_workspace)
 async def workspace_tests(
     env: Environment, test_command: str, test_files: Mapping[str, Any] | None = None
 ) -> dict[str, float | bool]:
@@ -196,9 +196,8 @@ async def workspace_tests(
     run them. Raises `ConfigError` for an environment without a workspace, `EnvCrashed` if its sandbox ended
     before the tests.
     """
-    if not isinstance(env, WithWorkspace):
-        raise ConfigError(f"{type(env).__name__} has no workspace to run tests in; use env: workspace")
-    reply = await env.workspace.put(read_files({"test_files": test_files}, name="test_files"))
+    workspace = get_workspace(env)
+    reply = await workspace.put(read_files({"test_files": test_files}, name="test_files"))
     if reply.has_ended:
         raise EnvCrashed(f"the files of the tests could not be written: {reply.text}")
-    return verdict(not reply.is_error and await env.workspace.succeeds(test_command))
+    return verdict(not reply.is_error and await workspace.succeeds(test_command))

@@ -17,6 +17,7 @@ from typing import Any, TypedDict, Unpack, overload
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
 from agents.tools.functions import call_function, is_async, name_of
+from envs.base import Environment
 from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe, suggest
 from envs.requirements.detection import Requirement, require
 from envs.runtime.time_limits import TooSlow, run_in_time
@@ -40,6 +41,8 @@ class FunctionReward:
     retries: int = RETRIES
     """Further calls after one that fails."""
     needs: Sequence[Requirement] = ()
+    env_check: Callable[[Environment | None], object] | None = None
+    """The option `check_env`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's own value, unchecked."""
@@ -55,6 +58,14 @@ class FunctionReward:
             )
         self._require({*ALWAYS, *available})
         require(f"reward {self.name!r}", self.needs)
+
+    def check_env(self, make: Callable[[], Environment | None]) -> None:
+        if self.env_check is None:
+            return
+        try:
+            self.env_check(make())
+        except ConfigError as error:
+            raise ConfigError(f"reward {self.name!r}: {error}") from None
 
     async def score(self, reward_input: RewardInput) -> RewardResult:
         """Also raises `ConfigError` for a parameter that this item does not fill, as `check` does."""
@@ -108,6 +119,9 @@ class Options(TypedDict, total=False):
     """Further calls after one that raises, is too slow or returns no reward."""
     needs: Sequence[Requirement]
     """What must be installed."""
+    check_env: Callable[[Environment | None], object] | None
+    """Called before any episode, with a new environment, or None for one on a server: raises `ConfigError` if
+    the reward cannot judge its episodes."""
 
 
 @overload
@@ -128,8 +142,14 @@ def reward(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
 
     def decorate(function: Callable[..., Any]) -> FunctionReward:
         name = options.get("name") or name_of(function)
-        parameters = _parameters(function, name)
-        return FunctionReward(**{**options, "name": name}, function=function, parameters=parameters)
+        limits = {key: value for key, value in options.items() if key not in ("name", "check_env")}
+        return FunctionReward(
+            name=name,
+            function=function,
+            parameters=_parameters(function, name),
+            env_check=options.get("check_env"),
+            **limits,
+        )
 
     return decorate if function is None else decorate(function)
 

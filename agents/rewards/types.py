@@ -1,7 +1,7 @@
 """What a reward is given, what it returns, the interface of all rewards, and the effect on a trajectory."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -105,6 +105,13 @@ class Reward(Protocol):
         `ConfigError` for a parameter that nothing fills, `MissingDependency` for what is not installed.
         """
 
+    def check_env(self, make: Callable[[], Environment | None]) -> None:
+        """Check, before any episode, that it can judge episodes of an environment.
+
+        `make` makes one, or None for one on a server; it is only called if the reward asks for one. Raises
+        `ConfigError`, naming the reward.
+        """
+
     async def score(self, reward_input: RewardInput) -> RewardResult:
         """Score one finished episode.
 
@@ -115,7 +122,7 @@ class Reward(Protocol):
 
 def require_reward(value: Any, *, place: str) -> Reward:
     """`value`, which must be a reward; `place` names where it is given. Raises `ConfigError`."""
-    if not all(callable(getattr(value, method, None)) for method in ("score", "check")):
+    if not all(callable(getattr(value, method, None)) for method in ("score", "check", "check_env")):
         raise ConfigError(
             f"{place} is a {type(value).__name__}, not a reward; decorate a function with @reward"
         )

@@ -1,9 +1,10 @@
 """Several rewards as one: a weighted sum that also reports each part's own value."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from agents.rewards.types import Reward, RewardInput, RewardResult, require_reward
+from envs.base import Environment
 from envs.errors import ConfigError, RewardFailed, boundary
 from envs.runtime.concurrency import gather_or_cancel
 
@@ -40,6 +41,10 @@ class CombinedReward:
     def check(self, available: Collection[str]) -> None:
         for reward in self._rewards.values():
             reward.check(available)
+
+    def check_env(self, make: Callable[[], Environment | None]) -> None:
+        for reward in self._rewards.values():
+            reward.check_env(make)
 
     async def score(self, reward_input: RewardInput) -> RewardResult:
         results = await gather_or_cancel(reward.score(reward_input) for reward in self._rewards.values())

@@ -77,8 +77,6 @@ def rollout(
         )
     specs, items = _resolve_items(items, env=env)
     toolbox = Toolbox(get_tool(tool) if isinstance(tool, str) else tool for tool in tools)
-    for env_spec in specs:
-        toolbox.check_env(env_spec.make)
     format = agent if isinstance(agent, str) and toolbox.tools else ""
     if isinstance(agent, str):
         agent = FormatAgent(agent, schemas=toolbox.schemas, instructions=instructions)
@@ -89,6 +87,10 @@ def rollout(
     config = EpisodeConfig(
         agent=agent, limits=limits, tools=toolbox if toolbox.tools else None, reward=_find_reward(reward)
     )
+    for env_spec in specs:
+        toolbox.check_env(env_spec.make)
+        if config.reward is not None:
+            config.reward.check_env(env_spec.make)
     if config.reward is not None:
         check_items(config.reward, items)
     spec = GroupSpec(name="rollout", num_samples=num_samples, max_attempts=max_attempts, callbacks=callbacks)

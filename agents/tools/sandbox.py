@@ -7,11 +7,10 @@ from pydantic import Field
 from agents.tools.tool import Tool, tool
 from agents.tools.types import ToolError
 from envs.base import Environment
-from envs.errors import ConfigError
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import choose_backend
-from envs.sandbox.workspace import FileOperation, Reply, WithWorkspace, Workspace
+from envs.sandbox.workspace import FileOperation, Reply, get_workspace
 
 MAX_LENGTH = 8192
 CODE_LENGTH = 4096
@@ -50,17 +49,6 @@ def code_interpreter(
         return run.output or "(no output)"
 
     return code_interpreter
-
-
-def get_workspace(env: Environment | None) -> Workspace:
-    """The environment's workspace. Raises `ConfigError` if it has none; None stands for one on a server."""
-    if not isinstance(env, WithWorkspace):
-        name = "an environment on a server" if env is None else type(env).__name__
-        raise ConfigError(
-            f"{name} has no workspace for tools; wrap it in envs.sandbox.workspace.WithWorkspace, or use "
-            "env: workspace"
-        )
-    return env.workspace
 
 
 @tool(stateful=True, keeps_time=True, check_env=get_workspace, max_length=CODE_LENGTH)

@@ -166,3 +166,13 @@ class WithWorkspace:
             await self.workspace.close()
         finally:
             await self._env.close()
+
+
+def get_workspace(env: Environment | None) -> Workspace:
+    """The environment's workspace. Raises `ConfigError` if it has none; None stands for one on a server."""
+    if not isinstance(env, WithWorkspace):
+        name = "an environment on a server" if env is None else type(env).__name__
+        raise ConfigError(
+            f"{name} has no workspace; wrap it in envs.sandbox.workspace.WithWorkspace, or use env: workspace"
+        )
+    return env.workspace

@@ -65,7 +65,7 @@ def check_agent(pipeline: Pipeline) -> None:
     """
     agent = pipeline.agent
     specs = [get_env(name) for name in pipeline.data.envs]
-    reward_of(agent)
+    reward = reward_of(agent)
     check_judges(agent, names=reward_names(agent))
     if agent.program is not None:
         program_of(agent)
@@ -77,9 +77,12 @@ def check_agent(pipeline: Pipeline) -> None:
         tools = toolbox_of(agent)
         for spec in specs:
             agent_of(agent, spec, tools)
+            make = (lambda: None) if spec.name in pipeline.servers else spec.make
             if tools is not None:
-                tools.check_env((lambda: None) if spec.name in pipeline.servers else spec.make)
-            if agent.reward is None and not spec.has_rewards:
+                tools.check_env(make)
+            if reward is not None:
+                reward.check_env(make)
+            elif not spec.has_rewards:
                 raise ConfigError(
                     f"agent.reward: environment {spec.name!r} gives no rewards; name one (docs/rewards.md)"
                 )

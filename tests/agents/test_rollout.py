@@ -165,7 +165,11 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"reward": "math_equl"}, "unknown reward 'math_equl'; did you mean 'math_equal'"),
         ({"reward": right}, "takes 'answer', which nothing fills"),
         ({"reward": right.function}, "reward is a function, not a reward; decorate a function with @reward"),
-        ({"tools": ["shell"]}, "tool 'shell': QuestionEnv has no workspace for tools; wrap it in"),
+        ({"tools": ["shell"]}, "tool 'shell': QuestionEnv has no workspace; wrap it in"),
+        (
+            {"reward": "workspace_tests", "items": [{"question": "?", "test_command": "true"}]},
+            "reward 'workspace_tests': QuestionEnv has no workspace; wrap it in",
+        ),
         ({"tools": ["calculator", "search"]}, "tool 'search': there is nothing to search"),
         ({"env": "textcarft"}, "unknown env 'textcarft'; did you mean 'textcraft'"),
         ({"num_samples": 0}, "num_samples=0"),

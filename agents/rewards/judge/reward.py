@@ -19,6 +19,7 @@ from agents.rewards.function import FunctionReward
 from agents.rewards.judge.store import JudgeStore
 from agents.rewards.types import RewardInput, RewardResult
 from agents.settings import JudgeSettings
+from envs.base import Environment
 from envs.errors import ConfigError
 from envs.network.client import TryAgain
 
@@ -93,6 +94,9 @@ class LLMJudge:
         self._reward.check(available)
         self._endpoint.headers()
         self.store.check()
+
+    def check_env(self, make: Callable[[], Environment | None]) -> None:
+        """A judge sees the trajectory alone."""
 
     async def check_endpoint(self) -> None:
         """Raise `ConfigError` if no server answers, or the key is missing or refused; costs nothing."""
