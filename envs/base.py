@@ -67,6 +67,11 @@ class Inspectable(Protocol):
         """
 
 
+def has_actions(env: Environment) -> bool:
+    """Whether a step acts; false if it is the answer, which ends the episode (`env.has_actions`)."""
+    return bool(getattr(env, "has_actions", True))
+
+
 def hash_state(*parts: object) -> str:
     """16 hexadecimal digits for a `state_key`, the same in every process for parts with the same `repr`.
 

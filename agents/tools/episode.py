@@ -2,8 +2,8 @@
 
 from agents.tools.tool import tool
 from agents.tools.types import Summary
-from envs.base import Environment
-from envs.errors import EnvCrashed, boundary
+from envs.base import Environment, has_actions
+from envs.errors import ConfigError, EnvCrashed, boundary
 from envs.types import StepResult
 
 ACT = "act"
@@ -11,8 +11,15 @@ ACT = "act"
 _TOO_LONG = "Nothing was cut: your summary takes half of all the room. Write a shorter one."
 
 
+def _check_actions(env: Environment | None) -> None:
+    if env is not None and not has_actions(env):
+        raise ConfigError(
+            f"{type(env).__name__} has no actions, a step ends its episode; use the tool 'answer' for answers"
+        )
+
+
 # The caller keeps the time: a step that is cancelled leaves its environment broken.
-@tool(stateful=True, timeout_s=None, max_length=None)
+@tool(stateful=True, timeout_s=None, max_length=None, check_env=_check_actions)
 async def act(action: str, env: Environment) -> StepResult:
     """Act in the environment.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from envs.base import Environment
+from envs.base import Environment, has_actions
 from envs.errors import ConfigError, EnvCrashed
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
@@ -144,6 +144,10 @@ class WithWorkspace:
         """Takes over both, and closes them."""
         self._env = env
         self.workspace = workspace
+
+    @property
+    def has_actions(self) -> bool:
+        return has_actions(self._env)
 
     async def reset(self, item: Item) -> str | Observation:
         """Start `item` in an empty workspace; raise `ConfigError` for files that cannot be written, and

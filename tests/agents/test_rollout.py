@@ -166,6 +166,7 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"reward": right}, "takes 'answer', which nothing fills"),
         ({"reward": right.function}, "reward is a function, not a reward; decorate a function with @reward"),
         ({"tools": ["shell"]}, "tool 'shell': QuestionEnv has no workspace; wrap it in"),
+        ({"tools": ["act"]}, "tool 'act': QuestionEnv has no actions, a step ends its episode"),
         (
             {"reward": "workspace_tests", "items": [{"question": "?", "test_command": "true"}]},
             "reward 'workspace_tests': QuestionEnv has no workspace; wrap it in",

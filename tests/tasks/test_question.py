@@ -157,6 +157,7 @@ WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e
         ({"tools": ["calculator"], "format": "action"}, {}, "format 'action' calls no tools"),
         ({"tools": ["code_session"]}, {}, "tool 'code_session': QuestionEnv has no workspace"),
         ({"tools": ["read_file"]}, {}, "tool 'read_file': QuestionEnv has no workspace"),
+        ({"tools": ["act"]}, {}, "tool 'act': QuestionEnv has no actions"),
         ({"reward": "workspace_tests"}, {}, "reward 'workspace_tests': QuestionEnv has no workspace; wrap"),
         ({"reward": {"string_equal": 1, "workspace_tests": 1}}, {}, "reward 'workspace_tests': QuestionEnv"),
         ({"format": "jsn"}, {}, "unknown format"),
@@ -165,6 +166,7 @@ WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e
         ({"reward": "string_equl"}, {}, "unknown reward"),
         ({"reward": f"{__name__}:WARMUP"}, {}, "is a [a-zA-Z]+, not a reward; decorate"),
         ({"reward": None}, {}, r"agent\.reward: environment 'question' gives no rewards; name one"),
+        ({}, {"warmup": WARMUP}, r"warmup: agent\.format 'json' has no demons.* name the tool 'act'"),
         ({"tools": [], "format": "action"}, {"warmup": WARMUP}, r"warmup: question has no expert.*: null"),
     ],
 )  # fmt: skip

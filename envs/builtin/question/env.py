@@ -15,6 +15,8 @@ SOURCE = "your data (docs/data.md)"
 class QuestionEnv:
     """One question at a time."""
 
+    has_actions = False
+
     def __init__(self) -> None:
         self._is_waiting = False
 
