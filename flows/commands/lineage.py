@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.lineage.stages import CODE
 from tasks.config.parameters import flat
+from tasks.config.user_code import CODE
 from tasks.data.hashes import path_md5
 from tasks.reporting.pages import format_count
 from tasks.reporting.reproduction import shorten

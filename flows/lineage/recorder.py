@@ -15,8 +15,9 @@ from envs.errors import ConfigError
 from envs.redaction import redact
 from envs.registry import get_env
 from envs.requirements.data_sets import RECEIPT, DataSet
-from flows.lineage.stages import CODE, Receipt, Stage, hash_deps, row_sources
+from flows.lineage.stages import Receipt, Stage, hash_deps, row_sources
 from tasks.config.pipelines import Pipeline
+from tasks.config.user_code import CODE
 from tasks.data.hashes import path_md5
 from tasks.data.sources import FOLDER as DATA
 from tasks.data.sources import HUB

@@ -4,7 +4,8 @@ A stage's *key* is the hash of what DVC hashes: the contents of its dependencies
 parameters. Its *receipt* holds the hash of each output. Files and folders are hashed as DVC hashes them, so
 keys, receipts and `dvc.lock` agree. Besides the declared dependencies, a stage with the parameters of the
 agent or of the data depends on the files that they name: prompts and the user's code; training depends on the
-files of trajectories, or the teacher's folder, that its algorithm names; and whatever reads an environment's
+user's code of its algorithm and loss, and on the files of trajectories, or the teacher's folder, that the
+algorithm names; and whatever reads an environment's
 downloaded data set depends on its checksums. DVC does not know these unless they are in `agents` or `envs`.
 Leaves out: running anything, and DVC itself, whose import takes seconds.
 """
@@ -22,10 +23,10 @@ from envs.files import drop_incomplete_line, read_json, write_atomically
 from envs.registry import Split, get_env, is_user_env
 from envs.requirements.data_sets import RECEIPT, DataSet
 from tasks.algorithms.distillation import Distillation
-from tasks.config.offline import OfflineSettings
+from tasks.algorithms.offline import OfflineAlgorithm
 from tasks.config.parameters import differing_values, flat
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
-from tasks.config.user_code import agent_code, environment_code
+from tasks.config.user_code import CODE, agent_code, algorithm_code, environment_code
 from tasks.data.hashes import path_md5, text_md5
 from tasks.data.items import items_md5
 from tasks.data.sources import FOLDER as DATA
@@ -41,8 +42,6 @@ INPUTS = Path("train", "inputs.json")
 """In the workspace: parameters and hashes of the files that the training there reads, code left out."""
 IfChanged = Literal["refuse", "restart", "resume"]
 """What a run does about an interrupted training whose inputs have changed."""
-CODE = ("envs", "agents", "tasks", "flows")
-"""Packages: a dependency in one of them is code, not data."""
 
 _OUTPUTS = ("outs", "metrics", "plots")
 """What a stage writes, in `dvc.yaml`; DVC's commands for metrics and plots read the last two."""
@@ -345,11 +344,13 @@ def _add_user_files(stage: Stage, pipeline: Pipeline) -> Stage:
     if "agent" in stage.params:
         modules += agent_code(agent)
         files += [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
-    if stage.name == "train" and isinstance(pipeline.train, OfflineSettings):
-        files += pipeline.train.algorithm.data
-    if stage.name == "train" and isinstance(pipeline.train.algorithm, Distillation):
-        source = pipeline.train.algorithm.teacher_source
-        files += [source] if isinstance(source, Path) else []
+    if stage.name == "train":
+        algorithm = pipeline.train.algorithm
+        modules += algorithm_code(algorithm)
+        if isinstance(algorithm, OfflineAlgorithm):
+            files += algorithm.data
+        if isinstance(algorithm, Distillation) and isinstance(algorithm.teacher_source, Path):
+            files.append(algorithm.teacher_source)
     code = drop_declared(dict.fromkeys(modules))
     return replace(stage, deps=stage.deps + code + drop_declared(files), user_code=code)
 

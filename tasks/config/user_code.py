@@ -12,8 +12,12 @@ from agents.rewards import REWARDS
 from agents.tools.registry import TOOLS
 from envs.plugins import Registry, find_sources
 from envs.registry import ENVIRONMENTS, FAMILIES, is_user_env
+from tasks.algorithms.algorithm import Algorithm, OnlineAlgorithm
 from tasks.config.agent import AgentSettings
 from tasks.config.data import DataSettings
+
+CODE = ("envs", "agents", "tasks", "flows")
+"""The packages of this project: a dependency in one of them is code, not data."""
 
 
 def agent_code(settings: AgentSettings) -> list[Path]:
@@ -30,6 +34,15 @@ def environment_code(settings: DataSettings) -> list[Path]:
     Raises `ConfigError` for a module that is not there.
     """
     return find_sources(filter(None, map(_environment_reference, settings.envs)), key="data.parts")
+
+
+def algorithm_code(algorithm: Algorithm) -> list[Path]:
+    """The files and folders of the algorithm's class, and of its loss's, that are not this project's."""
+    parts = [algorithm, algorithm.loss] if isinstance(algorithm, OnlineAlgorithm) else [algorithm]
+    modules = [type(part).__module__ for part in parts]
+    # `__main__`, a script that registers one, is no module that others could import.
+    names = [module for module in modules if module.partition(".")[0] not in (*CODE, "__main__")]
+    return find_sources(names, key="train.algorithm")
 
 
 def reward_names(settings: AgentSettings) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from prefect.serializers import JSONSerializer
 
 from envs.errors import ConfigError
+from envs.plugins import load_object
 from flows.lineage.stages import (
     FINISHED,
     IfChanged,
@@ -21,6 +22,7 @@ from flows.lineage.stages import (
     stage_key,
 )
 from flows.run import STAGES
+from tasks.algorithms.registry import ALGORITHMS, register_algorithm
 from tasks.config.pipelines import Pipeline, load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 
@@ -228,6 +230,43 @@ def test_an_environment_of_the_users_own_is_an_input_of_all_that_play_it(project
     Path("guess_of_mine.py").write_text("SPEC = None\n")
     assert changed_keys(before, keys(pipeline)) == {"prepare", *AGENT_STAGES}
     assert keys(pipeline, code=False) == of_checkpoints
+
+
+ALGORITHM_OF_MINE = """
+from typing import Literal
+
+from tasks.algorithms.builtin.grpo import Grpo
+from tasks.algorithms.losses import Vanilla
+from {loss_module} import Capped
+
+
+class Mine(Grpo):
+    name: str = "mine"
+    loss: Capped = Capped()
+"""
+LOSS_OF_MINE = """
+from typing import Literal
+
+from tasks.algorithms.losses import Vanilla
+
+
+class Capped(Vanilla):
+    name: Literal["capped"] = "capped"
+"""
+
+
+@pytest.mark.parametrize("changed", ["algorithm", "loss"])
+def test_an_algorithm_and_a_loss_of_the_users_own_are_inputs_of_training(project: Path, changed: str) -> None:
+    names = {part: f"{part}_of_mine_{changed}" for part in ("algorithm", "loss")}  # imported only once
+    Path(f"{names['loss']}.py").write_text(LOSS_OF_MINE)
+    Path(f"{names['algorithm']}.py").write_text(ALGORITHM_OF_MINE.format(loss_module=names["loss"]))
+    with ALGORITHMS.scope():
+        register_algorithm("mine", load_object(f"{names['algorithm']}:Mine", key="train.algorithm"))
+        pipeline = load_pipeline(NAME, overrides={"train.algorithm": "mine"})
+        before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+        Path(f"{names[changed]}.py").write_text("# corrected\n")
+        assert changed_keys(before, keys(pipeline)) == {"train"}
+        assert keys(pipeline, code=False) == of_checkpoints
 
 
 def test_a_module_that_is_one_file_is_an_input_too(project: Path) -> None:
