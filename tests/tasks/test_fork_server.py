@@ -152,3 +152,17 @@ def test_one_that_was_killed_is_replaced(python: list[str], tmp_path: Path) -> N
     wait_until(lambda: has_ended(fork))
     _, another = start_sleeper(fork_server.interpreter_command(), tmp_path)
     assert another.is_running()
+
+
+def test_one_that_cannot_import_says_so_and_programs_run_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "transformers.py", "raise ImportError('half of it is missing')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    fork_server.close()
+    python = fork_server.interpreter_command()
+    done = subprocess.run([*python, "-c", "print(6 * 7)"], capture_output=True, text=True)
+    assert done.stdout == "42\n"
+    fork_server.close()
+    (warning,) = caplog.messages
+    assert "(ImportError: half of it is missing)" in warning

@@ -17,6 +17,7 @@ This file is the fork server's program as well.
 
 import importlib
 import json
+import logging
 import os
 import resource
 import runpy
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from agents import process_memory
+from envs.errors import to_line
 from envs.runtime.forking import begin_fork, has_one_thread, kill_group, watch_children
 from tasks.verl.cpu import THREADS_ENV, forked_process
 from tasks.verl.cpu.forked_process import Request
@@ -49,6 +51,8 @@ _END_S = 5.0
 _CLIENT_S = 10.0
 """How long a program that has connected may take to send its request."""
 
+_log = logging.getLogger(__name__)
+
 
 class _Handle:
     """A running fork server, for its user."""
@@ -56,22 +60,26 @@ class _Handle:
     def __init__(self) -> None:
         """Raises `OSError` if the path of the temporary folder is too long for a socket."""
         self._folder = Path(tempfile.mkdtemp(prefix="fork-"))  # nobody else may enter it
+        self._errors = self._folder / "errors.txt"
         address = str(self._folder / "socket")
         root = str(Path(__file__).parents[3])
         python_path = filter(None, [root, os.environ.get("PYTHONPATH", "")])
         variables = THREADS_ENV | process_memory.ENVIRONMENT | _ONE_THREAD  # read when a process starts
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+            self._errors.open("wb") as errors,
+        ):
             try:
                 listener.bind(address)
             except OSError:
-                self._folder.rmdir()
+                shutil.rmtree(self._folder)
                 raise
             listener.listen(128)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(listener.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=errors,
                 env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(python_path)},
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
@@ -83,7 +91,7 @@ class _Handle:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it, and the forks that have not ended yet."""
+        """End it, and the forks that have not ended yet. Warns if it could not import what it must."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -91,6 +99,13 @@ class _Handle:
         except subprocess.TimeoutExpired:  # it is still importing
             self._process.kill()
             self._process.wait()
+        if self._process.returncode > 0:
+            *_, reason = ["no error", *self._errors.read_text(errors="replace").strip().splitlines()]
+            _log.warning(
+                "the fork server of training processes ended (%s), and each of these started slowly; repair "
+                "the installation: make install",
+                to_line(reason),
+            )
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
