@@ -62,13 +62,30 @@ uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
 def server_url() -> str | None:
     """The URL of the configured server, lasting or temporary; None if there is none.
 
-    Applies our defaults to unset settings: call before Prefect's import.
+    Applies our defaults to unset settings, and makes the folder `PREFECT_HOME`: call before Prefect's import.
+    Raises `ConfigError` if that cannot be made.
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    _make_home()
     from prefect.settings import get_current_settings
 
     return os.environ.get("PREFECT_API_URL") or get_current_settings().api.url
+
+
+def _make_home() -> None:
+    """Prefect makes its home without its parents, and then fails at the database in it."""
+    home = os.environ.get("PREFECT_HOME")
+    if not home:
+        return
+    try:
+        Path(home).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(
+            f"PREFECT_HOME={home} cannot be made ({reason}); name another folder, or unset the variable for "
+            "~/.prefect"
+        ) from None
 
 
 def has_lasting_server() -> bool:

@@ -38,7 +38,7 @@ from flows.lineage.stages import Receipt, Stage
 from flows.orchestrator.events import COLLAPSE, emit
 from flows.orchestrator.limits import hold_slots, missing_limits
 from flows.orchestrator.page import PrefectPage
-from flows.orchestrator.runs import TemporaryServer, take_over
+from flows.orchestrator.runs import TemporaryServer, server_url, take_over
 from flows.plan import Plan
 from flows.run import Run
 from tasks.config.pipelines import load_pipeline
@@ -532,6 +532,19 @@ def test_a_run_on_a_temporary_server_waits_for_nothing(
             assert active_slots(client, name) == 0
 
     hold_in_flow(work)
+
+
+def test_the_home_of_prefect_is_made_with_its_parents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "not" / "there" / "yet"
+    monkeypatch.setenv("PREFECT_HOME", str(home))
+    server_url()
+    assert home.is_dir()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "file" / "home"))
+    with pytest.raises(ConfigError, match=r"PREFECT_HOME=\S*/home cannot be made \(Not a directory\); name"):
+        server_url()
 
 
 def test_a_database_of_another_version_of_prefect_is_named(
