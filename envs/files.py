@@ -1,16 +1,21 @@
 """Files that several processes share, or that a killed run must not leave half-written."""
 
+import errno
 import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO, Any
 
 from envs.errors import ConfigError
+
+_LOCK_TRIES, _LOCK_WAIT_S = 5, 0.02
+"""`is_locked` in another process holds a lock for microseconds, which is no reason to give up."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -129,6 +134,37 @@ def check_writable(folder: Path, *, remedy: str) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{existing} cannot be written to ({error.strerror or error}); {remedy}") from None
+
+
+def try_lock(file: IO[str]) -> bool:
+    """Hold an exclusive lock on an open file, until it is closed, unless it is locked already.
+
+    The kernel releases it however this process ends.
+    """
+    for _ in range(_LOCK_TRIES):
+        if _flock(file, fcntl.LOCK_EX):
+            return True
+        time.sleep(_LOCK_WAIT_S)
+    return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds a lock on `path`; False if there is no such file."""
+    try:
+        with path.open() as file:
+            return not _flock(file, fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+def _flock(file: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        return False
+    return True
 
 
 @contextmanager

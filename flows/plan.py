@@ -1,7 +1,5 @@
 """The plan of a run, checked before anything expensive starts, and the lock on its workspace."""
 
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -15,7 +13,7 @@ from agents.huggingface.files import find_file
 from agents.prompting.images import has_vision
 from agents.samplers.vllm import find_python
 from envs.errors import ConfigError
-from envs.files import check_writable
+from envs.files import check_writable, try_lock
 from envs.registry import Split
 from flows.lineage.stages import (
     IfChanged,
@@ -42,7 +40,7 @@ from tasks.data.hashes import text_md5
 from tasks.data.items import read_items, split
 from tasks.data.training_files import read_training_files
 from tasks.rollout.teacher import check_teacher
-from tasks.runs.folders import is_workspace
+from tasks.runs.folders import LOCK, is_workspace
 from tasks.tracking.connection import check_tracking
 from tasks.verl.config import check_pipeline
 from tasks.verl.rewinds import most_checkpoints
@@ -172,17 +170,13 @@ def lock(workspace: Path) -> Iterator[None]:
     Raises `ConfigError` if another live process holds it.
     """
     workspace.mkdir(parents=True, exist_ok=True)
-    with (workspace / "lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
+    with (workspace / LOCK).open("a+") as file:
+        if not try_lock(file):
             file.seek(0)
             raise ConfigError(
                 f"{workspace} is in use by process {file.read().strip() or 'unknown'}; wait for it, stop it, "
                 "or give another --workspace"
-            ) from None
+            )
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

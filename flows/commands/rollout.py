@@ -15,6 +15,7 @@ from agents.rollout.group import Callbacks
 from agents.samplers.local import LocalModel
 from agents.types import Trajectory
 from envs.errors import ConfigError, describe
+from envs.files import try_lock
 from envs.types import Item
 from flows.cli.tables import print_table
 from flows.commands.turns import TurnPrinter
@@ -140,11 +141,16 @@ def _items(pipeline: Pipeline, request: Rollout) -> Sequence[Item]:
 
 
 def _open(out: Path | None) -> "nullcontext[None] | TextIO":
-    """Open `out` without truncating it: its content stays until an episode begins."""
+    """Open and lock `out` without truncating it: its content stays until an episode begins."""
     if out is None:
         return nullcontext()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        return out.open("a")
+        file = out.open("a")
+        is_free = try_lock(file)
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written: {describe(error)}; give another file") from None
+    if not is_free:
+        file.close()
+        raise ConfigError(f"--out {out} is written by another command; wait for it, or give another file")
+    return file

@@ -18,6 +18,8 @@ RUNS = Path("runs")
 """The folder of runs, unless a command names another."""
 MAX_DEPTH = 3
 """How far below a named folder runs are found: `runs/evaluations/<name>` is two below `runs`."""
+LOCK = "lock"
+"""In a workspace: the file that the command which works in it has locked."""
 ANNOTATIONS = "annotations.jsonl"
 """In a run's folder: `tasks/viewer/annotations.py`."""
 FORKS = "forks.jsonl"

@@ -3,7 +3,6 @@
 Files that no stage has written yet are None or empty, as are those that are being written.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
+from envs.files import is_locked
 from envs.texts import replace_surrogates
 from tasks.evaluation.record import is_record, read_record
-from tasks.runs.folders import RunFolder
+from tasks.runs.folders import LOCK, RunFolder
 from tasks.runs.parameters import recorded_parameters, try_read_json, try_read_lines
 
 SERIES = (
@@ -26,8 +26,6 @@ _WRITTEN = (
     "data", "provision.json", "warmup", "train", "train/metrics.jsonl", "train/trajectories", "policy",
     "evaluation.json", "timing.json", "record.json", "trajectories.jsonl", "parameters.json", "report",
 )  # fmt: skip
-LIVE_S = 60.0
-"""A run whose files have changed within these seconds is shown as running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +52,7 @@ class RunSummary:
     written_at: float
     """Seconds since the epoch: when a file of the run was last written to."""
     is_live: bool
+    """Whether a command works on it."""
 
 
 def summarise_run(run: RunFolder) -> RunSummary:
@@ -61,7 +60,7 @@ def summarise_run(run: RunFolder) -> RunSummary:
     # Not of the folder itself, which annotations change.
     paths = [run.file] if run.file else [run.folder / name for name in _WRITTEN]
     summary = _summarise(run, tuple(map(_signature, paths)))
-    return replace(summary, is_live=time.time() - summary.written_at < LIVE_S)
+    return replace(summary, is_live=is_locked(run.file or run.folder / LOCK))
 
 
 @lru_cache(maxsize=1000)

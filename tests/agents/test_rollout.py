@@ -25,6 +25,7 @@ from agents.samplers.local import LocalModel
 from agents.tools.tool import tool
 from agents.types import EpisodeLimits, SamplingParams, StopReason, Turn
 from envs.errors import ConfigError
+from envs.files import try_lock
 from envs.registry import get_env
 from envs.types import Item
 from flows.cli.app import app
@@ -322,6 +323,15 @@ def test_a_mistake_of_the_command_is_named(arguments: list[str], message: str) -
     done = wingspan(*arguments)
     assert isinstance(done.exception, ConfigError), done.output
     assert message in str(done.exception)
+
+
+def test_a_file_that_another_command_writes_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "episodes.jsonl"
+    with out.open("a") as file:
+        assert try_lock(file)
+        done = wingspan("--out", str(out))
+    assert isinstance(done.exception, ConfigError), done.output
+    assert f"--out {out} is written by another command; wait for it" in str(done.exception)
 
 
 @pytest.mark.heavy

@@ -14,6 +14,9 @@ import pytest
 
 from envs.errors import ConfigError
 from flows.commands.serve import view
+from flows.plan import lock
+from tasks.runs.folders import find_runs
+from tasks.viewer.overview import summarise_run
 from tests.support.report_toy import write_workspace
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +44,18 @@ def test_it_serves_the_folder_runs_until_ctrl_c(tmp_path: Path) -> None:
             assert process.wait(60) == 0
         assert process.communicate() == ("", "")
     assert list((tmp_path / "cache" / "wingspan" / "viewer").glob("toy-*.sqlite"))
+
+
+def test_a_run_is_live_while_a_command_works_on_it(tmp_path: Path) -> None:
+    """Whatever it has written last: of a run that has ended, or of a training step that takes long."""
+    write_workspace(tmp_path / "toy")
+    (run,) = find_runs([tmp_path])
+    with lock(run.folder):
+        for file in run.folder.rglob("*"):
+            os.utime(file, (0, 0))
+        assert summarise_run(run).is_live
+    (run.folder / "timing.json").touch()
+    assert not summarise_run(run).is_live
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ export function runsView() {
         h("th", { scope: "row" },
           h("a", { href: toRun(run.name) }, run.name),
           KINDS[run.kind] && h("span", { class: "tag" }, KINDS[run.kind]),
-          run.is_live && h("span", { class: "live", title: "written to within the last minute" }, "live")),
+          run.is_live && h("span", { class: "live", title: "a command works on it" }, "live")),
         h("td", { class: "words wide" }, changes(run)),
         h("td", { class: "spark wide" }, sparkline(run.curve)),
         h("td", { title: run.success_of }, percent(run.success)),
