@@ -371,6 +371,8 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
             assert await page.evaluate("document.documentElement.scrollWidth") <= 390, place
             assert await page.evaluate("window.owned") is None
             assert await page.locator("#view :is(script, iframe, b)").count() == 0
+            words = await page.evaluate("document.body.textContent")
+            assert ("[U+202E]gnissapyb" in words, "\u202e" in words) == (True, False), place
         await page.goto(f"{url}/#/run/toy/at/step_0002:1")
         image = page.locator(".images img").first
         await image.scroll_into_view_if_needed()

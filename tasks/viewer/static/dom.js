@@ -25,9 +25,13 @@ function fill(element, props, children) {
 function append(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === undefined || child === null || child === false) continue;
-    element.append(child instanceof Node ? child : String(child));
+    element.append(child instanceof Node ? child : visible(String(child)));
   }
 }
+
+// Characters that control the direction of a text would turn the rest of its line around.
+const visible = (text) =>
+  text.replace(/[\u202a-\u202e\u2066-\u2069]/g, (mark) => `[U+${mark.charCodeAt(0).toString(16).toUpperCase()}]`);
 
 export function replace(element, ...children) {
   const nodes = document.createDocumentFragment();
@@ -49,6 +53,7 @@ export const plain = (value) => (typeof value === "string" ? value : JSON.string
 // A text of any length: beyond `limit` characters or `lines` lines the rest is one click away.
 export function longText(text, { limit = 6000, lines = 60, tail = false, className = "" } = {}) {
   const box = h("pre", { class: `text ${className}` });
+  text = visible(text);
   const all = text.split("\n");
   // Not for the sake of a few lines.
   if (text.length <= limit * 1.2 && all.length <= lines * 1.4) {

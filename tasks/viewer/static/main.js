@@ -86,7 +86,7 @@ async function poll() {
       const progress = await seen.view.refresh();
       if (seen === current) showActivity(progress);
     } catch (error) {
-      if (error.name !== "AbortError" && seen === current) activity.textContent = error.message;
+      if (error.name !== "AbortError" && seen === current) replace(activity, error.message);
     }
   }
   setTimeout(poll, POLL_MS);
