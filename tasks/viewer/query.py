@@ -61,6 +61,8 @@ _TEXTS = {
     "part": "i.part",
     "stop": "t.stop",
 }
+_NO_TEXTS = "('integer', 'real', 'null')"
+"""Types of JSON, as SQLite names them."""
 _ANNOTATED = "(t.digest, f.key) IN (SELECT digest, file FROM annotations"
 _PATTERN = re.compile(
     r"""(?P<negated>-)?
@@ -155,7 +157,7 @@ def _compile(condition: Condition, connection: sqlite3.Connection) -> Where:
             return _any(condition.values, _CHOICES[key])
     elif key in _TEXTS or key in _CHOICES:
         raise InvalidQuery(f"{key!r} has no order; write {key}:VALUE")
-    return _fact(condition, list_keys(connection))
+    return _fact(condition, connection)
 
 
 def _any(values: Sequence[str], compile_value: Callable[[str], Where]) -> Where:
@@ -240,8 +242,9 @@ _CHOICES: Mapping[str, Callable[[str], Where]] = {
 }
 
 
-def _fact(condition: Condition, names: Mapping[str, Sequence[str]]) -> Where:
+def _fact(condition: Condition, connection: sqlite3.Connection) -> Where:
     """A condition on metadata, a label or a metric; `metadata.KEY` and so on where a name is ambiguous."""
+    names = list_keys(connection)
     kind, dot, name = condition.key.partition(".")
     kinds = [kind] if dot and name in names.get(kind, ()) and kind != "tool" else []
     if not kinds:
@@ -255,15 +258,18 @@ def _fact(condition: Condition, names: Mapping[str, Sequence[str]]) -> Where:
         "metric": ("t.metrics", "facts", "json"),
     }[kinds[0]]
 
+    others = f"SELECT 1 FROM {table} x, json_each(x.{field}) e WHERE e.key = ? AND e.type NOT IN {_NO_TEXTS}"
+    is_number = kinds[0] == "metric" or connection.execute(f"{others} LIMIT 1", (name,)).fetchone() is None
+
     def compile_value(value: str) -> Where:
-        test = _fact_value(condition, value, is_number=kinds[0] == "metric")
+        test = _fact_value(condition, value, is_number=is_number)
         return _among(column, table, field, f"e.key = ? AND {test.sql}", (name, *test.values))
 
     return _any(condition.values, compile_value)
 
 
 def _fact_value(condition: Condition, value: str, *, is_number: bool) -> Where:
-    """`is_number`: the values are numbers; else a value that is no number is a text, also one with dots."""
+    """`is_number`: the run has only numbers; else a value that is no number is a text, also one with dots."""
     alternatives = list[Where]()
     if condition.op == ":" and not is_number:
         alternatives.append(Where("(e.type = 'text' AND e.value = ? COLLATE NOCASE)", (value,)))

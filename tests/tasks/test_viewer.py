@@ -278,6 +278,8 @@ def test_groups_are_the_samples_of_an_item_in_a_file(run_index: tuple[Path, RunI
         ("turns:3..8..9", ["needs a number"]),
         ("version:1..x", ["needs a number"]),
         ("score:0..x", ["needs a number"]),
+        ("depth:3..x", ["depth:3..x needs a number"]),
+        ("-metadata.depth:deep", ["needs a number"]),
         ("success:maybe", ["neither true nor false"]),
         ("stop>3", ["'stop' has no order"]),
         ('"open', ["not closed"]),
