@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
-from agents.tools.functions import call_function, is_async, name_of
+from agents.tools.functions import call_function, check_options, is_async, name_of
 from envs.base import Environment
 from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe, suggest
 from envs.requirements.detection import Requirement, require
@@ -132,8 +132,9 @@ def reward(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
     """Make a function, or an async function, a reward; bare or with options.
 
     The function returns a number, or a dict as `read_result` describes it; one that is not async runs in a
-    thread. Raises `ConfigError` for an invalid option or signature.
+    thread. Raises `ConfigError` for an unknown or invalid option, or an invalid signature.
     """
+    check_options(options, Options, decorator="reward")
     timeout_s, retries = options.get("timeout_s"), options.get("retries", RETRIES)
     if timeout_s is not None and not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s} of a reward; give seconds above 0, or None")

@@ -5,10 +5,11 @@ Tools, rewards and agent programs are such functions; what their failures mean i
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from agents.tools.threads import run_in_thread
+from envs.errors import ConfigError, suggest
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -19,6 +20,15 @@ def name_of(function: Callable[..., Any]) -> str:
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether to call it in the event loop. A decorated one may be asynchronous even if this is false."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def check_options(options: Iterable[str], known: type, *, decorator: str) -> None:
+    """Raise `ConfigError` for an option of `@decorator` that is not a key of the `TypedDict` `known`."""
+    names = list(known.__annotations__)
+    for name in options:
+        if name not in names:
+            hint = suggest(name, names)
+            raise ConfigError(f"@{decorator} has no option {name!r}; {hint}it has: {', '.join(names)}")
 
 
 async def call_function(call: Callable[[], Any], *, in_thread: bool, name: str) -> Any:

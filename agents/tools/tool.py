@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from agents.clients.rate_limit import ConcurrencyLimiter
-from agents.tools.functions import is_async, name_of
+from agents.tools.functions import check_options, is_async, name_of
 from agents.tools.signature import InvalidArguments, read_signature
 from agents.tools.threads import run_in_thread
 from agents.tools.types import MIN_LENGTH, ToolError, ToolResult, ToolStatus, cut, read_outcome
@@ -218,8 +218,8 @@ def tool(target: Any = None, /, **options: Unpack[Options]) -> Any:
     of an instance. The JSON schema is the signature's, with descriptions from the docstring's `Args:` (Google
     style). A tool returns text, a `StepResult`, a mapping (`read_outcome`), or any other value, sent as JSON.
 
-    Raises `ConfigError` for a function that no agent can call: a parameter without a type, `*args`, a
-    generator.
+    Raises `ConfigError` for an unknown option, and for a function that no agent can call: a parameter without
+    a type, `*args`, a generator.
 
         @tool(timeout_s=5)
         async def search(query: str, top_k: int = 3) -> str:
@@ -230,6 +230,7 @@ def tool(target: Any = None, /, **options: Unpack[Options]) -> Any:
                 top_k: Number of books to return.
             '''
     """
+    check_options(options, Options, decorator="tool")
     return functools.partial(_make, options=options) if target is None else _make(target, options)
 
 

@@ -5,6 +5,7 @@ import contextlib
 import enum
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field
 
+from agents.rewards import reward
 from agents.tools.threads import run_in_thread
 from agents.tools.tool import Tool, collect_tools, tool
 from agents.tools.types import ToolError, ToolResult, ToolStatus
@@ -399,6 +401,13 @@ def test_a_tool_that_hangs_is_an_observation() -> None:
         assert result.observation == f"{hanging.name} took longer than 0.1 s and was ended"
     may_end.set()
     assert has_ended.is_set()
+
+
+@pytest.mark.parametrize("decorator", [tool, reward])
+def test_an_unknown_option_is_named_with_the_nearest_one(decorator: Any) -> None:
+    message = f"@{decorator.__name__} has no option 'timeout'; did you mean 'timeout_s'"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        decorator(timeout=3)
 
 
 def test_a_tool_that_will_not_be_ended_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
