@@ -11,6 +11,7 @@ from typing import Any
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import Value, broken_end, call_of, decode_at, dumps
 from agents.formats.scan import (
+    THOUGHT_END,
     UNCLOSED_THOUGHT,
     Ends,
     Fragment,
@@ -38,7 +39,7 @@ _PYTHON_TAG = Fragment()
 _MARKS = marks(r'\{\s*+"|\[\s*+\{|<\|python_tag\|>')
 _LIKE_A_CALL = re.compile(r'\[?\s*\{\s*"(?:name|function|type|arguments|parameters|answer)"')
 _SEPARATOR = re.compile(r"\s*;\s*")
-_END_OF_THOUGHT = re.compile("</think>")
+_END_OF_THOUGHT = re.compile(THOUGHT_END)
 
 
 @limit_text

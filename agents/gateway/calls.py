@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 
+from agents.formats.scan import THOUGHT_END, THOUGHT_START
 from agents.gateway.conversation import WrittenCall
 from envs.errors import to_line
 from envs.network.server import RequestRejected
@@ -84,7 +85,7 @@ class CallWriter:
         text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         assert isinstance(text, str)
         start = text.rpartition(_BEFORE)[2]
-        return start.rfind("<think>") > start.rfind("</think>")
+        return start.rfind(THOUGHT_START) > start.rfind(THOUGHT_END)
 
     def _render(self, message: Mapping[str, Any]) -> str:
         turns = [{"role": "user", "content": _BEFORE}, dict(message), {"role": "user", "content": _AFTER}]

@@ -122,7 +122,7 @@ class GatewaySession:
         # A request under way counts as a turn, a rejected one does not: of concurrent requests, as many are
         # answered as there are turns.
         if self.turns + self._num_pending >= self.max_turns:
-            self._end_by(StopReason.MAX_TURNS)
+            self._fail(StopReason.MAX_TURNS)
             why = f"this session has had its {self.max_turns} turns; end it"
             raise RequestRejected(400, why, code=NO_TURNS_LEFT)
         self._num_pending += 1
@@ -132,7 +132,7 @@ class GatewaySession:
             answer = await self.policy.answer(generation, self._recording)
         except RequestRejected as rejection:
             if rejection.code == CONTEXT_FULL:
-                self._end_by(StopReason.MAX_CONTEXT)
+                self._fail(StopReason.MAX_CONTEXT)
             raise
         except WingspanError as fault:
             self._fail(fault)
@@ -147,12 +147,12 @@ class GatewaySession:
             self.fault = None
         return answer
 
-    def _end_by(self, reason: StopReason) -> None:
-        self.stop_reason = reason
-        self._last_failed = self._num_requests
-
-    def _fail(self, fault: WingspanError) -> None:
-        self.fault = fault
+    def _fail(self, cause: StopReason | WingspanError) -> None:
+        """A request got no answer: for lack of room or turns, or by a fault."""
+        if isinstance(cause, StopReason):
+            self.stop_reason = cause
+        else:
+            self.fault = cause
         self._last_failed = self._num_requests
 
 
