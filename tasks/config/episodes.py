@@ -77,12 +77,8 @@ def check_agent(pipeline: Pipeline) -> None:
         tools = toolbox_of(agent)
         for spec in specs:
             agent_of(agent, spec, tools)
-            make = (lambda: None) if spec.name in pipeline.servers else spec.make
-            if tools is not None:
-                tools.check_env(make)
-            if reward is not None:
-                reward.check_env(make)
-            elif not spec.has_rewards:
+            check_env(spec, pipeline, tools=tools, reward=reward)
+            if reward is None and not spec.has_rewards:
                 raise ConfigError(
                     f"agent.reward: environment {spec.name!r} gives no rewards; name one (docs/rewards.md)"
                 )
@@ -104,6 +100,15 @@ def check_agent(pipeline: Pipeline) -> None:
         raise ConfigError(
             f"warmup: {', '.join(pipeline.data.envs)} has no expert to make demonstrations; set warmup: null"
         )
+
+
+def check_env(spec: EnvSpec, pipeline: Pipeline, *, tools: Toolbox | None, reward: Reward | None) -> None:
+    """Raise `ConfigError`, naming the tool or the reward, if one cannot work on the environment of `spec`."""
+    make = (lambda: None) if spec.name in pipeline.servers else spec.make
+    if tools is not None:
+        tools.check_env(make)
+    if reward is not None:
+        reward.check_env(make)
 
 
 def check_reward(settings: AgentSettings, items: Iterable[Item]) -> None:

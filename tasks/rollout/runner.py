@@ -24,7 +24,7 @@ from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
 from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
-from tasks.config.episodes import check_reward, check_vision, make_episode_config
+from tasks.config.episodes import check_env, check_reward, check_vision, make_episode_config
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import training_turns
 
@@ -98,7 +98,8 @@ class RolloutRunner(ABC):
 
     @abstractmethod
     def check(self, items: Sequence[Item]) -> None:
-        """Raise `ConfigError` or `MissingDependency` for rewards that cannot be computed for `items`."""
+        """Raise `ConfigError` or `MissingDependency` for rewards that cannot be computed for `items`, and for
+        tools that cannot work on their environments."""
 
     @abstractmethod
     async def run(
@@ -131,7 +132,7 @@ class AgentRunner(RolloutRunner):
     ) -> None:
         """`converse` makes conversations with the model for given sampling parameters; `tokenizer` is as in
         `make_episode_config`. Raises `ConfigError` and `MissingDependency` as that does."""
-        specs = environments(pipeline)
+        self._specs = specs = environments(pipeline)
         self._pipeline = pipeline
         self._converse = converse
         self._reads_images = reads_images
@@ -143,6 +144,9 @@ class AgentRunner(RolloutRunner):
         self._envs = EnvManager(specs, capacity=total, total=total, remote_host=find_cluster_host())
 
     def check(self, items: Sequence[Item]) -> None:
+        for spec in self._specs:
+            config = self._configs[spec.name]
+            check_env(spec, self._pipeline, tools=config.tools, reward=config.reward)
         check_reward(self._pipeline.agent, items)
         check_vision(items, has_vision=self._reads_images)
 

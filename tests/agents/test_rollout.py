@@ -317,6 +317,10 @@ def test_if_every_episode_is_dropped_the_status_says_so() -> None:
             "agent.context.show_budget=True",
         ),
         (["--set", "agent.reward=string_equal"], "takes 'answer', which nothing fills"),
+        (
+            ["--set", "agent.format=json", "--set", "agent.tools=[shell]"],
+            "tool 'shell': TextCraftEnv has no workspace; wrap it in",
+        ),
     ],
 )
 def test_a_mistake_of_the_command_is_named(arguments: list[str], message: str) -> None:
