@@ -5,9 +5,9 @@ parameters. Its *receipt* holds the hash of each output. Files and folders are h
 keys, receipts and `dvc.lock` agree. Besides the declared dependencies, a stage with the parameters of the
 agent or of the data depends on the files that they name: prompts and the user's code; training depends on the
 user's code of its algorithm and loss, and on the files of trajectories, or the teacher's folder, that the
-algorithm names; and whatever reads an environment's
-downloaded data set depends on its checksums. DVC does not know these unless they are in `agents` or `envs`.
-Leaves out: running anything, and DVC itself, whose import takes seconds.
+algorithm names; and whatever reads an environment's downloaded data set depends on its checksums. DVC does
+not know these unless they are in `agents` or `envs`. Leaves out: running anything, and DVC itself, whose
+import takes seconds.
 """
 
 import json
