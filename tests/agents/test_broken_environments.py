@@ -99,6 +99,15 @@ def test_a_reset_that_returns_no_observation_is_a_crash(reset: Callable[[], Any]
         play(Answering(result(), reset), by_tool=False)
 
 
+def test_a_key_of_a_state_that_is_no_text_is_a_crash() -> None:
+    class Numbered(ToyEnv):
+        def state_key(self) -> Any:
+            return 7
+
+    with pytest.raises(EnvCrashed, match=r"toy_0: .*state_key is a int, 7; return a text"):
+        play(Numbered(), by_tool=False)
+
+
 @pytest.mark.parametrize("by_tool", [False, True], ids=["action", "act"])
 def test_numbers_and_bools_of_numpy_are_as_good_as_pythons(by_tool: bool) -> None:
     step = result(
