@@ -1,13 +1,12 @@
 """Runs that must be equal to the last bit: their command, their steps, their comparison."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.files import read_json_lines
+from envs.files import read_json, read_json_lines
 from tests.support.verl_runs import are_equal, checkpoint_tensors, reproducible_metrics, sampled_tokens
 
 
@@ -61,5 +60,5 @@ def compare(one: Path, other: Path, *, steps: int) -> dict[str, Any]:
 def _read_evaluations(workspace: Path) -> list[Any]:
     """Of each round, then of the policies before and after training."""
     rounds = sorted((workspace / "train" / "rounds").glob("*.json"))
-    evaluations = [json.loads(file.read_text())["evaluation"] for file in rounds]
-    return [*evaluations, json.loads((workspace / "evaluation.json").read_text())]
+    evaluations = [read_json(file)["evaluation"] for file in rounds]
+    return [*evaluations, read_json(workspace / "evaluation.json")]

@@ -20,13 +20,16 @@ def read_number(value: object, name: str) -> float:
 
 def read_flag(value: object, name: str) -> bool:
     """`value` as a bool; a NumPy bool is one, too."""
-    if isinstance(value, bool):
-        return value
+    if not is_flag(value):
+        raise ValueError(f"{name} is {show(value)}; return True or False")
+    return bool(value)
+
+
+def is_flag(value: object) -> bool:
+    """Whether `value` is a bool, of Python or of NumPy."""
     # NumPy is not imported for this; its bool is called `bool_` before NumPy 2.
     kind = type(value)
-    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):
-        return bool(value)
-    raise ValueError(f"{name} is {show(value)}; return True or False")
+    return kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))
 
 
 def show(value: object) -> str:

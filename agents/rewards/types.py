@@ -9,7 +9,7 @@ from agents.types import Trajectory
 from envs.base import Environment
 from envs.errors import ConfigError, suggest
 from envs.types import Item
-from envs.values import read_flag, read_number, show
+from envs.values import is_flag, read_flag, read_number, show
 
 PREFIX = "reward/"
 """Of the names of a reward's metrics among a trajectory's."""
@@ -122,10 +122,12 @@ class Reward(Protocol):
 
 def require_reward(value: Any, *, place: str) -> Reward:
     """`value`, which must be a reward; `place` names where it is given. Raises `ConfigError`."""
-    if not all(callable(getattr(value, method, None)) for method in ("score", "check", "check_env")):
-        raise ConfigError(
-            f"{place} is a {type(value).__name__}, not a reward; decorate a function with @reward"
-        )
+    methods = ("score", "check", "check_env")
+    if missing := [method for method in methods if not callable(getattr(value, method, None))]:
+        remedy = "decorate a function with @reward"
+        if len(missing) < len(methods):
+            remedy = f"it has no method {missing[0]!r}; add it, or {remedy}"
+        raise ConfigError(f"{place} is a {type(value).__name__}, not a reward; {remedy}")
     reward: Reward = value
     return reward
 
@@ -204,7 +206,7 @@ def read_result(value: object, *, turns: int) -> RewardResult:
     for name, number in value.items():
         if name in _KEYS:
             continue
-        if isinstance(number, bool):
+        if is_flag(number):
             raise ValueError(f"metric {name!r} is {number}; {suggest(str(name), _KEYS)}return a number")
         metrics[str(name)] = read_number(number, f"metric {name!r}")
     return RewardResult(

@@ -23,6 +23,7 @@ from agents.rewards import REWARDS, Reward
 from agents.rewards.types import check_items, require_reward
 from agents.rollout.chat_conversation import ChatConversation
 from agents.rollout.conversation import ContextPolicy, StartConversation, TokenConversation
+from agents.rollout.env_checks import check_env
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import Callbacks, GroupSpec, run_groups
 from agents.samplers.local import LocalModel
@@ -88,9 +89,7 @@ def rollout(
         agent=agent, limits=limits, tools=toolbox if toolbox.tools else None, reward=_find_reward(reward)
     )
     for env_spec in specs:
-        toolbox.check_env(env_spec.make)
-        if config.reward is not None:
-            config.reward.check_env(env_spec.make)
+        check_env(env_spec, tools=config.tools, reward=config.reward)
     if config.reward is not None:
         check_items(config.reward, items)
     spec = GroupSpec(name="rollout", num_samples=num_samples, max_attempts=max_attempts, callbacks=callbacks)

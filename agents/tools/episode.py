@@ -14,7 +14,8 @@ _TOO_LONG = "Nothing was cut: your summary takes half of all the room. Write a s
 def _check_actions(env: Environment | None) -> None:
     if env is not None and not has_actions(env):
         raise ConfigError(
-            f"{type(env).__name__} has no actions, a step ends its episode; use the tool 'answer' for answers"
+            f"{type(env).__name__} has no actions: a step is the answer, which ends the episode; "
+            f"replace {ACT!r} by 'answer'"
         )
 
 

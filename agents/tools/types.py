@@ -1,16 +1,17 @@
 """What tools return, and the results of their calls."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from envs.images import recognize_image
 from envs.texts import replace_surrogates
 from envs.types import Image, StepResult
-from envs.values import read_number
+from envs.values import is_flag, read_number
 
 MIN_LENGTH = 100
 """Characters: the smallest limit of an observation, which must hold the note on what is left out."""
@@ -120,8 +121,15 @@ def _to_text(value: Any) -> Any:
         return replace_surrogates(value, by="?")
     if isinstance(value, bytes | bytearray):
         return value.decode(errors="replace")
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = {entry.name: getattr(value, entry.name) for entry in fields(value)}
     if isinstance(value, Mapping):
-        return {_to_text(key): _to_text(inner) for key, inner in value.items()}
+        return {
+            _to_text(key) if isinstance(key, str | bytes) else key: _to_text(inner)
+            for key, inner in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
         return [_to_text(inner) for inner in value]
     plain = to_jsonable_python(value, fallback=_to_plain, inf_nan_mode="constants", bytes_mode="base64")
@@ -154,6 +162,8 @@ def _images(values: Iterable[Any]) -> Iterable[Image]:
 
 def _metrics(values: Mapping[str, Any]) -> dict[str, float]:
     return {
-        name: read_number(value, f"the metric {name!r} beside 'observation'")
+        name: read_number(
+            bool(value) if is_flag(value) else value, f"the metric {name!r} beside 'observation'"
+        )
         for name, value in values.items()
     }

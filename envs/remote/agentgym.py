@@ -46,9 +46,8 @@ class Dialect:
 
 _DIALECTS = {
     "textcraft": Dialect(name="TextCraft", create_body={"commands": None, "goal": None}),
-    "babyai": Dialect(
-        name="BabyAI", success_above=0.0
-    ),  # minigrid's reward: less for more steps, 0 for a failed mission
+    # minigrid's reward: less for more steps, 0 for a failed mission
+    "babyai": Dialect(name="BabyAI", success_above=0.0),
     "miniwob": Dialect(success_above=0.0),  # not AgentGym's; its rewards are -1 to 1
     "sciworld": Dialect(name="ScienceWorld", points=100.0, score_key="score"),
     "alfworld": Dialect(name="AlfWorld", item_key="game", reset_extras={"world_type": "Text"}),

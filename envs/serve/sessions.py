@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from envs.base import Environment, Inspectable, read_state_key
-from envs.errors import ConfigError, describe
+from envs.errors import ConfigError, EnvCrashed, boundary, describe
 from envs.network.server import RequestRejected
 from envs.registry import EnvSpec, get_item
 from envs.runtime.hosted import HostedEnv
@@ -212,7 +212,8 @@ class EnvSessions:
             old_env, session.env, session.episodes = session.env, self._make(), 0
             await self._close(session, old_env)
         session.episodes += 1
-        return Observation.wrap(await session.env.reset(item))
+        with boundary(EnvCrashed, "the environment"):
+            return Observation.wrap(await session.env.reset(item))
 
     async def _close(self, session: EnvSession, env: Environment) -> None:
         try:
@@ -266,6 +267,9 @@ class EnvSessions:
             raise RequestRejected(
                 504, f"the environment took longer than {limit_s:g} s; it was closed"
             ) from None
+        except EnvCrashed as error:
+            await self.close(session, Cause.CRASH)
+            raise RequestRejected(500, f"{error}; it was closed") from error
         except Exception as error:
             await self.close(session, Cause.CRASH)
             raise RequestRejected(500, f"the environment raised {describe(error)}; it was closed") from error
@@ -275,4 +279,5 @@ class EnvSessions:
 
 
 async def _step(env: Environment, action: str) -> StepResult:
-    return StepResult.check(await env.step(action))
+    with boundary(EnvCrashed, "the environment"):
+        return StepResult.check(await env.step(action))

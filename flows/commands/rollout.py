@@ -147,10 +147,12 @@ def _open(out: Path | None) -> "nullcontext[None] | TextIO":
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         file = out.open("a")
-        is_free = try_lock(file)
+        is_free = not out.is_file() or try_lock(file)
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written: {describe(error)}; give another file") from None
     if not is_free:
         file.close()
-        raise ConfigError(f"--out {out} is written by another command; wait for it, or give another file")
+        raise ConfigError(
+            f"--out {out} is being written by another command; wait for it, or give another file"
+        )
     return file

@@ -183,7 +183,10 @@ class _LogNotes(logging.Handler):
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._display.note(f"{record.levelname.lower()}: {record.getMessage()}")
+        try:
+            self._display.note(f"{record.levelname.lower()}: {self.format(record)}")
+        except Exception:  # as in every handler: what is logged never ends the program
+            self.handleError(record)
 
 
 class _Resizing(Live):

@@ -13,6 +13,9 @@ from flows.lineage.stages import LOCK_FILE, Receipt, Stage
 from tasks.config.pipelines import PIPELINES_FILE
 from tasks.data.hashes import has_md5
 
+_ABSENT = object()
+"""Of a key that `pipelines.yaml` does not have."""
+
 
 def locked_receipt(stage: Stage, *, name: str) -> Receipt | None:
     """What `stage` of pipeline `name`, in the workspace that DVC tracks, wrote by its entry in `dvc.lock`.
@@ -45,18 +48,15 @@ def locked_entry(stage: Stage, *, name: str) -> dict[str, Any] | None:
 
 def _present_params(stage: Stage, *, name: str) -> dict[str, Any]:
     """As an entry has them: those that `pipelines.yaml` gives, by their whole dotted key."""
-    params = {}
+    pipelines, params = _read(PIPELINES_FILE), {}
     for key in stage.params:
         path = ["pipelines", name, *(key.split(".") if key else [])]
-        value: Any = _read(PIPELINES_FILE)
+        value: Any = pipelines
         for part in path:
             value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
         if value is not _ABSENT:
             params[".".join(path)] = value
     return params
-
-
-_ABSENT = object()
 
 
 def _read(file: Path) -> Any:

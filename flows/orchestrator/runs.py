@@ -21,7 +21,7 @@ from uuid import UUID
 import httpx
 
 from envs.errors import ConfigError, WingspanError, describe, to_line
-from envs.files import read_json, write_json
+from envs.files import check_writable, read_json, write_json
 from flows.lineage.stages import Receipt
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ def _make_home() -> None:
     home = os.environ.get("PREFECT_HOME")
     if not home:
         return
+    remedy = "name another folder, or unset the variable for ~/.prefect"
     try:
-        Path(home).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(
-            f"PREFECT_HOME={home} cannot be made ({reason}); name another folder, or unset the variable for "
-            "~/.prefect"
-        ) from None
+        folder = Path(home).expanduser()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # of expanduser, for a user who does not exist
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"PREFECT_HOME={home} cannot be made ({reason}); {remedy}") from None
+    check_writable(folder, remedy=f"as PREFECT_HOME, {remedy}")
 
 
 def has_lasting_server() -> bool:

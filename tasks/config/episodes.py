@@ -11,6 +11,7 @@ from agents.formats.registry import AGENTS
 from agents.prompting.native_tools import check_native
 from agents.rewards import REWARDS, CombinedReward, Reward
 from agents.rewards.types import check_items, require_reward
+from agents.rollout.env_checks import check_env
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.scripted import write_action
 from agents.tools.registry import get_tool
@@ -77,7 +78,7 @@ def check_agent(pipeline: Pipeline) -> None:
         tools = toolbox_of(agent)
         for spec in specs:
             agent_of(agent, spec, tools)
-            check_env(spec, pipeline, tools=tools, reward=reward)
+            check_env(spec, tools=tools, reward=reward, is_served=spec.name in pipeline.servers)
             if reward is None and not spec.has_rewards:
                 raise ConfigError(
                     f"agent.reward: environment {spec.name!r} gives no rewards; name one (docs/rewards.md)"
@@ -100,15 +101,6 @@ def check_agent(pipeline: Pipeline) -> None:
         raise ConfigError(
             f"warmup: {', '.join(pipeline.data.envs)} has no expert to make demonstrations; set warmup: null"
         )
-
-
-def check_env(spec: EnvSpec, pipeline: Pipeline, *, tools: Toolbox | None, reward: Reward | None) -> None:
-    """Raise `ConfigError`, naming the tool or the reward, if one cannot work on the environment of `spec`."""
-    make = (lambda: None) if spec.name in pipeline.servers else spec.make
-    if tools is not None:
-        tools.check_env(make)
-    if reward is not None:
-        reward.check_env(make)
 
 
 def check_reward(settings: AgentSettings, items: Iterable[Item]) -> None:

@@ -13,6 +13,7 @@ from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, WingspanError, boundary
 from envs.registry import EnvSpec
 from envs.runtime.concurrency import run_blocking
+from envs.runtime.pool import CLOSE_TIMEOUT_S
 from envs.runtime.time_limits import run_in_time
 from envs.types import Item, Observation
 from tasks.config.environments import environments
@@ -80,7 +81,9 @@ def _reset_episodes(items: Sequence[Item], spec: EnvSpec, *, pipeline: Pipeline)
                     reset_all(env), timeout_s=pipeline.rollout.step_timeout_s, name=f"{spec.name}: reset"
                 )
             finally:
-                await env.close()
+                await run_in_time(
+                    env.close(), timeout_s=CLOSE_TIMEOUT_S, name=f"closing environment {spec.name!r}"
+                )
 
     try:
         return run_blocking(begin())

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from agents.huggingface.files import load_tokenizer
 from envs.errors import ConfigError
-from envs.files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +37,7 @@ def add_whole_words(
 
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer.json"
-    contents = read_json(path)
+    contents = json.loads(path.read_text())
     steps = (contents.get("pre_tokenizer") or {}).get("pretokenizers", [])
     by_pattern = next(
         (step for step in steps if step["type"] == "Split" and "Regex" in step["pattern"]), None

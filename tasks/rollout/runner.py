@@ -14,6 +14,7 @@ from agents.horizon import HorizonEvidence, anneal
 from agents.prompting.renderer import Renderer
 from agents.rollout.chat_conversation import ChatConversation
 from agents.rollout.conversation import ContextPolicy, StartConversation, TokenConversation
+from agents.rollout.env_checks import check_env
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import Callbacks, GroupSpec, run_groups
 from agents.samplers.sampler import Sampler
@@ -24,7 +25,7 @@ from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
 from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
-from tasks.config.episodes import check_env, check_reward, check_vision, make_episode_config
+from tasks.config.episodes import check_reward, check_vision, make_episode_config
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import training_turns
 
@@ -146,7 +147,7 @@ class AgentRunner(RolloutRunner):
     def check(self, items: Sequence[Item]) -> None:
         for spec in self._specs:
             config = self._configs[spec.name]
-            check_env(spec, self._pipeline, tools=config.tools, reward=config.reward)
+            check_env(spec, tools=config.tools, reward=config.reward)
         check_reward(self._pipeline.agent, items)
         check_vision(items, has_vision=self._reads_images)
 

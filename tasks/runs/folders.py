@@ -89,7 +89,7 @@ class RunFolder:
 
 def is_workspace(folder: Path) -> bool:
     """Whether a run has begun in `folder`, or a sweep or DVC has made it for one."""
-    files = ("lock", "output.log", "parameters.json", "policy", "warmup", *_SIGNS)
+    files = (LOCK, "output.log", "parameters.json", "policy", "warmup", *_SIGNS)
     return any((folder / file).exists() for file in files)
 
 

@@ -258,20 +258,23 @@ def _fact(condition: Condition, connection: sqlite3.Connection) -> Where:
         "metric": ("t.metrics", "facts", "json"),
     }[kinds[0]]
 
-    others = f"SELECT 1 FROM {table} x, json_each(x.{field}) e WHERE e.key = ? AND e.type NOT IN {_NO_TEXTS}"
-    is_number = kinds[0] == "metric" or connection.execute(f"{others} LIMIT 1", (name,)).fetchone() is None
+    find_text = (
+        f"SELECT 1 FROM {table} x, json_each(x.{field}) e"
+        f" WHERE e.key = ? AND e.type NOT IN {_NO_TEXTS} LIMIT 1"
+    )
+    has_only_numbers = kinds[0] == "metric" or connection.execute(find_text, (name,)).fetchone() is None
 
     def compile_value(value: str) -> Where:
-        test = _fact_value(condition, value, is_number=is_number)
+        test = _fact_value(condition, value, has_only_numbers=has_only_numbers)
         return _among(column, table, field, f"e.key = ? AND {test.sql}", (name, *test.values))
 
     return _any(condition.values, compile_value)
 
 
-def _fact_value(condition: Condition, value: str, *, is_number: bool) -> Where:
-    """`is_number`: the run has only numbers; else a value that is no number is a text, also one with dots."""
+def _fact_value(condition: Condition, value: str, *, has_only_numbers: bool) -> Where:
+    """`has_only_numbers`: the key, in this run; else a value that is no number is a text, even with dots."""
     alternatives = list[Where]()
-    if condition.op == ":" and not is_number:
+    if condition.op == ":" and not has_only_numbers:
         alternatives.append(Where("(e.type = 'text' AND e.value = ? COLLATE NOCASE)", (value,)))
         if value in ("true", "false"):
             alternatives.append(Where("e.type = ?", (value,)))

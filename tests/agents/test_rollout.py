@@ -167,7 +167,7 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"reward": right}, "takes 'answer', which nothing fills"),
         ({"reward": right.function}, "reward is a function, not a reward; decorate a function with @reward"),
         ({"tools": ["shell"]}, "tool 'shell': QuestionEnv has no workspace; wrap it in"),
-        ({"tools": ["act"]}, "tool 'act': QuestionEnv has no actions, a step ends its episode"),
+        ({"tools": ["act"]}, "tool 'act': QuestionEnv has no actions: a step is the answer"),
         (
             {"reward": "workspace_tests", "items": [{"question": "?", "test_command": "true"}]},
             "reward 'workspace_tests': QuestionEnv has no workspace; wrap it in",
@@ -335,7 +335,7 @@ def test_a_file_that_another_command_writes_is_refused(tmp_path: Path) -> None:
         assert try_lock(file)
         done = wingspan("--out", str(out))
     assert isinstance(done.exception, ConfigError), done.output
-    assert f"--out {out} is written by another command; wait for it" in str(done.exception)
+    assert f"--out {out} is being written by another command; wait for it" in str(done.exception)
 
 
 @pytest.mark.heavy

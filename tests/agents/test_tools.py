@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -35,6 +36,11 @@ def call(target: Tool, arguments: Any = None, **keywords: Any) -> ToolResult:
 class Unit(enum.Enum):
     KM = "km"
     MILE = "mile"
+
+
+@dataclass
+class Packet:
+    data: bytes
 
 
 class Town(BaseModel):
@@ -576,6 +582,9 @@ PNG = b"\x89PNG\r\n\x1a\n..."
         ({"a": np.arange(3), "b": np.int64(2)}, '{"a":[0,1,2],"b":2}'),
         (np.bool_(True), "true"),
         ({"a": b"\xff", "b": np.array([0.5])}, '{"a":"\ufffd","b":[0.5]}'),
+        ({"a": Packet(b"ok"), "b": b"\xff"}, '{"a":{"data":"ok"},"b":"\ufffd"}'),
+        (Packet(b"a\xff"), '{"data":"a\ufffd"}'),
+        ({("a", 1): b"\xff"}, '{"a,1":"\ufffd"}'),
     ],
 )
 def test_values_are_told_as_json(value: Any, observation: str) -> None:

@@ -237,6 +237,8 @@ def test_what_is_logged_is_a_line_above_the_frame(tmp_path: Path) -> None:
         screen = run.terminal.wait_for("step 2/20")
         assert screen[0] == "warning: MLflow: the disk is full"
         assert is_whole(screen, columns=80)
+        run.tell("misfit", "step 3 0.5")  # its arguments do not fit, which ends nothing
+        run.terminal.wait_for("step 3/20")
         run.tell("end")
         run.terminal.wait_for("status 0")
 

@@ -15,7 +15,7 @@ STEPS = 20
 
 
 def main(fifo: Path, episode_file: Path) -> None:
-    """`step N SUCCESS`, `evaluate EPISODES`, `note TEXT`, `log TEXT`, `end`."""
+    """`step N SUCCESS`, `evaluate EPISODES`, `note TEXT`, `log TEXT`, `misfit`, `end`."""
     logging.basicConfig()  # a handler on the terminal from before the display, as Prefect's
     with (
         Stoppable("stopped; this line says how to go on"),
@@ -45,6 +45,8 @@ def main(fifo: Path, episode_file: Path) -> None:
                     display.note(rest)
                 elif kind == "log":
                     logging.getLogger("tasks.toy").warning("%s", rest)
+                elif kind == "misfit":
+                    logging.getLogger("tasks.toy").warning("%d things", "two")
                 else:
                     break
         display.stage("train", StageState.DONE)

@@ -237,12 +237,6 @@ def test_a_checkpoint_with_an_alert_at_its_step_is_not_safe(tmp_path: Path) -> N
     assert RewindPoints.read(tmp_path, window=5).safe_steps == [2, 6]
 
 
-def test_a_damaged_file_of_rewinds_is_named(tmp_path: Path) -> None:
-    (tmp_path / "rewinds.jsonl").write_text('{"from_step": 14, "to_')
-    with pytest.raises(ConfigError, match=r"line 1 of .*rewinds\.jsonl is damaged \(.*\); restore the file"):
-        read_rewinds(tmp_path)
-
-
 def test_seeds_of_rewinds_are_apart_and_in_range() -> None:
     seeds = [seed_after(n, seed=2**31 - 1) for n in range(100)]
     assert len({seed + step for seed in seeds for step in range(1000)}) == 100_000

@@ -96,7 +96,7 @@ class LLMJudge:
         self.store.check()
 
     def check_env(self, make: Callable[[], Environment | None]) -> None:
-        """A judge sees the trajectory alone."""
+        """Passes: a judge needs no environment."""
 
     async def check_endpoint(self) -> None:
         """Raise `ConfigError` if no server answers, or the key is missing or refused; costs nothing."""
