@@ -1,8 +1,8 @@
 """`wingspan plan`: the checks that a run makes before it starts, and which of its stages would run, and why.
 
-Reads the receipts of finished stages from Prefect's local folder, and `dvc.lock`; starts no server and
-changes nothing. If Prefect stores results elsewhere, stages that `dvc.lock` does not have are shown as not
-run.
+Reads the receipts of finished stages from Prefect's local folder, and `dvc.lock`; starts no server, and
+changes nothing but that the folder PREFECT_HOME is made. If Prefect stores results elsewhere, stages that
+`dvc.lock` does not have are shown as not run.
 """
 
 from collections.abc import Mapping, Sequence
