@@ -127,7 +127,7 @@ def _explain_no_receipt(plan: Plan, stage: Stage) -> str:
     """Why nothing says that `stage` has run on its present inputs, though outputs of it are there."""
     try:
         record = read_lineage(plan.workspace / LINEAGE).stages.get(stage.name)
-    except ConfigError:  # there is none, or of another version
+    except ConfigError:  # no record, or one of another version
         record = None
     if record is not None:
         has_changed = record.key != stage_key(stage)

@@ -5,16 +5,14 @@ results `dvc pull` brings. They are read by DVC's YAML parser and compared as `d
 Leaves out DVC itself, whose import takes seconds.
 """
 
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flows.lineage.stages import LOCK_FILE, Receipt, Stage
+from flows.lineage.stages import LOCK_FILE, Receipt, Stage, lookup
 from tasks.config.pipelines import PIPELINES_FILE
 from tasks.data.hashes import has_md5
-
-_ABSENT = object()
-"""Of a key that `pipelines.yaml` does not have."""
 
 
 def locked_receipt(stage: Stage, *, name: str) -> Receipt | None:
@@ -48,14 +46,10 @@ def locked_entry(stage: Stage, *, name: str) -> dict[str, Any] | None:
 
 def _present_params(stage: Stage, *, name: str) -> dict[str, Any]:
     """As an entry has them: those that `pipelines.yaml` gives, by their whole dotted key."""
-    pipelines, params = _read(PIPELINES_FILE), {}
+    pipeline, params = _read(PIPELINES_FILE)["pipelines"][name], {}
     for key in stage.params:
-        path = ["pipelines", name, *(key.split(".") if key else [])]
-        value: Any = pipelines
-        for part in path:
-            value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
-        if value is not _ABSENT:
-            params[".".join(path)] = value
+        with suppress(KeyError, TypeError):  # it has its default
+            params[".".join(filter(None, ("pipelines", name, key)))] = lookup(pipeline, key)
     return params
 
 

@@ -114,7 +114,7 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
             workspace=workspace,
             command=_interpolate(body["cmd"], key=name, item=values),
             deps=tuple(resolve(dep) for dep in body["deps"]),
-            params={key: _lookup(values, key) for key in keys},
+            params={key: lookup(values, key) for key in keys},
             outs=tuple(resolve(out) for kind in _OUTPUTS for out in body.get(kind, [])),
         )
     stages = {name: _add_user_files(stage, pipeline) for name, stage in stages.items()}
@@ -315,12 +315,13 @@ def _is_of_hub(path: Path) -> bool:
 def _interpolate(template: str, *, key: str, item: Mapping[str, Any]) -> str:
     def value_of(match: re.Match[str]) -> str:
         expression = match[1]
-        return key if expression == "key" else str(_lookup(item, expression.removeprefix("item.")))
+        return key if expression == "key" else str(lookup(item, expression.removeprefix("item.")))
 
     return _EXPRESSION.sub(value_of, template)
 
 
-def _lookup(values: Mapping[str, Any], key: str) -> Any:
+def lookup(values: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; of an empty one, `values`. Raises `KeyError` or `TypeError` without one."""
     value: Any = values
     for part in key.split(".") if key else ():
         value = value[part]
