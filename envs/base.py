@@ -32,6 +32,11 @@ class Environment(Protocol):
         """Free all resources. Idempotent."""
 
 
+EnvCheck = Callable[[Environment | None], object]
+"""Raises `ConfigError` if something cannot work on a new environment; None stands for one that lives in
+another process or on a server."""
+
+
 @runtime_checkable
 class HasProcess(Protocol):
     """The additional interface of an environment whose instance is its own process."""

@@ -17,7 +17,7 @@ from typing import Any, TypedDict, Unpack, overload
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
 from agents.tools.functions import call_function, check_options, is_async, name_of
-from envs.base import Environment
+from envs.base import EnvCheck
 from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe, suggest
 from envs.requirements.detection import Requirement, require
 from envs.runtime.time_limits import TooSlow, run_in_time
@@ -41,8 +41,7 @@ class FunctionReward:
     retries: int = RETRIES
     """Further calls after one that fails."""
     needs: Sequence[Requirement] = ()
-    env_check: Callable[[Environment | None], object] | None = None
-    """The option `check_env`."""
+    check_env: EnvCheck | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's own value, unchecked."""
@@ -59,13 +58,9 @@ class FunctionReward:
         self._require({*ALWAYS, *available})
         require(f"reward {self.name!r}", self.needs)
 
-    def check_env(self, make: Callable[[], Environment | None]) -> None:
-        if self.env_check is None:
-            return
-        try:
-            self.env_check(make())
-        except ConfigError as error:
-            raise ConfigError(f"reward {self.name!r}: {error}") from None
+    @property
+    def env_checks(self) -> dict[str, EnvCheck]:
+        return {} if self.check_env is None else {self.name: self.check_env}
 
     async def score(self, reward_input: RewardInput) -> RewardResult:
         """Also raises `ConfigError` for a parameter that this item does not fill, as `check` does."""
@@ -119,9 +114,8 @@ class Options(TypedDict, total=False):
     """Further calls after one that raises, is too slow or returns no reward."""
     needs: Sequence[Requirement]
     """What must be installed."""
-    check_env: Callable[[Environment | None], object] | None
-    """Called before any episode, with a new environment, or None for one on a server: raises `ConfigError` if
-    the reward cannot judge its episodes."""
+    check_env: EnvCheck | None
+    """Called before any episode: raises `ConfigError` if the reward cannot judge the environment's."""
 
 
 @overload
@@ -143,13 +137,8 @@ def reward(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
 
     def decorate(function: Callable[..., Any]) -> FunctionReward:
         name = options.get("name") or name_of(function)
-        limits = {key: value for key, value in options.items() if key not in ("name", "check_env")}
         return FunctionReward(
-            name=name,
-            function=function,
-            parameters=_parameters(function, name),
-            env_check=options.get("check_env"),
-            **limits,
+            function=function, parameters=_parameters(function, name), **{**options, "name": name}
         )
 
     return decorate if function is None else decorate(function)

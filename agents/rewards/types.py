@@ -1,12 +1,12 @@
 """What a reward is given, what it returns, the interface of all rewards, and the effect on a trajectory."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from agents.types import Trajectory
-from envs.base import Environment
+from envs.base import EnvCheck, Environment
 from envs.errors import ConfigError, suggest
 from envs.types import Item
 from envs.values import is_flag, read_flag, read_number, show
@@ -105,12 +105,10 @@ class Reward(Protocol):
         `ConfigError` for a parameter that nothing fills, `MissingDependency` for what is not installed.
         """
 
-    def check_env(self, make: Callable[[], Environment | None]) -> None:
-        """Check, before any episode, that it can judge episodes of an environment.
-
-        `make` makes one, or None for one on a server; it is only called if the reward asks for one. Raises
-        `ConfigError`, naming the reward.
-        """
+    @property
+    def env_checks(self) -> Mapping[str, EnvCheck]:
+        """Checks by the name of this reward, or of one that it consists of. Each raises `ConfigError` if that
+        reward cannot judge episodes of an environment; `{}` accepts every environment."""
 
     async def score(self, reward_input: RewardInput) -> RewardResult:
         """Score one finished episode.
@@ -122,11 +120,11 @@ class Reward(Protocol):
 
 def require_reward(value: Any, *, place: str) -> Reward:
     """`value`, which must be a reward; `place` names where it is given. Raises `ConfigError`."""
-    methods = ("score", "check", "check_env")
-    if missing := [method for method in methods if not callable(getattr(value, method, None))]:
+    members = ("score", "check", "env_checks")
+    if missing := [name for name in members if not hasattr(value, name)]:
         remedy = "decorate a function with @reward"
-        if len(missing) < len(methods):
-            remedy = f"it has no method {missing[0]!r}; add it, or {remedy}"
+        if len(missing) < len(members):
+            remedy = f"it has no {missing[0]!r}; add it, or {remedy}"
         raise ConfigError(f"{place} is a {type(value).__name__}, not a reward; {remedy}")
     reward: Reward = value
     return reward

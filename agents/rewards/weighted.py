@@ -1,10 +1,10 @@
 """Several rewards as one: a weighted sum that also reports each part's own value."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from agents.rewards.types import Reward, RewardInput, RewardResult, require_reward
-from envs.base import Environment
+from envs.base import EnvCheck
 from envs.errors import ConfigError, RewardFailed, boundary
 from envs.runtime.concurrency import gather_or_cancel
 
@@ -42,9 +42,9 @@ class CombinedReward:
         for reward in self._rewards.values():
             reward.check(available)
 
-    def check_env(self, make: Callable[[], Environment | None]) -> None:
-        for reward in self._rewards.values():
-            reward.check_env(make)
+    @property
+    def env_checks(self) -> dict[str, EnvCheck]:
+        return {name: check for reward in self._rewards.values() for name, check in reward.env_checks.items()}
 
     async def score(self, reward_input: RewardInput) -> RewardResult:
         results = await gather_or_cancel(reward.score(reward_input) for reward in self._rewards.values())

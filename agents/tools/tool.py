@@ -19,7 +19,7 @@ from agents.tools.functions import check_options, is_async, name_of
 from agents.tools.signature import InvalidArguments, read_signature
 from agents.tools.threads import run_in_thread
 from agents.tools.types import MIN_LENGTH, ToolError, ToolResult, ToolStatus, cut, read_outcome
-from envs.base import Environment
+from envs.base import EnvCheck, Environment
 from envs.errors import ConfigError, WingspanError
 from envs.runtime.time_limits import TooSlow, WasCancelled, run_in_time
 
@@ -56,9 +56,8 @@ class Options(TypedDict, total=False):
     stateful: bool
     """It works on the episode's environment, and has one parameter for it, annotated as `Environment` or
     named `env`, which the agent does not see."""
-    check_env: Callable[[Environment | None], object] | None
-    """Called before any episode, with a new environment, or None for one on a server: raises `ConfigError` if
-    the tool cannot work on it."""
+    check_env: EnvCheck | None
+    """Called before any episode: raises `ConfigError` if the tool cannot work on the environment."""
 
 
 class Tool:
@@ -76,7 +75,7 @@ class Tool:
         max_concurrency: int | None = None,
         finish: bool = False,
         stateful: bool = False,
-        check_env: Callable[[Environment | None], object] | None = None,
+        check_env: EnvCheck | None = None,
     ) -> None:
         self.name = name or name_of(function)
         if not _NAME.fullmatch(self.name):

@@ -1,14 +1,14 @@
 """The tools of an episode by name, and counts of their calls."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from itertools import chain
 from typing import Any
 
 from agents.tools.tool import Tool, collect_tools
 from agents.tools.types import ToolResult, ToolStatus, ToolUsage
-from envs.base import Environment
+from envs.base import EnvCheck, Environment
 from envs.errors import ConfigError
 
 _MAX_NAME_CHARS = 80
@@ -40,19 +40,10 @@ class Toolbox:
         """The same tools with new counts, for another episode."""
         return Toolbox(self.tools.values())
 
-    def check_env(self, make: Callable[[], Environment | None]) -> None:
-        """Check, before any episode, that the tools can work on an environment.
-
-        `make` makes one, or None for one on a server; it is only called if a tool asks for one. Raises
-        `ConfigError`, naming the tool.
-        """
-        checks = {tool.name: tool.check_env for tool in self.tools.values() if tool.check_env is not None}
-        env = make() if checks else None
-        for name, check in checks.items():
-            try:
-                check(env)
-            except ConfigError as error:
-                raise ConfigError(f"tool {name!r}: {error}") from None
+    @property
+    def env_checks(self) -> dict[str, EnvCheck]:
+        """The option `check_env` of each tool that has it, by name."""
+        return {tool.name: tool.check_env for tool in self.tools.values() if tool.check_env is not None}
 
     @property
     def schemas(self) -> list[dict[str, Any]]:

@@ -173,10 +173,11 @@ class WithWorkspace:
 
 
 def get_workspace(env: Environment | None) -> Workspace:
-    """The environment's workspace. Raises `ConfigError` if it has none; None stands for one on a server."""
+    """The environment's workspace. Raises `ConfigError` if it has none; None is that of an `EnvCheck`."""
     if not isinstance(env, WithWorkspace):
-        name = "an environment on a server" if env is None else type(env).__name__
+        name = "an environment in another process or on a server" if env is None else type(env).__name__
         raise ConfigError(
-            f"{name} has no workspace; wrap it in envs.sandbox.workspace.WithWorkspace, or use env: workspace"
+            f"{name} has no workspace; wrap it in envs.sandbox.workspace.WithWorkspace in this process, or "
+            "use env: workspace"
         )
     return env.workspace

@@ -142,12 +142,13 @@ class AgentRunner(RolloutRunner):
         }
         self._slow_to_start = [spec.name for spec in specs if spec.isolation != "none"]
         total = pipeline.rollout.max_live_envs
-        self._envs = EnvManager(specs, capacity=total, total=total, remote_host=find_cluster_host())
+        self._remote_host = find_cluster_host()
+        self._envs = EnvManager(specs, capacity=total, total=total, remote_host=self._remote_host)
 
     def check(self, items: Sequence[Item]) -> None:
         for spec in self._specs:
             config = self._configs[spec.name]
-            check_env(spec, tools=config.tools, reward=config.reward)
+            check_env(spec, tools=config.tools, reward=config.reward, remote_host=self._remote_host)
         check_reward(self._pipeline.agent, items)
         check_vision(items, has_vision=self._reads_images)
 

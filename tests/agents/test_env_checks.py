@@ -1,15 +1,19 @@
 """An environment that tools and rewards are checked on is made once, if one asks for it, and closed."""
 
-from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from agents.rewards import reward
+from agents.rewards import REWARDS, CombinedReward, reward
 from agents.rollout.env_checks import check_env
+from agents.tools.registry import get_tool
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
-from envs.base import Environment
+from envs.base import EnvCheck, Environment
 from envs.errors import ConfigError, EnvCrashed
+from envs.registry import get_env
+from envs.runtime.processes import ProcessHost
 from tests.support.toy import ToyEnv, toy_spec
 
 
@@ -32,7 +36,7 @@ def accept(env: Environment | None) -> None:
     assert isinstance(env, ToyEnv)
 
 
-def make_tools(check: Callable[[Environment | None], object] | None) -> Toolbox:
+def make_tools(check: EnvCheck | None) -> Toolbox:
     @tool(check_env=check)
     def ring() -> str:
         """Ring."""
@@ -51,12 +55,42 @@ def test_one_environment_serves_all_checks_and_is_closed() -> None:
     assert [env.is_closed for env in making.made] == [True, True]
 
 
-def test_nothing_is_made_where_nothing_asks_or_a_server_has_it() -> None:
+def test_nothing_is_made_where_nothing_asks() -> None:
     making = Making()
-    check_env(toy_spec(making), tools=make_tools(None), reward=None)
+    check_env(toy_spec(making), tools=make_tools(None), reward=reward(lambda: 1.0))
+    assert making.made == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({}, {"is_served": True}),
+        ({"isolation": "process"}, {}),
+        ({"isolation": "own"}, {"remote_host": lambda spec: ProcessHost(spec.make)}),
+    ],
+)
+def test_nothing_is_made_where_episodes_have_it_elsewhere(
+    changes: dict[str, Any], options: dict[str, Any]
+) -> None:
+    making = Making()
     asked: list[Environment | None] = []
-    check_env(toy_spec(making), tools=make_tools(asked.append), reward=None, is_served=True)
+    spec = toy_spec(making, **changes)
+    check_env(spec, tools=make_tools(asked.append), reward=None, **options)
     assert (making.made, asked) == ([], [None])
+
+
+def test_a_workspace_in_another_process_is_refused() -> None:
+    """The tools of an episode are given its `HostedEnv`, and not the workspace."""
+    spec = replace(get_env("workspace"), isolation="process")
+    with pytest.raises(ConfigError, match=r"^tool 'shell': an environment in another process or on a server"):
+        check_env(spec, tools=Toolbox([get_tool("shell")]), reward=None)
+
+
+def test_the_part_of_a_weighted_reward_that_refuses_is_named() -> None:
+    bell = reward(name="bell", check_env=refuse)(lambda: 1.0)
+    combined = CombinedReward({"bell": 1.0, "exact": 1.0}, rewards={"bell": bell, "exact": REWARDS["qa_f1"]})
+    with pytest.raises(ConfigError, match=r"^reward 'bell': it has no bell$"):
+        check_env(toy_spec(), tools=None, reward=combined)
 
 
 def test_an_environment_that_cannot_be_made_is_named() -> None:

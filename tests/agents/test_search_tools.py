@@ -3,7 +3,7 @@ episode."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from agents.agent import FormatAgent
 from agents.clients.rate_limit import RateLimiter
 from agents.clients.web_search import Format, WebEndpoint, WebSearch, web_endpoint
 from agents.rewards import REWARDS
+from agents.rollout.env_checks import check_env
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.registry import get_tool
 from agents.tools.search import search_tool, web_search_tool
@@ -33,7 +34,7 @@ from envs.runtime.pool import EnvPool
 from envs.types import Item
 from tests.envs.test_retrieval import write_corpus
 from tests.support.http_server import serving
-from tests.support.toy import ToyEnv
+from tests.support.toy import ToyEnv, toy_spec
 from tests.support.toy_episode import encode, play_toy
 
 PAGES = [
@@ -237,7 +238,7 @@ def test_the_search_tool_searches_what_the_variable_names(
 ) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", ["red thing", "blue thing"])
     monkeypatch.setenv("WINGSPAN_RETRIEVER", str(corpus))
-    Toolbox(map(get_tool, ["search"])).check_env(ToyEnv)
+    check_env(toy_spec(), tools=Toolbox(map(get_tool, ["search"])), reward=None)
 
     async def main() -> ToolResult:
         return await Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv())
@@ -248,11 +249,10 @@ def test_the_search_tool_searches_what_the_variable_names(
         Toolbox(map(get_tool, ["search"]))
     monkeypatch.delenv("WINGSPAN_RETRIEVER")
     tools = Toolbox(map(get_tool, ["search"]))
-    tools.check_env(get_env("searchqa-mini").make)
-    makers: list[Callable[[], Environment | None]] = [ToyEnv, lambda: None]
-    for make in makers:
+    check_env(get_env("searchqa-mini"), tools=tools, reward=None)
+    for is_served in (False, True):
         with pytest.raises(ConfigError, match=r"nothing to search.*export WINGSPAN_RETRIEVER"):
-            tools.check_env(make)
+            check_env(toy_spec(), tools=tools, reward=None, is_served=is_served)
     with pytest.raises(ConfigError, match="nothing to search"):
         asyncio.run(Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv()))
 

@@ -19,7 +19,7 @@ from agents.rewards.function import FunctionReward
 from agents.rewards.judge.store import JudgeStore
 from agents.rewards.types import RewardInput, RewardResult
 from agents.settings import JudgeSettings
-from envs.base import Environment
+from envs.base import EnvCheck
 from envs.errors import ConfigError
 from envs.network.client import TryAgain
 
@@ -70,6 +70,7 @@ class LLMJudge:
                 "write {final_response} where the answer belongs"
             )
         self.name = name
+        self.env_checks: dict[str, EnvCheck] = {}
         self.store = JudgeStore(
             settings.store, name=name, max_requests=settings.max_requests, max_tokens=settings.max_tokens
         )
@@ -94,9 +95,6 @@ class LLMJudge:
         self._reward.check(available)
         self._endpoint.headers()
         self.store.check()
-
-    def check_env(self, make: Callable[[], Environment | None]) -> None:
-        """Passes: a judge needs no environment."""
 
     async def check_endpoint(self) -> None:
         """Raise `ConfigError` if no server answers, or the key is missing or refused; costs nothing."""
