@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from envs.registry import ENVIRONMENTS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
@@ -87,8 +89,14 @@ def greeting(env: str) -> str:
     return f"This is environment {env}."
 
 
-def find_served_env(answer: str) -> str | None:
-    """The environment that the JSON of an answer to `GET /` names; None if it names none, as AgentGym's
-    WebShop and WebArena do."""
+def find_other_env(answer: str, env: str) -> str | None:
+    """The environment that the JSON of an answer to `GET /` names, if it is known and not `env`.
+
+    AgentGym's WebShop, WebArena and SearchQA name none.
+    """
     match = _GREETING.fullmatch(answer.strip())
-    return None if match is None else match[1]
+    if match is None or match[1] in (env, dialect_of(env).name):
+        return None
+    is_ours = ":" in match[1] or match[1] in ENVIRONMENTS
+    is_known = is_ours or any(match[1] == dialect.name for dialect in _DIALECTS.values())
+    return match[1] if is_known else None

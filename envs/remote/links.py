@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from envs.errors import ConfigError, EnvCrashed, describe, to_line
 from envs.network.client import tls_context
 from envs.redaction import register_secret
-from envs.remote.agentgym import ACTIONS, dialect_of, find_served_env
+from envs.remote.agentgym import ACTIONS, dialect_of, find_other_env
 from envs.types import Item, StepResult
 
 CONNECT_TIMEOUT_S = 10.0
@@ -70,7 +70,7 @@ class AgentGymLink:
         self._env = item.env
         dialect = dialect_of(self._env)
         if self._session_id is None:
-            await self._check_env(dialect.name)
+            await self._check_env()
             answer = await self._post("/create", dict(dialect.create_body))
             number = answer.get(dialect.session_key) if isinstance(answer, dict) else answer
             if not isinstance(number, int):
@@ -138,13 +138,13 @@ class AgentGymLink:
             return f"{text}\n{ACTIONS}{', '.join(answer['available_actions'])}"
         return text
 
-    async def _check_env(self, name: str) -> None:
-        """Raise `ConfigError` if the server says that its environment is neither `name` nor the item's."""
+    async def _check_env(self) -> None:
+        """Raise `ConfigError` if the server names another environment than the item's."""
         response = await self._request("GET", "/")
-        served_env = find_served_env(response.text) if response.status_code == 200 else None
-        if served_env not in (None, name, self._env):
+        other_env = find_other_env(response.text, self._env) if response.status_code == 200 else None
+        if other_env is not None:
             raise ConfigError(
-                f"{self._url} serves environment {served_env!r}, not {self._env!r}; correct the URL"
+                f"{self._url} serves environment {other_env!r}, not {self._env!r}; correct the URL"
             )
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
