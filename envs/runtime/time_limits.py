@@ -52,7 +52,7 @@ async def _contain_exit(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except SystemExit as error:
-        raise RuntimeError(f"it raised {describe(error)}") from error
+        raise RuntimeError(describe(error)) from error
 
 
 async def _end(task: asyncio.Task[Any]) -> None:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from envs.base import Environment, Inspectable, read_state_key
-from envs.errors import ConfigError, EnvCrashed, boundary, describe
+from envs.errors import ConfigError, EnvCrashed, describe
 from envs.network.server import RequestRejected
 from envs.registry import EnvSpec, get_item
 from envs.runtime.hosted import HostedEnv
@@ -212,8 +212,7 @@ class EnvSessions:
             old_env, session.env, session.episodes = session.env, self._make(), 0
             await self._close(session, old_env)
         session.episodes += 1
-        with boundary(EnvCrashed, "the environment"):
-            return Observation.wrap(await session.env.reset(item))
+        return Observation.wrap(await session.env.reset(item))
 
     async def _close(self, session: EnvSession, env: Environment) -> None:
         try:
@@ -267,17 +266,14 @@ class EnvSessions:
             raise RequestRejected(
                 504, f"the environment took longer than {limit_s:g} s; it was closed"
             ) from None
-        except EnvCrashed as error:
-            await self.close(session, Cause.CRASH)
-            raise RequestRejected(500, f"{error}; it was closed") from error
         except Exception as error:
             await self.close(session, Cause.CRASH)
-            raise RequestRejected(500, f"the environment raised {describe(error)}; it was closed") from error
+            cause = error if isinstance(error, EnvCrashed) else f"the environment raised {describe(error)}"
+            raise RequestRejected(500, f"{cause}; it was closed") from error
         finally:
             session.busy = False
             self.touch(session)
 
 
 async def _step(env: Environment, action: str) -> StepResult:
-    with boundary(EnvCrashed, "the environment"):
-        return StepResult.check(await env.step(action))
+    return StepResult.check(await env.step(action))

@@ -249,7 +249,7 @@ def test_a_program_that_ends_the_interpreter_ends_its_episode_alone(blocks: bool
         sys.exit(3)
 
     ((trajectory,),) = play(synchronous if blocks else asynchronous, num_samples=1)
-    assert trajectory.error == "ProgramFailed: toy_0: the program: RuntimeError: it raised SystemExit: 3"
+    assert trajectory.error == "ProgramFailed: toy_0: the program: RuntimeError: SystemExit: 3"
 
 
 @reward
