@@ -18,7 +18,16 @@ from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
 from agents.formats.json_values import InvalidJson, decode_at, skip_space
 from agents.settings import EndpointSettings
 from envs.errors import ConfigError, describe, to_line
-from envs.network.client import DENIALS, MAX_DETAIL, Backoff, TryAgain, describe_response, send, tls_context
+from envs.network.client import (
+    DENIALS,
+    MAX_DETAIL,
+    Backoff,
+    TryAgain,
+    describe_response,
+    is_http_url,
+    send,
+    tls_context,
+)
 from envs.redaction import register_secret
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -103,7 +112,7 @@ class Endpoint(RequestLimits):
 
     def __post_init__(self) -> None:
         self.check("endpoint")
-        if not self.url.startswith(("http://", "https://")):
+        if not is_http_url(self.url):
             raise ConfigError(f"endpoint: url={self.url!r}; give one like http://127.0.0.1:8000/v1")
         if self.api_key_variable is not None and not _VARIABLE.fullmatch(self.api_key_variable):
             # it may be a key, so it is not shown
@@ -182,11 +191,8 @@ class EndpointClient:
         limit_s = self.endpoint.request_timeout_s
         verify = tls_context() if url.startswith("https") else False
         headers = self.endpoint.headers()
-        try:
-            async with httpx.AsyncClient(verify=verify, timeout=None) as http:
-                return await send(http, method, url, timeout_s=limit_s, json=body, headers=headers)
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"endpoint: url={self.endpoint.url!r}: {error}; correct it") from None
+        async with httpx.AsyncClient(verify=verify, timeout=None) as http:
+            return await send(http, method, url, timeout_s=limit_s, json=body, headers=headers)
 
     def _denial(self, response: httpx.Response) -> ConfigError:
         key = self.endpoint.api_key_variable or "none"

@@ -11,14 +11,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import httpx
 
 from agents.clients.endpoint import RequestLimits
 from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
 from envs.errors import ConfigError, SearchFailed, to_line
-from envs.network.client import DENIALS, TryAgain, describe_response, send, tls_context
+from envs.network.client import DENIALS, TryAgain, describe_response, is_http_url, send, tls_context
 from envs.retrieval.types import MAX_QUERY, Passage
 
 Format = Literal["searxng", "serper"]
@@ -50,8 +49,7 @@ class WebEndpoint(RequestLimits):
     max_backoff_s: float = 30.0
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not is_http_url(self.url):
             raise ConfigError(f"web search: {self.url!r} is no http:// or https:// URL; correct it")
         self.check("web search")
 

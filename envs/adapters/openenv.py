@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
@@ -25,6 +24,7 @@ from websockets.protocol import State
 from envs.adapters.openenv_text import ActionForm, observation_text
 from envs.adapters.seeds import seeded_split
 from envs.errors import ConfigError, EnvCrashed, to_line
+from envs.network.client import is_http_url
 from envs.registry import EnvSpec, no_expert
 from envs.types import Item, StepResult
 
@@ -151,8 +151,7 @@ class OpenEnvEnv:
 def spec(argument: str) -> EnvSpec:
     """The environment `openenv:<argument>`; sends nothing to the server yet."""
     name = f"{FAMILY}:{argument}"
-    parts = urlsplit(argument)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+    if not is_http_url(argument) or "?" in argument:
         raise ConfigError(f"env {name!r}: give the server's address, such as openenv:http://127.0.0.1:8000")
     return EnvSpec(
         name=name,

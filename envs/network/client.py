@@ -105,6 +105,15 @@ async def ask_json(method: str, url: str, *, timeout_s: float, **options: Any) -
             raise EnvCrashed(str(error)) from error
 
 
+def is_http_url(text: str) -> bool:
+    """Whether `text` is the URL of an HTTP server."""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host) and (url.port or 80) < 1 << 16
+
+
 def describe_response(response: httpx.Response) -> str:
     """`<url> answered 404: <start of the body>`, on one line and without secrets."""
     body = to_line(response.text, limit=MAX_DETAIL)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
-from urllib.parse import urlsplit
 
 from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed
+from envs.network.client import is_http_url
 from envs.registry import EnvSpec
 from envs.remote.links import AgentGymLink, OpenEnvLink, ServerFull, ServerUnreachable, SessionLost
 from envs.types import Item, StepResult
@@ -89,7 +89,7 @@ class Servers:
         if not urls:
             raise ConfigError("servers: the list of URLs is empty; name at least one, e.g. http://host:8000")
         for url in urls:
-            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            if not is_http_url(url):
                 raise ConfigError(f"servers: {url!r} is not like http://host:8000")
         if protocol not in _LINKS:
             raise ConfigError(f"servers: unknown protocol {protocol!r}; there are: {', '.join(_LINKS)}")

@@ -8,13 +8,12 @@ PeterGriffinJin/Search-R1.
 import asyncio
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx
 
 from envs.errors import ConfigError, SearchFailed, describe
-from envs.network.client import DENIALS, Backoff, TryAgain, describe_response, send, tls_context
+from envs.network.client import DENIALS, Backoff, TryAgain, describe_response, is_http_url, send, tls_context
 from envs.retrieval.types import Passage
 
 ATTEMPTS = 4
@@ -101,8 +100,7 @@ class RemoteRetriever:
 
 def checked_url(url: str) -> str:
     """`url`; raises `ConfigError` unless it is an HTTP server's."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_http_url(url):
         raise ConfigError(f"the retriever {url!r} is no http:// or https:// URL; correct it")
     return url
 
