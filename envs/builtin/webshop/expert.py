@@ -40,14 +40,14 @@ class Visit:
 
 def solve(shop: Shop, goal: Goal) -> Sequence[ExpertStep]:
     """The buyer's turns, the last one a purchase worth 1; empty if it finds no such product."""
-    for query in _queries(shop, goal):
+    for query in _queries(goal):
         visits = list(_visits(shop, goal, query))
         if visits and visits[-1].choices is not None:
             return list(_turns(goal, query, visits))
     return ()
 
 
-def _queries(shop: Shop, goal: Goal) -> Iterator[str]:
+def _queries(goal: Goal) -> Iterator[str]:
     """Queries to try: the words of the goal, then the title of the product that the goal was written for."""
     values = [value for _, value in goal.options]
     for words in (_words(goal), [goal.product.title], [goal.product.title, *values]):

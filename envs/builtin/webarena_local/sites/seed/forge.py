@@ -67,7 +67,7 @@ def _environment(project: Project, folder: Path, clock: Traveller) -> None:
     env = Environment(str(folder / FORGE / project.name), create=True, options=options)
     _milestones(env, project)
     _members(env)
-    _wiki(env, project, clock)
+    _wiki(env, project)
     for number, summary in enumerate(project.tickets):
         _ticket(env, project, summary, rng, clock, age_days=150.0 - 8 * number)
     clock.move_to(NOW)
@@ -120,7 +120,7 @@ def _members(env: Any) -> None:
                 )
 
 
-def _wiki(env: Any, project: Project, clock: Traveller) -> None:
+def _wiki(env: Any, project: Project) -> None:
     with env.db_transaction as database:
         database("DELETE FROM wiki")
     maintainer = DEVELOPERS[len(project.name) % len(DEVELOPERS)]
