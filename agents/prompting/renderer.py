@@ -37,6 +37,10 @@ _RenderedMessage = tuple[str, str, int]
 Span = tuple[int, int]
 """Start and end, exclusive."""
 
+_Encode = Callable[[str], list[int]]
+_Decode = Callable[[list[int]], str]
+_EncodeWithOffsets = Callable[[str], tuple[list[int], list[Span]]]
+
 
 class RenderedReply(NamedTuple):
     """What stands between two completions, as tokens."""
@@ -53,6 +57,12 @@ class Renderer:
 
     stop_token_ids: tuple[int, ...]
     """The template's end-of-turn token, then the tokenizer's eos if it differs."""
+
+    encode: _Encode
+    """Tokens of a text by the template, including its control tokens."""
+
+    decode: _Decode
+    """Text of sampled tokens without control tokens, to parse and never to encode."""
 
     placeholder_ids: frozenset[int]
     """Tokens that stand for images, videos or sound; neither policy nor environment may write them."""
@@ -72,7 +82,7 @@ class Renderer:
             )
         self._vision = None if processor is None else VisionProcessor(processor)
         self.placeholder_ids = frozenset() if self._vision is None else self._vision.placeholder_ids
-        self._encode, self._decode, self._encode_with_offsets = _codec(tokenizer)
+        self.encode, self.decode, self._encode_with_offsets = _codec(tokenizer)
         control = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
         control |= set(tokenizer.all_special_tokens)
         control |= set() if self._vision is None else self._vision.marks
@@ -118,7 +128,7 @@ class Renderer:
         All tokens of `prompt_ids` stay as they are, and the paragraph is encoded by itself. Raises
         `ConfigError` if the template's tokens after a message are not found at the end of `prompt_ids`.
         """
-        paragraph = self._encode(f"\n\n{self._clean(text)}")
+        paragraph = self.encode(f"\n\n{self._clean(text)}")
         for end_ids in self._prompt_ends:
             start = len(prompt_ids) - len(end_ids)
             if tuple(prompt_ids[start:]) == end_ids:
@@ -133,16 +143,8 @@ class Renderer:
         for role in ("user", "tool"):
             with suppress(ConfigError):  # the template refuses this role
                 (*_, end), _ = self._frame(((role, 0),))
-                ends.add(tuple(self._encode(end)))
+                ends.add(tuple(self.encode(end)))
         return sorted(filter(None, ends), key=len, reverse=True)
-
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a text by the template, including its control tokens."""
-        return self._encode(text)
-
-    def decode(self, ids: list[int]) -> str:
-        """Text of sampled tokens without control tokens, to parse and never to encode."""
-        return self._decode(ids)
 
     def _encode_prompt(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
         turns: list[_RenderedMessage] = [(m.role, self._clean(m.content), len(m.images)) for m in messages]
@@ -179,7 +181,7 @@ class Renderer:
 
     def _encode_with(self, images: Sequence[Image], text: str) -> list[int]:
         if not images:
-            return self._encode(text)
+            return self.encode(text)
         if self._vision is None:
             raise ConfigError(
                 f"{len(images)} images are to be shown, but {self._name} reads text only; use a "
@@ -209,7 +211,7 @@ class Renderer:
         return self._control.sub(" ", text)
 
     def _find_end_of_turn(self) -> int:
-        ids = self._encode(self._frame((("user", 0),))[0][0])
+        ids = self.encode(self._frame((("user", 0),))[0][0])
         if self._tokenizer.eos_token_id in ids:
             return int(self._tokenizer.eos_token_id)
         special = set(self._tokenizer.all_special_ids)
@@ -293,11 +295,6 @@ def _align(text_ids: Sequence[int], ids: Sequence[int], *, placeholders: frozens
         else:
             return None
     return places if place == len(ids) else None
-
-
-_Encode = Callable[[str], list[int]]
-_Decode = Callable[[list[int]], str]
-_EncodeWithOffsets = Callable[[str], tuple[list[int], list[Span]]]
 
 
 def _codec(tokenizer: "PreTrainedTokenizerBase") -> tuple[_Encode, _Decode, _EncodeWithOffsets]:
