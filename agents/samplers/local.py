@@ -43,12 +43,15 @@ class LocalModel:
     vllm_python: Path | None = None
     """The Python that runs vLLM (`agents.samplers.vllm.find_python`), which then samples."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))  # which notebooks give as a text
+
     def check(self) -> None:
         """Raise `ConfigError` unless the folder holds a model."""
         if not (self.folder / "config.json").exists():
             raise ConfigError(
                 f"no model in {str(self.folder)!r}: a folder in Hugging Face format has a config.json; "
-                "give such a folder, or an endpoint"
+                "give such a folder"
             )
 
     def read_context_length(self) -> int:

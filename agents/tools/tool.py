@@ -39,13 +39,13 @@ class Options(TypedDict, total=False):
     description: str
     """For the agent; by default the docstring without its sections."""
     timeout_s: float | None
-    """Of one call, in seconds, by default 60; None is no limit. A synchronous function that takes longer is
-    abandoned in its thread, because nothing can end it; so is an asynchronous one that catches
-    `asyncio.CancelledError` and goes on. A stateful tool that is cancelled leaves its environment in whatever
-    state it was."""
+    """Of one call, in seconds, by default 60; None is the limit of an environment's step. A synchronous
+    function that takes longer is abandoned in its thread, because nothing can end it; so is an asynchronous
+    one that catches `asyncio.CancelledError` and goes on. A stateful tool that is cancelled leaves its
+    environment in whatever state it was."""
     keeps_time: bool
     """It ends by itself, as a sandbox does, however long that takes: only the episode's end cancels it, and
-    there is no `timeout_s`. Without both, a call has the time limit of an environment's step."""
+    there is no `timeout_s`."""
     max_length: int | None
     """Of an observation, in characters, by default 2048 and at least 100; None is no limit."""
     max_concurrency: int | None
@@ -83,7 +83,7 @@ class Tool:
         if keeps_time and timeout_s not in (None, TIMEOUT_S):
             raise ConfigError(f"tool {self.name!r}: timeout_s {timeout_s} and keeps_time; give only one")
         if timeout_s is not None and not timeout_s > 0:
-            raise ConfigError(f"tool {self.name!r}: timeout_s {timeout_s} is not above 0; None is no limit")
+            raise ConfigError(f"tool {self.name!r}: timeout_s {timeout_s} is not above 0")
         if max_length is not None and max_length < MIN_LENGTH:
             raise ConfigError(f"tool {self.name!r}: max_length {max_length} is less than {MIN_LENGTH}")
         if max_concurrency is not None and max_concurrency < 1:

@@ -94,8 +94,9 @@ def faults(data_set: DataSet) -> Iterator[str]:
         else:
             for relative, facts in entry["unpacked"].items():
                 yield from _file_faults(data_set.folder / relative, facts)
+    downloads = {file.path for file in data_set.files}
     for relative in data_set.required_paths:
-        if not (data_set.folder / relative).exists():
+        if relative not in downloads and not (data_set.folder / relative).exists():
             yield f"{data_set.folder / relative}: is not there"
 
 

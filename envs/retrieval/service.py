@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from envs.errors import WingspanError
-from envs.network.server import RequestRejected, json_response, listening, read_body
+from envs.network.server import RequestRejected, json_response, listening, read_body, reject_web_pages
 from envs.retrieval.types import Retriever
 
 MAX_BODY_BYTES = 4 << 20
@@ -34,6 +34,7 @@ def retriever_app(retriever: Retriever, *, top_k: int) -> Starlette:
 
     async def retrieve(request: Request) -> Response:
         try:
+            reject_web_pages(request.headers)
             body = RetrieveRequest.model_validate_json(await read_body(request, MAX_BODY_BYTES))
         except ValidationError as error:
             first = error.errors()[0]

@@ -180,6 +180,7 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"agent": FormatAgent("raw"), "instructions": "Be kind"}, "'Be kind': a FormatAgent has its own"),
         ({}, r"no endpoint: http://127.0.0.1:9/v1/models: ConnectError.*start the server"),
         ({"model": LocalModel(Path("models/none"))}, "no model in 'models/none'"),
+        ({"model": LocalModel("models/none")}, "no model in 'models/none'"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_played_is_said_before_a_model_is_asked(changes: dict[str, Any], message: str) -> None:

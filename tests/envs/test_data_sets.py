@@ -209,6 +209,11 @@ def test_a_broken_archive_is_told_and_deleted(server: Server) -> None:
         fetch(a_set(server, "a.gz", unpack=True, required_paths=("a",)))
 
 
+def test_a_file_that_was_never_downloaded_is_one_fault(server: Server) -> None:
+    [line] = faults(a_set(server, "big.bin", required_paths=("big.bin",)))
+    assert "wingspan data pull" in line
+
+
 def test_check_finds_what_was_changed(server: Server) -> None:
     data_set = a_set(server, "big.bin")
     folder = fetch(data_set)

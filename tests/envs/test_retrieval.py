@@ -204,6 +204,8 @@ def test_the_server_answers_what_search_r1_asks(tmp_path: Path) -> None:
             for wrong in ({"queries": "thing"}, {"queries": ["thing"], "topk": -1}, {}):
                 assert (await http.post(f"{url}/retrieve", json=wrong)).status_code == 422
             assert (await http.post(f"{url}/retrieve", content=b"{")).status_code == 422
+            page = {"Origin": "http://evil.example"}
+            assert (await http.post(f"{url}/retrieve", json=body, headers=page)).status_code == 403
 
     asyncio.run(use_service(corpus, use))
 
