@@ -37,7 +37,7 @@ def describe(run: FoundRun, registration: Registration | None) -> dict[str, Any]
 def fact_rows(run: FoundRun, registration: Registration | None) -> Iterator[tuple[str, str]]:
     """Names and values, for people."""
     lineage = run.lineage
-    state = "" if registration is None else f", {registration.state.lower()}"
+    state = "" if registration is None else f", {registration.state}"
     yield "run", f"{lineage.workspace}, pipeline {lineage.pipeline}{state}"
     if run.run_id is not None:
         yield "MLflow run", run.run_id

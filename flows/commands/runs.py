@@ -26,7 +26,7 @@ def run_rows() -> Iterator[tuple[str, ...]]:
     for run in read_runs(client, experiment_id=experiment_id):
         step, success = _progress(run)
         start = datetime.fromtimestamp(run.start_time).strftime("%Y-%m-%d %H:%M")
-        yield run.name, run.state.lower(), step, success, start, _format_path(run.workspace)
+        yield run.name, run.state, step, success, start, _format_path(run.workspace)
 
 
 def _progress(run: RecordedRun) -> tuple[str, str]:
@@ -34,7 +34,7 @@ def _progress(run: RecordedRun) -> tuple[str, str]:
 
     Only a run that has not finished is looked up in its workspace, which may hold another one since.
     """
-    if run.state == "FINISHED" and run.success is not None:
+    if run.state == "finished" and run.success is not None:
         return f"{run.steps}/{run.steps}", f"{run.success:.2f}"
     if run.workspace is None or not run.workspace.is_dir():
         return "", ""

@@ -2,8 +2,8 @@
 
 The process of an open run renews tags on it every `INTERVAL_S`. If that process is gone, the next run that
 starts, or `wingspan runs`, marks the run as killed: on the same machine as soon as the process is not in the
-process table, elsewhere after `SILENCE_S` without a heartbeat. All functions take an MLflow client
-(`tracker.py` creates it).
+process table, elsewhere after `SILENCE_S` without a heartbeat. MLflow has the same status for a run that a
+signal stopped; a tag tells them apart. All functions take an MLflow client (`tracker.py` creates it).
 """
 
 import os
@@ -27,6 +27,8 @@ TIME, HOST, PROCESSES, PID, START = (
     f"wingspan.{name}" for name in ("heartbeat", "host", "processes", "pid", "started")
 )
 """Tags: seconds since the epoch; host name; process table of `pid`; process id; start of the process."""
+KILLED = "wingspan.killed"
+"""Tag: "true" for a run whose process was found to be gone, "false" as long as it lives."""
 WORKSPACE = "wingspan.workspace"
 """Tag: the folder of the run."""
 
@@ -37,7 +39,7 @@ class RecordedRun:
 
     name: str
     state: str
-    """RUNNING, FINISHED, FAILED or KILLED."""
+    """As `state_of`."""
     start_time: float
     """Seconds since the epoch."""
     steps: int
@@ -54,7 +56,7 @@ def read_runs(client: Any, *, experiment_id: str) -> list[RecordedRun]:
     return [
         RecordedRun(
             name=run.info.run_name,
-            state=run.info.status,
+            state=state_of(run),
             start_time=run.info.start_time / 1000,
             steps=int(run.data.params.get("train.steps", 0)),
             workspace=Path(run.data.tags[WORKSPACE]) if WORKSPACE in run.data.tags else None,
@@ -70,7 +72,16 @@ def mark_gone(client: Any, *, experiment_id: str) -> None:
     running = f"attributes.status = 'RUNNING' and tags.`{PID}` != ''"
     for run in all_pages(client.search_runs, [experiment_id], filter_string=running):
         if is_gone(run.data.tags, now=time.time()):
+            client.set_tag(run.info.run_id, KILLED, "true")
             end(client, run.info.run_id, status="KILLED")
+
+
+def state_of(run: Any) -> str:
+    """Running, finished, failed, stopped (by Ctrl-C or SIGTERM), or killed: its process could not record its
+    end."""
+    status: str = run.info.status.lower()
+    is_stopped = status == "killed" and run.data.tags.get(KILLED) != "true"
+    return "stopped" if is_stopped else status
 
 
 def end(client: Any, run_id: str, *, status: str) -> None:
@@ -97,6 +108,7 @@ def heartbeat() -> dict[str, str]:
         PROCESSES: _processes(),
         PID: str(os.getpid()),
         START: f"{psutil.Process().create_time():.2f}",
+        KILLED: "false",  # a run that was killed may go on
     }
 
 

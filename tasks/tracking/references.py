@@ -17,7 +17,7 @@ from tasks.evaluation.outcomes import EVALUATION
 from tasks.tracking.connection import EXPERIMENT, check_tracking, connect, tracking_uri
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
 from tasks.tracking.record import read_record
-from tasks.tracking.recorded_runs import WORKSPACE
+from tasks.tracking.recorded_runs import WORKSPACE, state_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,7 +38,7 @@ class Registration:
     """What MLflow knows of a run."""
 
     state: str
-    """RUNNING, FINISHED, FAILED or KILLED."""
+    """As `tasks.tracking.recorded_runs.state_of`."""
     versions: "Sequence[ModelVersion]"
     """Of registered models, made from it. `test_of` has the evaluation that decided on the alias of one."""
 
@@ -107,11 +107,10 @@ def read_registration(run: FoundRun) -> Registration | None:
         return None
     if not _was_written_by(recorded_run, run.lineage):
         return None
-    state: str = recorded_run.info.status
     found_versions = client.search_model_versions(f"run_id = '{run.run_id}'")
     # A search does not return aliases.
     versions = [client.get_model_version(match.name, match.version) for match in found_versions]
-    return Registration(state=state, versions=versions)
+    return Registration(state=state_of(recorded_run), versions=versions)
 
 
 def test_of(version: "ModelVersion") -> dict[str, str]:
@@ -195,7 +194,7 @@ def _find_named(client: "MlflowClient", name: str) -> "Run":
             f"{name!r} is no folder, and MLflow at {tracking_uri()} has no run of that name; {_REMEDY}"
         )
     if len(runs) > 1:
-        ids = ", ".join(f"{run.info.run_id} ({run.info.status.lower()})" for run in runs)
+        ids = ", ".join(f"{run.info.run_id} ({state_of(run)})" for run in runs)
         raise ConfigError(f"{len(runs)} runs are called {name!r}; give the id of one: {ids}")
     return runs[0]
 

@@ -551,12 +551,11 @@ def test_a_run_that_is_stopped_is_killed_and_so_is_its_open_round(
     parent, rounds = runs_of(workspace)
     assert parent.info.status == "KILLED"
     assert [rounds[number].info.status for number in (1, 2)] == ["FINISHED", "KILLED"]
+    assert next(row for row in run_rows() if row[0] == workspace.name)[1] == "stopped"
 
 
 @pytest.mark.heavy
-def test_runs_whose_process_is_gone_are_killed_and_others_are_not(
-    workspace: Path, pipeline: Pipeline
-) -> None:
+def test_runs_whose_process_is_gone_are_killed_and_others_are_not(workspace: Path) -> None:
     names = ("dead", "alive", "elsewhere", "silent")
     workspaces = {name: workspace / name for name in names}
     live = [workspaces[name] for name in ("dead", "alive")]
@@ -582,6 +581,11 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(
         rows = {row[0]: row for row in run_rows()}
         assert rows["dead"][1] == "killed"
         assert rows["alive"][1] == "running"
+        pipeline = load_pipeline("textcraft-cpu", file=PIPELINES)
+        with Tracker("dead", pipeline=pipeline, workspace=workspaces["dead"]) as tracker:
+            tracker.wait()  # it goes on
+            tracker.kill()
+        assert {row[0]: row for row in run_rows()}["dead"][1] == "stopped"
     finally:
         os.killpg(processes.pid, signal.SIGKILL)
         processes.communicate()
