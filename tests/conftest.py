@@ -133,16 +133,27 @@ def _own_envs_of_a_test() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _end_a_commands_guard() -> Iterator[None]:
-    """End what guards a command that a test has called in this process; else its temporary folder would be
-    that of all later tests, with longer paths than Ray's sockets may have."""
+def _undo_a_command() -> Iterator[None]:
+    """Undo what a command that a test has called in this process has set for itself.
+
+    The temporary folder of its guard would give later tests longer paths than Ray's sockets may have, and its
+    settings of Prefect would silence Prefect's logs.
+    """
     mark, folder = os.environ.get(MARK), os.environ.get("TMPDIR")
+    settings = _prefect_settings()
     yield
+    for name in _prefect_settings().keys() - settings.keys():
+        del os.environ[name]
+    os.environ |= settings
     if mark is not None and os.environ.get(MARK) != mark:
         end_guarded()
         os.environ[MARK] = mark
         os.environ["TMPDIR"] = folder or mark
         tempfile.tempdir = None
+
+
+def _prefect_settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("PREFECT_")}
 
 
 @pytest.fixture(scope="module")
