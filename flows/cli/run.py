@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 BASE_MODEL = Path("models/textcraft-base")
 """The output of stage `base` in dvc.yaml."""
+REPRODUCTION = "WINGSPAN_REPRODUCTION"
+"""Environment variable of the run that `wingspan reproduce` starts: what can be done next is for that to say,
+which may remove the run's folder."""
 
 
 def run(
@@ -47,7 +50,8 @@ def run(
     from flows.orchestrator.runs import TemporaryServer, server_url
     from flows.plan import check_run, lock, make_plan
 
-    guard(if_killed=_resume_line(DIED))
+    is_reproduction = REPRODUCTION in os.environ
+    guard(if_killed="" if is_reproduction else _resume_line(DIED))
     with Stoppable(_resume_line()):
         prefect_failure = None
         plan = make_plan(
@@ -72,8 +76,9 @@ def run(
                 evaluation, prefect_failure = run_with_prefect(plan)
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_format_rate(before)} before, {_format_rate(after)} after")
-    typer.echo(f"report: {plan.workspace / 'report' / 'index.html'}")
-    typer.echo(next_commands(pipeline, workspace=plan.workspace, settings=settings or []))
+    if not is_reproduction:
+        typer.echo(f"report: {plan.workspace / 'report' / 'index.html'}")
+        typer.echo(next_commands(pipeline, workspace=plan.workspace, settings=settings or []))
     if prefect_failure is not None:
         leave_incomplete_record(prefect_failure)
 

@@ -18,6 +18,7 @@ from envs.redaction import REDACTION
 from envs.requirements.data_sets import ROOT_VARIABLE, data_root
 from flows.cli.app import PROGRAM
 from flows.cli.options import to_options
+from flows.cli.run import REPRODUCTION
 from flows.lineage.recorder import describe_environment
 from flows.lineage.worktree import NAME, check_commit, check_data, make_worktree, remove_worktree
 from tasks.reporting.reproduction import Outcome, Reproduction, compare_reproduction
@@ -133,6 +134,7 @@ def _environment(project: Path, *, temporary: str) -> Mapping[str, str]:
     return {
         **{key: value for key, value in os.environ.items() if not key.startswith(_RECORDS)},
         "PYTHONPATH": os.pathsep.join([str(project), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        REPRODUCTION: "true",
         ROOT_VARIABLE: str(data_root().absolute()),
         "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db",
         "PREFECT_HOME": str(project / RUNS / ".prefect"),

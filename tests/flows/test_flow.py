@@ -153,10 +153,18 @@ def test_once_more_does_nothing(project: Project) -> None:
     _, *stages = project.plan()
     assert all("  skip  finished" in line for line in stages)
     lines = project.run("wingspan", "run", NAME)
+    assert "next:" in lines
     assert len([line for line in lines if line.endswith(": cached")]) == 6, lines
     # No server was started for it; the last run lost its own.
     assert project.flow_states() == ["CANCELLED", "CRASHED", "RUNNING"]
     project.mlflow_runs()  # asserts that there is still one parent run
+
+
+def test_in_a_reproduction_it_names_no_files(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINGSPAN_REPRODUCTION", "true")
+    *stages, last = project.run("wingspan", "run", NAME)
+    assert last.startswith("success on the test split: ")
+    assert all(line.endswith(": cached") for line in stages)
 
 
 def test_what_was_lost_is_made_again_and_nothing_else(project: Project) -> None:

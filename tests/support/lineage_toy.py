@@ -55,6 +55,8 @@ def main():
     (workspace / "evaluation.json").write_text(json.dumps(evaluation))
     (workspace / "policy" / "weights").write_text(str(success))
     records = {key: value for key, value in os.environ.items() if key.startswith(("MLFLOW_", "PREFECT_"))}
+    if "WINGSPAN_REPRODUCTION" not in os.environ:
+        print("next:", workspace)
     (workspace / "variables.json").write_text(json.dumps(records))
     changes = uncommitted_files(leave_out=[rows])
     patch = make_patch(changes) if changes else None
