@@ -73,7 +73,8 @@ def check_comparable(records: Mapping[Path, EvaluationRecord]) -> None:
 def _settings(record: EvaluationRecord) -> dict[str, object]:
     """What may differ between two evaluations that can be compared."""
     values = record.model_dump(mode="json", include={"policy", "pipeline", "seed", "settings", "provenance"})
-    return {key: value for key, value in flat(values, sep=".") if not key.startswith("settings.data")}
+    hidden = ("settings.data", "policy.folder")  # the name of a policy leads to its folder
+    return {key: value for key, value in flat(values, sep=".") if not key.startswith(hidden)}
 
 
 def _read_episodes(file: Path) -> tuple[dict[str, int], Counter[str]]:

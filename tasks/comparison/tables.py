@@ -266,10 +266,13 @@ def difference_table(sides: Sequence[Side], *, subject: str) -> Table:
 def _differences(parameters: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A row for each key whose value is not the same in all `parameters`: the key and each value.
 
-    Sides whose parameters are unknown have `?` and make no difference.
+    Sides whose parameters are unknown have `?` and make no difference; nor do the names, such as paths, of
+    policies with one content.
     """
     recorded_parameters = [values for values in parameters if values]
-    keys = dict.fromkeys(key for values in recorded_parameters for key in values if key != "description")
+    policies = {values.get("policy.md5") for values in recorded_parameters}
+    hidden = {"description"} if None in policies or len(policies) > 1 else {"description", "policy.name"}
+    keys = dict.fromkeys(key for values in recorded_parameters for key in values if key not in hidden)
     return [
         [key, *(_format_value(values, key) for values in parameters)]
         for key in keys

@@ -362,6 +362,21 @@ def test_two_evaluations_are_tested_item_by_item(tmp_path: Path) -> None:
     assert "| b | success | 5 | 40.0% |" in (page.parent / "compare.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("md5", "differing"),
+    [("1" * 32, []), ("2" * 32, [["policy.name", "runs/a", "runs/b"], ["policy.md5", "1" * 32, "2" * 32]])],
+)
+def test_a_policy_in_another_folder_differs_by_its_content_alone(
+    tmp_path: Path, md5: str, differing: list[list[str]]
+) -> None:
+    for name, content in {"a": "1" * 32, "b": md5}.items():
+        policy = {"name": f"runs/{name}", "folder": f"runs/{name}/policy", "md5": content}
+        record_of(FIRST).model_copy(update={"policy": policy}).write(tmp_path / name)
+    comparison, _ = compare([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    (differences,) = [table for table in comparison.tables if table.title == "What differs"]
+    assert differences.rows == differing
+
+
 def test_more_evaluations_are_tested_against_the_first(tmp_path: Path) -> None:
     for name, table in {"a": FIRST, "b": [[1, 1]] * 6, "c": [[0, 0]] * 6}.items():
         record_of(table, name=name).write(tmp_path / name)
