@@ -164,10 +164,10 @@ def _take_code_from_here() -> None:
     """
     here, imported_root = Path("flows"), Path(__file__).parents[1]
     if (here / "__init__.py").exists() and not here.samefile(imported_root):
-        paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
         from flows.cli.app import PROGRAM
+        from tasks.python_path import python_path
 
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        environment = os.environ | {"PYTHONPATH": python_path(Path.cwd())}
         os.execve(sys.executable, [*PROGRAM, *sys.argv[1:]], environment)
 
 

@@ -21,6 +21,7 @@ from flows.cli.options import to_options
 from flows.cli.run import REPRODUCTION
 from flows.lineage.recorder import describe_environment
 from flows.lineage.worktree import NAME, check_commit, check_data, make_worktree, remove_worktree
+from tasks.python_path import python_path
 from tasks.reporting.reproduction import Outcome, Reproduction, compare_reproduction
 from tasks.runs.folders import RUNS
 from tasks.tracking.lineage_record import LINEAGE, LineageRecord
@@ -133,7 +134,7 @@ def _environment(project: Path, *, temporary: str) -> Mapping[str, str]:
     of it."""
     return {
         **{key: value for key, value in os.environ.items() if not key.startswith(_RECORDS)},
-        "PYTHONPATH": os.pathsep.join([str(project), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": python_path(project),
         REPRODUCTION: "true",
         ROOT_VARIABLE: str(data_root().absolute()),
         "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db",

@@ -18,6 +18,7 @@ from tasks.cluster.placement import check_nodes, place_workers
 from tasks.cluster.session import check_ray, connect_ray, disconnect_ray, result_of
 from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied, SamplerDied, actor_deaths, names_dead_engine
+from tasks.python_path import python_path
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import gpu_model
 from tasks.verl.actor import StepRecord, Trainer
@@ -146,9 +147,8 @@ def runtime_env_of(pipeline: Pipeline) -> dict[str, Any]:
 
 def environment_of(pipeline: Pipeline) -> dict[str, str]:
     """Environment variables of the training process and of all that it starts."""
-    root = str(Path(__file__).parents[2])
     variables = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
+        "PYTHONPATH": python_path(),
         "TRANSFER_QUEUE_ENABLE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "VERL_LOGGING_LEVEL": "WARN",

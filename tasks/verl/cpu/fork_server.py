@@ -35,6 +35,7 @@ from typing import Any
 from agents import process_memory
 from envs.errors import to_line
 from envs.runtime.forking import begin_fork, has_one_thread, kill_group, watch_children
+from tasks.python_path import python_path
 from tasks.verl.cpu import THREADS_ENV, forked_process
 from tasks.verl.cpu.forked_process import Request
 
@@ -62,8 +63,6 @@ class _Handle:
         self._folder = Path(tempfile.mkdtemp(prefix="fork-"))  # nobody else may enter it
         self._errors = self._folder / "errors.txt"
         address = str(self._folder / "socket")
-        root = str(Path(__file__).parents[3])
-        python_path = filter(None, [root, os.environ.get("PYTHONPATH", "")])
         variables = THREADS_ENV | process_memory.ENVIRONMENT | _ONE_THREAD  # read when a process starts
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
@@ -80,7 +79,7 @@ class _Handle:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(python_path)},
+                env={**os.environ, **variables, "PYTHONPATH": python_path()},
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
             )
