@@ -365,10 +365,15 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         item = f"item?item={quote('x_' + HOSTILE)}"
         one = "at/step_0002:1"
         await page.set_viewport_size({"width": 390, "height": 800})  # a phone's
+        boxes = "[...document.querySelectorAll('.scroll')]"  # of the tables
+        await page.goto(f"{url}/#/run/toy")
+        await page.get_by_role("heading", name="Steps").wait_for()
+        assert await page.evaluate(f"{boxes}.map(box => box.scrollWidth - box.clientWidth)") == [0, 0, 0]
         for place in ("trajectories", "groups", one, f"{one}?show=owner", "group/step_0002:1", item):
             await page.goto(f"{url}/#/run/toy/{place}")
             await page.locator("#view", has_text="window.owned").wait_for()
             assert await page.evaluate("document.documentElement.scrollWidth") <= 390, place
+            assert await page.evaluate(f"{boxes}.every(box => box.scrollWidth <= box.clientWidth)"), place
             assert await page.evaluate("window.owned") is None
             assert await page.locator("#view :is(script, iframe, b)").count() == 0
             words = await page.evaluate("document.body.textContent")

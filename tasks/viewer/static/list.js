@@ -225,7 +225,7 @@ const COLUMNS = [
 ];
 const GROUP_COLUMNS = [
   ["step", "step", "words"], ["item", "item", "words"], ["", "metadata", "words wide"], ["success", "solved", "words"],
-  ["samples", "samples"], ["reward", "mean reward"], ["spread", "spread"], ["turns", "mean turns", "wide"],
+  ["samples", "samples"], ["reward", "mean reward"], ["spread", "spread", "wide"], ["turns", "mean turns", "wide"],
 ];
 
 function cells(run, row, href) {
@@ -254,7 +254,7 @@ function groupCells(run, row, href) {
       h("i", { style: { width: `${(100 * row.successes) / row.samples}%` } })), ` ${row.successes} of ${row.samples}`),
     h("td", {}, row.samples),
     h("td", {}, number(row.reward)),
-    h("td", { title: row.spread === 0 ? "All rewards are equal: the group gives no advantage." : null }, number(row.spread)),
+    h("td", { class: "wide", title: row.spread === 0 ? "All rewards are equal: the group gives no advantage." : null }, number(row.spread)),
     h("td", { class: "wide" }, number(row.turns)),
   ];
 }

@@ -135,12 +135,12 @@ function stepTable(run, { series, kept }) {
   return steps.length > 0 && h("section", {},
     h("h2", {}, "Steps"),
     h("p", {}, "Training keeps the trajectories of some groups of each step; the rates are of all its episodes."),
-    table(["step", "kept", "episodes", "success", "reward", "turns", "horizon", "version", "time"], steps.slice(0, 2000).map((step) => h("tr", {},
+    table(["step", "kept", "episodes", "success", "reward", "turns", "horizon", h("th", { class: "wide" }, "version"), "time"], steps.slice(0, 2000).map((step) => h("tr", {},
       h("th", { scope: "row" }, h("a", { href: links.toList(run, { q: `step:${step}` }) }, step)),
       h("td", {}, h("a", { href: links.toGroups(run, { q: `step:${step}` }) }, byStep.get(step) ?? 0)),
       h("td", {}, number(at(step, "episodes"))),
       h("td", {}, percent(at(step, "success"))), h("td", {}, number(at(step, "reward"))),
       h("td", {}, number(at(step, "turns"))), h("td", {}, number(at(step, "horizon"))),
-      h("td", {}, number(at(step, "policy_version"))), h("td", {}, seconds(at(step, "seconds"))))),
+      h("td", { class: "wide" }, number(at(step, "policy_version"))), h("td", {}, seconds(at(step, "seconds"))))),
       { className: "plain sticky", boxClass: "scroll tall" }));
 }
