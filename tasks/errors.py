@@ -2,7 +2,7 @@
 
 import re
 
-from envs.errors import WingspanError
+from envs.errors import WingspanError, to_line
 
 _ENGINE_DEAD = re.compile(r"^\s*([\w.]+\.)?EngineDeadError\b", re.MULTILINE)
 
@@ -47,3 +47,16 @@ def names_dead_engine(error: BaseException) -> bool:
     exception are lost between processes.
     """
     return _ENGINE_DEAD.search(f"{type(error).__name__}: {error}") is not None
+
+
+def describe_remote(error: BaseException) -> str:
+    """The error on one line, without colours: the last line of a remote traceback, the first of Ray's account
+    of a process that it ended for memory."""
+    from ray.exceptions import OutOfMemoryError
+
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    if isinstance(error, OutOfMemoryError):
+        text = text.splitlines()[0]
+    elif "ray::" in text or "Traceback (most recent call last)" in text:
+        text = text.splitlines()[-1]
+    return to_line(f"{type(error).__name__}: {text}", limit=300)

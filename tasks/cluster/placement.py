@@ -13,6 +13,8 @@ from envs.errors import ConfigError
 from tasks.config.memory import check_devices, device_memories
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import BackendSettings
+from tasks.errors import describe_remote
+from tasks.python_path import ROOT
 
 WORKER_CPUS = 3
 """CPUs that verl reserves for each worker, besides its GPU (`ResourcePoolManager.max_colocate_count`)."""
@@ -99,19 +101,29 @@ def check_nodes(pipeline: Pipeline, placement: Placement, *, environment: Mappin
 
 
 def node_memories(device: str, *, environment: Mapping[str, str]) -> dict[str, list[int]]:
-    """What `device_memories` finds on each live node, by Ray's id of the node."""
+    """What `device_memories` finds on each live node, by Ray's id of the node.
+
+    Raises `ConfigError` for a node that does not say it.
+    """
     import ray
+    from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     read = ray.remote(num_cpus=0, runtime_env={"env_vars": dict(environment)})(device_memories)
-    answers = {
-        node["NodeID"]: read.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(device)
-        for node in ray.nodes()
-        if node["Alive"]
-    }
-    return dict(zip(answers, ray.get(list(answers.values()), timeout=MEMORY_TIMEOUT_S), strict=True))
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    answers = [read.options(scheduling_strategy=place).remote(device) for place in places]
+    deadline = time.monotonic() + MEMORY_TIMEOUT_S
+    memories = {}
+    for node, answer in zip(nodes, answers, strict=True):
+        try:
+            memories[node["NodeID"]] = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
+        except RayError as error:
+            raise ConfigError(
+                f"node {node['NodeManagerAddress']} of the Ray cluster does not say how much memory it has "
+                f"({describe_remote(error)}); it needs this checkout at {ROOT}, and its Python environment"
+            ) from error
+    return memories
 
 
 def _find_placement(backend: BackendSettings, nodes: Sequence[Node]) -> Placement | None:

@@ -22,7 +22,7 @@ from tasks.cluster.session import keep_logs
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts
 from tasks.data.trajectories import write_trajectories
-from tasks.errors import Collapsed, RayDied, SamplerDied, actor_deaths
+from tasks.errors import Collapsed, RayDied, SamplerDied, actor_deaths, describe_remote
 from tasks.progress import SILENT, Progress
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.rounds import (
@@ -46,7 +46,7 @@ from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
 from tasks.verl.config import check_pipeline
 from tasks.verl.policies import copy_policy
-from tasks.verl.process import RayTrainingProcess, TrainingProcess, describe_remote
+from tasks.verl.process import RayTrainingProcess, TrainingProcess
 from tasks.verl.rewinds import Rewind, RewindPoints, read_rewinds, seed_after, write_rewind
 
 T = TypeVar("T")

@@ -1,7 +1,6 @@
 """The training process, as the session of a training uses it: a `Trainer` in an actor of Ray."""
 
 import os
-import re
 import shlex
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agents import process_memory
 from agents.samplers.vllm import PYTHON_VARIABLE, find_python
 from agents.types import Trajectory
-from envs.errors import ConfigError, WingspanError, to_line
+from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from tasks.cluster.address import cluster_address
 from tasks.cluster.placement import check_nodes, place_workers
 from tasks.cluster.session import check_ray, connect_ray, disconnect_ray, result_of
 from tasks.config.pipelines import Pipeline
-from tasks.errors import RayDied, SamplerDied, actor_deaths, names_dead_engine
+from tasks.errors import RayDied, SamplerDied, actor_deaths, describe_remote, names_dead_engine
 from tasks.python_path import python_path
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import gpu_model
@@ -185,12 +184,12 @@ def await_actor(answer: Any, *, failure: str) -> Any:
     ended the start of an actor, `SamplerDied` if it is due to a dead engine of vLLM, and `WingspanError` for
     anything else.
     """
-    from ray.exceptions import RayActorError, RayTaskError, UnserializableException
+    from ray.exceptions import RayActorError, RayError, RayTaskError
 
     deaths = actor_deaths()
     try:
         return result_of(answer)
-    except (RayTaskError, *deaths, UnserializableException) as error:
+    except RayError as error:
         # The text is a nested remote traceback; only the innermost cause matters.
         cause: BaseException = error
         while isinstance(cause, RayTaskError):
@@ -206,16 +205,3 @@ def await_actor(answer: Any, *, failure: str) -> Any:
         if names_dead_engine(error):  # raised in the actor, e.g. as it puts the sampler to sleep
             raise SamplerDied(f"{failure}: the sampler's engine died") from error
         raise WingspanError(f"{failure}: {describe_remote(cause)}") from error
-
-
-def describe_remote(error: BaseException) -> str:
-    """The error on one line, without colours: the last line of a remote traceback, the first of Ray's account
-    of a process that it ended for memory."""
-    from ray.exceptions import OutOfMemoryError
-
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    if isinstance(error, OutOfMemoryError):
-        text = text.splitlines()[0]
-    elif "ray::" in text:
-        text = text.splitlines()[-1]
-    return to_line(f"{type(error).__name__}: {text}", limit=300)

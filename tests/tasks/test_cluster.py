@@ -14,18 +14,19 @@ from agents.clients.endpoint import Endpoint
 from agents.rollout.packing import pack
 from agents.rollout.rollout import rollout
 from agents.types import EpisodeLimits, Trajectory
-from envs.errors import ConfigError
+from envs.errors import ConfigError, WingspanError
 from tasks.cluster import placement as ray_placement
 from tasks.cluster.address import asks_for_token, check_ray_address
-from tasks.cluster.placement import Placement, check_nodes, cluster_nodes, place_workers
+from tasks.cluster.placement import Placement, check_nodes, cluster_nodes, node_memories, place_workers
 from tasks.config.training import BackendSettings
 from tasks.data.trajectories import read_trajectories
 from tasks.progress import Progress
+from tasks.python_path import ROOT
 from tasks.rollout.served_policy import ServedAt
 from tasks.stages.evaluate import evaluate
 from tasks.stages.prepare import prepare
 from tasks.stages.train import TrainSession
-from tasks.verl.process import RayTrainingProcess, environment_of
+from tasks.verl.process import RayTrainingProcess, await_actor, environment_of
 from tests.support.sockets import SocketWatch, free_port
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
@@ -103,6 +104,34 @@ def test_the_nodes_are_asked_for_their_memory(cluster: str, tmp_path: Path) -> N
     too_much = pipeline.model_copy(update={"train": train})
     with pytest.raises(ConfigError, match=r"to train, and node [\d.]+ has .*; set train.micro_batch_tokens"):
         check_nodes(too_much, two_nodes, environment=environment_of(pipeline))
+
+
+def test_a_node_that_does_not_answer_is_named(cluster: str, tmp_path: Path) -> None:
+    # Of every Python process of the node: as if this project were not there.
+    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["tasks.config.memory"] = None')
+    line = rf"^node [\d.]+ of the Ray cluster does not say .* \({{}}.*\); it needs this checkout at {ROOT}, "
+    with pytest.raises(ConfigError, match=line.format(r"RayTaskError.*ModuleNotFoundError: import of tasks")):
+        node_memories("cpu", environment={"PYTHONPATH": str(tmp_path)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_placement, "MEMORY_TIMEOUT_S", 0.0)
+        with pytest.raises(ConfigError, match=line.format("GetTimeoutError")):
+            node_memories("cpu", environment={})
+
+
+def test_a_process_that_cannot_be_started_is_an_error_of_one_line(cluster: str) -> None:
+    import ray
+
+    actor = ray.remote(Bare).options(num_cpus=0, runtime_env={"conda": "absent"}).remote()
+    with pytest.raises(WingspanError, match=r"^training failed: RuntimeEnvSetupError: .*conda") as error:
+        await_actor(actor.answer.remote(), failure="training failed")
+    assert "\n" not in str(error.value)
+
+
+class Bare:
+    """An actor that has little to do."""
+
+    def answer(self) -> int:
+        return 1
 
 
 def test_a_cluster_is_joined_with_its_token_alone(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:

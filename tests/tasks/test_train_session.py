@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 
 from envs.errors import ConfigError, WingspanError
 from tasks.data.items import write_items
+from tasks.errors import describe_remote
 from tasks.progress import Progress
 from tasks.stages.rounds import RoundResult, choose_best, drop_steps_after, find_best
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
 from tasks.verl.config import check_pipeline
-from tasks.verl.process import describe_remote
 from tests.support.scripted_process import ScriptedProcess
 from tests.support.verl_toy import toy_items, toy_pipeline
 
