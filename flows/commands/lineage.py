@@ -9,6 +9,7 @@ from tasks.config.user_code import CODE
 from tasks.data.hashes import path_md5
 from tasks.reporting.pages import format_count
 from tasks.reporting.reproduction import shorten
+from tasks.runs.folders import relative_within
 from tasks.tracking.lineage_record import CodeVersion, StageRecord
 from tasks.tracking.provenance import PACKAGES, dirty_tag
 from tasks.tracking.references import FoundRun, Registration, test_of
@@ -79,7 +80,11 @@ def stage_rows(run: FoundRun) -> Iterator[tuple[str, ...]]:
     workspace = Path(run.lineage.workspace)
     for name, stage in run.lineage.stages.items():
         code = [path for path in stage.reads if Path(path).parts[0] in CODE]
-        reads = {_relative(path, workspace): md5 for path, md5 in stage.reads.items() if path not in code}
+        reads = {
+            str(relative_within(Path(path), workspace)): md5
+            for path, md5 in stage.reads.items()
+            if path not in code
+        }
         yield (
             name,
             _format_code(stage, files=len(code)),
@@ -127,7 +132,3 @@ def _format_code(stage: StageRecord, *, files: int) -> str:
 
 def _format_hashes(hashes: dict[str, str]) -> str:
     return ", ".join(f"{path} {shorten(md5)}" for path, md5 in hashes.items())
-
-
-def _relative(path: str, workspace: Path) -> str:
-    return str(Path(path).relative_to(workspace)) if Path(path).is_relative_to(workspace) else path

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError
 from tasks.config.pipelines import PIPELINES_FILE
+from tasks.runs.folders import relative_within
 from tasks.runs.parameters import try_read_lines
 from tasks.tracking.connection import DEFAULT_URI, check_tracking, connect, experiment_of, tracking_uri
 from tasks.tracking.recorded_runs import RecordedRun, mark_gone, read_runs
@@ -26,7 +27,8 @@ def run_rows() -> Iterator[tuple[str, ...]]:
     for run in read_runs(client, experiment_id=experiment_id):
         step, success = _progress(run)
         start = datetime.fromtimestamp(run.start_time).strftime("%Y-%m-%d %H:%M")
-        yield run.name, run.state, step, success, start, _format_path(run.workspace)
+        folder = "" if run.workspace is None else str(relative_within(run.workspace, Path.cwd()))
+        yield run.name, run.state, step, success, start, folder
 
 
 def _progress(run: RecordedRun) -> tuple[str, str]:
@@ -42,10 +44,3 @@ def _progress(run: RecordedRun) -> tuple[str, str]:
     last = steps[-1] if steps else {"step": 0}
     success = last.get("success")
     return f"{last['step']}/{run.steps}", "" if success is None else f"{success:.2f}"
-
-
-def _format_path(workspace: Path | None) -> str:
-    here = Path.cwd()
-    if workspace is None:
-        return ""
-    return str(workspace.relative_to(here) if workspace.is_relative_to(here) else workspace)

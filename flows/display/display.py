@@ -122,7 +122,8 @@ class Display:
         stage.steps = [*stage.steps, _select(name, values)]
         stage.phase = ""
         if not self.is_live:
-            self.note(f"{name}: " + "  ".join(filter(None, (self._position(name), self._metrics(name)))))
+            metrics = describe_metrics(name, stage)
+            self.note(f"{name}: " + "  ".join(filter(None, (self._position(name), metrics))))
 
     def phase(self, name: str, text: str) -> None:
         """Show what stage `name` does until its next step ends, e.g. "starting Ray"."""
@@ -159,9 +160,6 @@ class Display:
 
     def _position(self, name: str) -> str:
         return describe_position(self._view, name, now=self._clock())
-
-    def _metrics(self, name: str) -> str:
-        return describe_metrics(name, self._view.stages[name])
 
     def draw(self) -> Group:
         """What the terminal shows now."""

@@ -31,7 +31,7 @@ from tasks.data.hashes import path_md5, text_md5
 from tasks.data.items import items_md5
 from tasks.data.sources import FOLDER as DATA
 from tasks.data.sources import HUB
-from tasks.runs.folders import RUNS
+from tasks.runs.folders import RUNS, relative_within
 from tasks.verl.checkpoints import complete_steps
 
 STAGES_FILE = Path("dvc.yaml")
@@ -166,7 +166,7 @@ def hash_deps(stage: Stage) -> dict[str, str]:
 def _relative_deps(stage: Stage, *, code: bool) -> dict[str, str]:
     """Paths in the workspace are relative to it, so that each workspace has the same keys."""
     return {
-        str(dep.relative_to(stage.workspace) if dep.is_relative_to(stage.workspace) else dep): _input_md5(dep)
+        str(relative_within(dep, stage.workspace)): _input_md5(dep)
         for dep in stage.deps
         if code or not (dep.parts[0] in CODE or dep in stage.user_code)
     }

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tasks.config.pipelines import Pipeline
-from tasks.runs.folders import RUNS
+from tasks.runs.folders import RUNS, relative_within
 from tasks.tracking import facts
 from tasks.tracking.connection import ui_command
 from tasks.tracking.record import recorded_page
@@ -49,8 +49,7 @@ class RunArtifact:
 
 def artifact_key(workspace: Path, name: str) -> str:
     """The key of an artifact of the run in `workspace`: the same for every run there."""
-    path = workspace.relative_to(RUNS) if workspace.is_relative_to(RUNS) else workspace
-    return "-".join(re.findall(r"[a-z0-9]+", f"{path}-{name}".lower()))
+    return "-".join(re.findall(r"[a-z0-9]+", f"{relative_within(workspace, RUNS)}-{name}".lower()))
 
 
 def progress_artifact(step: Step, *, pipeline: Pipeline, phase: str) -> RunArtifact:

@@ -146,3 +146,8 @@ def _with_distinct_names(runs: Sequence[RunFolder]) -> Iterator[RunFolder]:
             name, number = f"{base}-{number}", number + 1
         names.add(name)
         yield RunFolder(name=name, folder=run.folder, file=run.file)
+
+
+def relative_within(path: Path, folder: Path) -> Path:
+    """`path`, relative to `folder` if it is in it."""
+    return path.relative_to(folder) if path.is_relative_to(folder) else path

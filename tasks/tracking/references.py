@@ -14,6 +14,7 @@ from envs.errors import ConfigError, describe
 from envs.files import read_json, read_json_lines
 from tasks.data.hashes import path_md5
 from tasks.evaluation.outcomes import EVALUATION
+from tasks.runs.folders import relative_within
 from tasks.tracking.connection import EXPERIMENT, check_tracking, connect, tracking_uri
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
 from tasks.tracking.record import read_record
@@ -127,7 +128,7 @@ def _find_workspace(path: Path) -> FoundRun:
         raise ConfigError(
             f"{path}: neither it nor a folder above it has {LINEAGE}, as runs' folders have; {_REMEDY}"
         )
-    workspace = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    workspace = relative_within(folder, Path.cwd())
     lineage = read_lineage(workspace / LINEAGE)
     record = read_record(workspace)
     return FoundRun(

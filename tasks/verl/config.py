@@ -436,7 +436,7 @@ def check_pipeline(pipeline: Pipeline) -> None:
     if backend.workers % backend.tensor_parallel:
         raise ConfigError(
             f"backend.workers {backend.workers} is no multiple of backend.tensor_parallel "
-            f"{backend.tensor_parallel}"
+            f"{backend.tensor_parallel}, the GPUs of an engine; change one of them"
         )
     if backend.rollout == "vllm" and backend.samplers > 1:
         raise ConfigError(
