@@ -111,7 +111,8 @@ def is_http_url(text: str) -> bool:
         url = httpx.URL(text)
     except httpx.InvalidURL:
         return False
-    return url.scheme in ("http", "https") and bool(url.host) and (url.port or 80) < 1 << 16
+    has_valid_host = bool(url.host) and " " not in text
+    return url.scheme in ("http", "https") and has_valid_host and 0 < (url.port or 80) < 1 << 16
 
 
 def describe_response(response: httpx.Response) -> str:

@@ -5,8 +5,7 @@ An *episode* is played by the expert, turn by turn; in half of them it makes mis
 ten times as often per token. The loss covers everything after the opening except mistakes and the names that
 a drill asks for, which cannot be predicted.
 
-The shipped model is reproducible: a change of these numbers, or of the order in which random numbers are
-taken, gives another model.
+A change of these numbers, or of the order in which random numbers are taken, gives another model.
 """
 
 import asyncio
@@ -34,9 +33,12 @@ from envs.builtin.textcraft.expert import (
 from envs.builtin.textcraft.invented import (
     ALIKE_SHARE,
     GROUPED_SHARE,
+    MAX_INPUTS,
+    TWINS_SHARE,
     invent,
     invent_families,
     invent_groups,
+    invent_twins,
     words,
 )
 from envs.builtin.textcraft.world import Problem
@@ -44,13 +46,13 @@ from envs.registry import ExpertStep
 from envs.types import Item
 from tasks.config.base_model import BaseCycle
 
-MAX_TURNS = 24
-MAX_TOKENS = 1000
+MAX_TURNS = 30
+MAX_TOKENS = 1200
 _ITEM = Item(item_id="textcraft_0", env="textcraft")
 _CONFIG = EpisodeConfig(agent=FormatAgent("action"), limits=UNLIMITED)
 
 # Recipe books
-_DEPTHS, _DEPTH_WEIGHTS = (1, 2, 3, 4), (20, 42, 30, 8)
+_DEPTHS, _DEPTH_WEIGHTS = (1, 2, 3, 4), (14, 38, 36, 12)
 _MIN_DISTRACTORS, _MORE_DISTRACTORS = 2, 13
 """The most distractors (recipes that the goal does not need) at the start, and how many more later."""
 _DISTRACTOR_RAMP = 0.3
@@ -68,12 +70,17 @@ _USELESS_SHARE, _USELESS_RATE = 0.5, 0.1
 """Share of the episodes with slips that also have useless actions, and their rate per turn."""
 _MISREAD_RATE = 0.25
 """Share of the recipes that are read wrong, in an episode where any is."""
+_SPLICE_SHARE = 0.6
+"""Share of the misread recipes that go on as another one: the mistake that a trained policy still makes."""
 _INSIST_RATE = 0.4
-"""How often a refused action is tried once more: a policy that repeats itself must learn to stop."""
+"""How often a refused action, or a misreading, is tried once more: a policy that repeats itself must learn to
+stop."""
 _QUESTIONS = 14
 """The most names that a drill asks for."""
 _GROUP_QUESTIONS = 8
 """The most recipes that a drill of groups asks for."""
+_RETURN_SHARE = 0.4
+"""Share of a drill's recipes of which it also asks how they go on after one of their ingredients."""
 _NEEDS, _NEED_WEIGHTS = (1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 7, 3)
 """How many of an item a drill asks for."""
 
@@ -96,20 +103,25 @@ class Encoder:
     end: int
 
 
+_MakeDrill = Callable[[Problem, Encoder, random.Random], TrainingSequence]
+
+
 def sample_sequence(
     encoder: Encoder, rng: random.Random, *, progress: float, cycle: BaseCycle
 ) -> TrainingSequence:
     """Sample a sequence for the point `progress` (0..1) of training; drills and short books come first."""
     ramp = min(1.0, progress / _DISTRACTOR_RAMP)
     distractors = rng.randint(0, _MIN_DISTRACTORS + int(_MORE_DISTRACTORS * ramp))
-    if cycle.groups and rng.random() < cycle.groups:
-        sequence: TrainingSequence | None = make_group_drill(invent_groups(rng), encoder, rng)
-        if sequence is not None and len(sequence.ids) <= MAX_TOKENS:
-            return sequence
-    if cycle.families and rng.random() < cycle.families:
-        sequence = make_drill(invent_families(rng), encoder, rng)
-        if sequence is not None and len(sequence.ids) <= MAX_TOKENS:
-            return sequence
+    drills: tuple[tuple[float, Callable[[random.Random], Problem], _MakeDrill], ...] = (
+        (cycle.groups, invent_groups, make_group_drill),
+        (cycle.families, invent_families, make_drill),
+        (cycle.twins, invent_twins, make_drill),
+    )
+    for share, invent_problem, make in drills:
+        if share and rng.random() < share:
+            drill = make(invent_problem(rng), encoder, rng)
+            if len(drill.ids) <= MAX_TOKENS:
+                return drill
     while True:
         depth = rng.choices(_DEPTHS, _DEPTH_WEIGHTS)[0]
         game = invent(
@@ -118,9 +130,10 @@ def sample_sequence(
             distractors=distractors,
             alike=ALIKE_SHARE if cycle.families else 0.0,
             grouped=GROUPED_SHARE if cycle.groups else _FEW_GROUPED_SHARE,
+            twins=TWINS_SHARE if cycle.twins else 0.0,
         )
         if rng.random() < max(_MIN_DRILL_SHARE, _DRILL_SHARE - _DRILL_DECAY * progress):
-            sequence = make_drill(game, encoder, rng)
+            sequence: TrainingSequence | None = make_drill(game, encoder, rng)
         else:
             sequence = make_episode(game, encoder, rng, misreads=cycle.misreads)
         if sequence is not None and len(sequence.ids) <= MAX_TOKENS:
@@ -210,12 +223,20 @@ def make_drill(game: Problem, encoder: Encoder, rng: random.Random) -> TrainingS
         if planner.resolve_group(name) != name:
             continue
         need = rng.choices(_NEEDS, _NEED_WEIGHTS)[0]
-        if name in planner.lines:
-            line = planner.choose(name, need)
-            text = expansion(line, need=need, times=-(-need // line.count))
-        else:
-            text = f"{need} {name} get."
+        if name not in planner.lines:
+            drill.ask(f" {need} {name}", " get.")
+            continue
+        line = planner.choose(name, need)
+        times = -(-need // line.count)
+        text = expansion(line, need=need, times=times)
         drill.ask(f" {need} {name}", text.removeprefix(f"{need} {name}"))
+        if rng.random() < _RETURN_SHARE:
+            index = rng.randrange(len(line.inputs))
+            drill.end_turn(is_target=False)
+            after = line.inputs[index + 1 :]
+            text = f", {times * after[0][0]} {after[0][1]}" if after else f" x {times}"
+            drill.ask(f" {name} using {line.inputs[index][1]}", text)
+            drill.end_turn(is_target=False)
     return drill.sequence
 
 
@@ -241,8 +262,7 @@ def make_group_drill(game: Problem, encoder: Encoder, rng: random.Random) -> Tra
                 text = naming(group, planner.choose(member, times * count), need=times * count)
                 drill.ask(f" {times * count} {group}", text.removeprefix(f"{times * count} {group}"))
         drill.end_turn(is_target=False)
-        craft = f"craft {line.output}"
-        drill.ask(f" x {times}\nAction: {craft}", command(resolved).removeprefix(craft))
+        drill.ask(f" {line.output} using {line.inputs[-1][1]}", f" x {times}\nAction: {command(resolved)}")
         drill.end_turn(is_target=True)
     return drill.sequence
 
@@ -273,8 +293,11 @@ class _Drill:
 
 
 def _misread(line: Line, game: Problem, rng: random.Random) -> Line | None:
-    """`line` with another ingredient, another word or another count; None if that is a recipe as well."""
+    """`line` with another ingredient, another word, another count, or what follows in another recipe; None if
+    that is a recipe as well."""
     lines = [parse(text) for text in game.recipes]
+    if rng.random() < _SPLICE_SHARE:
+        return _splice(line, lines, rng)
     names = sorted({name for recipe in lines for _, name in recipe.inputs})
     index = rng.randrange(len(line.inputs))
     count, name = line.inputs[index]
@@ -294,6 +317,30 @@ def _misread(line: Line, game: Problem, rng: random.Random) -> Line | None:
     return None if misread in lines or misread == line else misread
 
 
+def _splice(line: Line, lines: list[Line], rng: random.Random) -> Line | None:
+    """`line` as another recipe goes on: from an ingredient on whose name has the same first word, or from the
+    start if the products' names share a word; None if there is no such recipe."""
+    spliced = {
+        (*line.inputs[:index], *other.inputs[other_index:])
+        for other in lines
+        if other.output != line.output
+        for index, (_, name) in enumerate(line.inputs)
+        for other_index, (_, other_name) in enumerate(other.inputs)
+        if name.split()[0] == other_name.split()[0]
+    }
+    words_of_line = set(line.output.split())
+    spliced |= {other.inputs for other in lines if words_of_line & set(other.output.split())}
+    right = {frozenset(name for _, name in other.inputs) for other in lines if other.output == line.output}
+    choices = sorted(
+        inputs
+        for inputs in spliced
+        if len({name for _, name in inputs}) == len(inputs) <= MAX_INPUTS
+        and frozenset(name for _, name in inputs) not in right
+        and line.output not in {name for _, name in inputs}
+    )
+    return replace(line, inputs=rng.choice(choices)) if choices else None
+
+
 def _useless_step(game: Problem, rng: random.Random) -> ExpertStep:
     planner = Planner(game)
     name = rng.choice(list(planner.lines))
@@ -301,6 +348,6 @@ def _useless_step(game: Problem, rng: random.Random) -> ExpertStep:
     if kind < 0.5:
         return ExpertStep(thought=f"1 {name} get", action=f"get {ARMFUL} {name}")
     if kind < 0.75:
-        return ExpertStep(thought="x 1", action="inventory")
+        return ExpertStep(thought=f"{name} x 1", action="inventory")
     line = rng.choice(planner.lines[name])
-    return ExpertStep(thought="x 1", action=command(line).replace(line.output, line.inputs[0][1], 1))
+    return ExpertStep(thought=f"{name} x 1", action=command(line).replace(line.output, line.inputs[0][1], 1))

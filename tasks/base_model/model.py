@@ -107,8 +107,10 @@ _CODE = 20
 _SLOTS = [slice(52 + _CODE * i, 52 + _CODE * (i + 1)) for i in range(len(_LOOKBACK))]
 _NUMBER_SLOT = slice(112, 126)
 _IS_USING, _IS_NUMBER = 126, 127
+_LOGIT = 40.0
+"""Of the position that a look-back head is to attend to."""
 # A head's slowly rotating dimensions, where distance hardly matters.
-_SLOW = [*range(8, 16), *range(24, 32)]
+SLOW = [*range(8, 16), *range(24, 32)]
 
 
 def _start_as_induction(
@@ -167,13 +169,13 @@ def _start_as_induction(
         return matrix
 
     before = [read(slot) for slot in _SLOTS]
-    mixes = [randn(len(_SLOW), _CODE) / math.sqrt(_CODE) for _ in _SLOTS]
+    mixes = [randn(len(SLOW), _CODE) / math.sqrt(_CODE) for _ in _SLOTS]
     basis = torch.linalg.qr(randn(identities, identities))[0]
     for index, sharpness in enumerate((2.4, 2.2, 2.0)):
         query, key, value = (torch.zeros(HEAD_DIM, width) for _ in range(3))
         for back in range(index + 1):
-            query[_SLOW] += sharpness * mixes[back] @ (token_code if back == 0 else before[back - 1])
-            key[_SLOW] += sharpness * mixes[back] @ before[back]
+            query[SLOW] += sharpness * mixes[back] @ (token_code if back == 0 else before[back - 1])
+            key[SLOW] += sharpness * mixes[back] @ before[back]
         part = basis[31:] if index == 1 else basis[:31]
         value[: len(part), _IDENTITY] = part
         match.q_proj.weight[head(index)] = query
@@ -184,11 +186,11 @@ def _start_as_induction(
     # The last head finds the ` using` after the name that was just written, and fetches the number before it.
     query, key, value = (torch.zeros(HEAD_DIM, width) for _ in range(3))
     for mix, slot in zip(mixes, before, strict=True):
-        query[_SLOW] += 3.0 * mix @ slot
-        key[_SLOW] += 3.0 * mix @ slot
-    direction = randn(len(_SLOW))
-    query[_SLOW, _CONSTANT] += 2.4 * direction
-    key[_SLOW, _IS_USING] += 2.4 * direction
+        query[SLOW] += 3.0 * mix @ slot
+        key[SLOW] += 3.0 * mix @ slot
+    direction = randn(len(SLOW))
+    query[SLOW, _CONSTANT] += 2.4 * direction
+    key[SLOW, _IS_USING] += 2.4 * direction
     value[: len(number_code)] = read(_NUMBER_SLOT)
     match.q_proj.weight[head(3)] = query
     match.k_proj.weight[head(3)] = key
@@ -206,38 +208,45 @@ def _start_as_induction(
             layer.self_attn.o_proj.weight *= 0.03
 
 
-def _attend_back(
-    attention: "LlamaAttention", rows: slice, *, distance: int, norm_constant: float, logit: float = 40.0
-) -> None:
-    """Make the head at `rows` attend to `distance` tokens back, whatever the tokens are.
+def _attend_back(attention: "LlamaAttention", rows: slice, *, distance: int, norm_constant: float) -> None:
+    """Make the head at `rows` attend to `distance` tokens back, whatever the tokens are."""
+    vectors = look_back(distance, logit=_LOGIT)
+    for projection, vector in zip((attention.q_proj, attention.k_proj), vectors, strict=True):
+        projection.weight[rows] *= 0.1
+        projection.weight[rows, 0] = vector / norm_constant
 
-    Query and key are constants; RoPE rotates them apart by their distance, and the key is rotated ahead
-    by `distance`, so that their product peaks there. Only the five fastest pairs distinguish neighbours.
+
+def _attend_last_number(attention: "LlamaAttention", rows: slice, *, norm_constant: float) -> None:
+    """Make the head at `rows` attend to the last number."""
+    for projection, mark in ((attention.q_proj, _CONSTANT), (attention.k_proj, _IS_NUMBER)):
+        projection.weight[rows] = 0
+        projection.weight[rows, mark] = look_for_last(logit=_LOGIT) / norm_constant
+
+
+def look_back(distance: int, *, logit: float) -> "tuple[torch.Tensor, torch.Tensor]":
+    """A query and a key `[HEAD_DIM]` for all positions, whose product after RoPE is highest, `logit`, where
+    the key is `distance` tokens back.
+
+    RoPE rotates query and key apart by their distance, and the key is rotated ahead by `distance`. Only the
+    five fastest pairs distinguish neighbours.
     """
     import torch
 
     pairs, half = 5, HEAD_DIM // 2
     angles = distance * _ROPE_THETA ** (-torch.arange(pairs) / half)
-    scale = math.sqrt(logit / pairs * math.sqrt(HEAD_DIM)) / norm_constant
+    scale = math.sqrt(logit / pairs * math.sqrt(HEAD_DIM))
     query, key = torch.zeros(HEAD_DIM), torch.zeros(HEAD_DIM)
     query[:pairs] = scale
     key[:pairs] = scale * torch.cos(angles)
     key[half : half + pairs] = scale * torch.sin(angles)
-    for projection, vector in ((attention.q_proj, query), (attention.k_proj, key)):
-        projection.weight[rows] *= 0.1
-        projection.weight[rows, 0] = vector
+    return query, key
 
 
-def _attend_last_number(
-    attention: "LlamaAttention", rows: slice, *, norm_constant: float, logit: float = 40.0
-) -> None:
-    """Make the head at `rows` attend to the last number: keys carry the mark, and RoPE's pairs with a period
-    of some hundred tokens prefer near ones."""
+def look_for_last(*, logit: float) -> "torch.Tensor":
+    """The query of all positions and key of marked ones `[HEAD_DIM]`, by which the last mark is found: RoPE's
+    pairs with a period of some hundred tokens prefer near ones. `logit`: their product at no distance."""
     import torch
 
-    pairs = slice(3, 5)
-    for projection, mark in ((attention.q_proj, _CONSTANT), (attention.k_proj, _IS_NUMBER)):
-        vector = torch.zeros(HEAD_DIM)
-        vector[pairs] = math.sqrt(logit / 2 * math.sqrt(HEAD_DIM)) / norm_constant
-        projection.weight[rows] = 0
-        projection.weight[rows, mark] = vector
+    vector = torch.zeros(HEAD_DIM)
+    vector[3:5] = math.sqrt(logit / 2 * math.sqrt(HEAD_DIM))
+    return vector

@@ -1,7 +1,7 @@
 """The stage that trains the shipped base model: language modelling on invented TextCraft episodes.
 
-It ran once (hours of one core) and its result is shipped as `models/textcraft-base`; `dvc repro base`
-reproduces it. The data contains no TextCraft goal: every item and recipe is invented
+It ran once (hours of two cores) and its result is shipped as `models/textcraft-base`; `dvc repro base` trains
+a similar model (docs/base-model.md). The data contains no TextCraft goal: every item and recipe is invented
 (`envs/builtin/textcraft/invented.py`). Matrices are trained by Muon (Jordan et al. 2024), which learns this
 circuit several times faster than AdamW; embeddings and norms by AdamW.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agents.process_memory import keep_freed_memory
 from tasks.base_model.data import Encoder, TrainingSequence, sample_sequence
 from tasks.base_model.model import ASSISTANT, END, USER, make_model, make_tokenizer
+from tasks.base_model.widening import widen
 from tasks.config.base_model import BaseCycle, BaseSettings
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _DECAY_SHARE = 0.45
 _MICRO_BATCHES = 8
 _REPORT_EVERY = 200
 _PLAIN = BaseCycle(tokens=1)
-"""The data of the held-out sequences: no drills of families and groups, no misreading."""
+"""The data of the held-out sequences: no drills of groups, families and twins, no misreading."""
 
 
 def base(settings: BaseSettings, folder: Path) -> None:
@@ -53,12 +54,15 @@ def _train(rank: int, settings: BaseSettings, folder: Path, rendezvous: str) -> 
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=settings.processes)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, layers=settings.layers, width=settings.width, seed=settings.seed)
+    encoder = make_encoder(tokenizer)
     log = None
     if rank == 0:
         tokenizer.save_pretrained(folder)
-        log = _Log(folder, make_encoder(tokenizer), seed=settings.seed)
-    for number in range(len(settings.cycles)):
-        train_cycle(model, settings, number=number, encoder=make_encoder(tokenizer), log=log)
+        log = _Log(folder, encoder, seed=settings.seed)
+    for number, cycle in enumerate(settings.cycles):
+        if cycle.widen:
+            model = widen(model, encoder, seed=settings.seed)
+        train_cycle(model, settings, number=number, encoder=encoder, log=log)
     dist.destroy_process_group()
 
 

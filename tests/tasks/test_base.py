@@ -8,11 +8,14 @@ import pytest
 import torch
 import transformers
 
+from bench.reading import cut_before_ingredient
+from envs.builtin.textcraft.expert import parse
 from envs.builtin.textcraft.invented import words
 from tasks.base_model.data import sample_sequence
 from tasks.base_model.model import make_model, make_tokenizer
 from tasks.base_model.muon import orthogonal
 from tasks.base_model.train import base, make_encoder
+from tasks.base_model.widening import widen
 from tasks.config.base_model import BaseCycle, BaseSettings
 
 
@@ -39,9 +42,8 @@ def test_sequences_follow_the_chat_template_and_target_no_opening(
     encoder = make_encoder(tokenizer)
     rng = random.Random(3)
     for _ in range(30):
-        sequence = sample_sequence(
-            encoder, rng, progress=0.9, cycle=BaseCycle(tokens=1, groups=0.3, families=0.3)
-        )
+        cycle = BaseCycle(tokens=1, groups=0.2, families=0.2, twins=0.2, misreads=0.5)
+        sequence = sample_sequence(encoder, rng, progress=0.9, cycle=cycle)
         assert len(sequence.ids) == len(sequence.targets)
         text = tokenizer.decode(sequence.ids)
         opening = text.split("<|end|>")[0]
@@ -92,9 +94,9 @@ def test_orthogonal_brings_singular_values_near_one() -> None:
 def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> None:
     settings = BaseSettings(
         seed=0,
-        cycles=[BaseCycle(tokens=16_000), BaseCycle(tokens=4_000, misreads=0.5)],
+        cycles=[BaseCycle(tokens=16_000), BaseCycle(tokens=4_000, misreads=0.5, widen=True)],
         processes=2,
-        layers=2,
+        layers=3,
         width=128,
         batch_tokens=2000,
         muon_lr=0.02,
@@ -106,4 +108,58 @@ def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> Non
     assert all(line["tokens"] >= cycle.tokens for line, cycle in zip(lines, settings.cycles, strict=True))
     assert lines[-1]["token_accuracy"] > 0.2  # the most frequent token alone: about 0.1
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (model.config.hidden_size, model.config.num_attention_heads) == (198, 6)
     assert model.config.eos_token_id == transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token_id
+
+
+def test_a_command_is_cut_before_the_member_that_it_names() -> None:
+    line = parse("craft 1 bowl using 2 stick, 3 oak planks")
+    turn = "bowl using planks x 1\nAction: craft bowl using 2 stick, 3 oak planks"
+    assert cut_before_ingredient(turn, line, 1) == turn.removesuffix(" oak planks")
+
+
+@pytest.mark.heavy
+def test_a_widened_model_has_heads_for_the_line_of_a_product(
+    tokenizer: transformers.PreTrainedTokenizerFast,
+) -> None:
+    """Heads 4 and 5 of layer 0 attend one and four tokens back, head 4 of layer 1 the last ` using`."""
+    encoder = make_encoder(tokenizer)
+    model = widen(make_model(tokenizer, layers=3, width=128, seed=0), encoder, seed=0)
+    model.set_attn_implementation("eager")
+    cycle = BaseCycle(tokens=1, groups=0.3, twins=0.3)
+    ids = sample_sequence(encoder, random.Random(5), progress=1.0, cycle=cycle).ids
+    with torch.inference_mode():
+        attentions = model(torch.tensor([ids]), output_attentions=True).attentions  # of a layer: [1, H, T, T]
+    for head, distance in ((4, 1), (5, 4)):
+        assert torch.diagonal(attentions[0][0, head], offset=-distance).mean() > 0.7
+    [using] = encoder.text(" using")
+    positions = [position for position, token in enumerate(ids) if token == using]
+    found = [
+        attentions[1][0, 4, position, max(p for p in positions if p <= position)]
+        for position in range(positions[0], len(ids))
+    ]
+    assert torch.stack(found).mean() > 0.7
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "cycles"),
+    [
+        (2, 128, [BaseCycle(tokens=1, widen=True)]),
+        (3, 160, [BaseCycle(tokens=1, widen=True)]),
+        (3, 128, [BaseCycle(tokens=1, widen=True), BaseCycle(tokens=1, widen=True)]),
+    ],
+)
+def test_what_cannot_be_widened_is_refused_before_training(
+    layers: int, width: int, cycles: list[BaseCycle]
+) -> None:
+    with pytest.raises(ValueError, match="can be widened once"):
+        BaseSettings(
+            seed=0,
+            cycles=cycles,
+            processes=1,
+            layers=layers,
+            width=width,
+            batch_tokens=1,
+            muon_lr=1,
+            adamw_lr=1,
+        )

@@ -6,10 +6,20 @@ Its thoughts write out a stack, so that each word can be looked up in the preced
              logs x 2. 2 oak logs get
     Action: get 100 oak logs
 
+    Thought: oak door, oak planks using oak logs x 2
+    Action: craft oak planks using 1 oak logs
+
+    Thought: oak door, oak planks x 1
+    Action: craft oak planks using 1 oak logs
+
 A line `6 oak planks by 4 oak planks using 1 oak logs x 2` means: six are needed; a recipe, quoted from the
 opening, makes four; so craft twice. `… get` means that no recipe makes the item. Ingredients follow in the
 order of their recipe; after the last one comes the number of crafts left, `x 2`, `x 1`. Raw materials are
 taken a hundred at a time, so that one `get` is enough however often the recipe is repeated.
+
+After the first turn, a thought begins with the items that are being made, the goal first, and with what has
+just been obtained for the last of them. So what an item is for, and where to go on when it is made, stands in
+the turn before.
 
 A group stays a group where a recipe is quoted. Its member is named where it is needed, by continuing a line
 of the opening that ends in the group's name (`craft 4 oak planks using 1 oak logs`):
@@ -121,12 +131,23 @@ class Mistakes:
     """Whether to `get` an item that must be crafted, or a group, or to craft before all ingredients are
     there."""
     misreads: Callable[[Line], Line | None] = lambda line: None
-    """The recipe with one wrong ingredient or count; None if it is read correctly."""
+    """The recipe as it is misread; None if it is read correctly."""
     insists: Callable[[], bool] = lambda: False
-    """Whether to repeat an action that was refused because of a misreading."""
+    """Whether to repeat an action that was refused because of a misreading, or the whole misreading."""
 
 
 NO_MISTAKES = Mistakes()
+
+
+@dataclass(slots=True)
+class _OpenItem:
+    """An item that is being made."""
+
+    name: str
+    turn: int
+    """Of its first line."""
+    obtained: str | None = None
+    """The ingredient that was obtained in the turn before."""
 
 
 def play(problem: Problem, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]:
@@ -140,10 +161,18 @@ def play(problem: Problem, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]
     pending: list[str] = []  # lines of the thought that the next action closes
     is_misread = False  # whether one of them is misread
     inventory: set[str] = set()
+    open_items: list[_OpenItem] = []
 
     def act(note: str, action: str, *, is_correct: bool = True) -> None:
         nonlocal is_misread
-        step = ExpertStep(thought=" ".join([*pending, note]), action=action)
+        thought = " ".join([*pending, note])
+        if earlier := [item for item in open_items if item.turn < len(turns)]:
+            path = ", ".join(item.name for item in earlier)
+            obtained, earlier[-1].obtained = earlier[-1].obtained, None
+            if obtained is not None:
+                path += f" using {obtained}"
+            thought = f"{path} {thought}" if thought.startswith("x ") else f"{path}, {thought}"
+        step = ExpertStep(thought=thought, action=action)
         turns.append(PlayedTurn(step, is_correct=is_correct and not is_misread))
         pending.clear()
         is_misread = False
@@ -161,28 +190,43 @@ def play(problem: Problem, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]
         times = -(-need // line.count)
         wrong = mistakes.misreads(line)
         if wrong is not None:
-            pending.append(expansion(wrong, need=need, times=times))
-            is_misread = True
-            follow(wrong, times, (*path, name))
+            while True:
+                pending.append(expansion(wrong, need=need, times=times))
+                is_misread = True
+                depth = start(name)
+                follow(wrong, times, (*path, name))
+                del open_items[depth:]
+                if not mistakes.insists():
+                    break
             make(name, need, path)
             return
         pending.append(expansion(line, need=need, times=times))
+        depth = start(name)
         craft = command(planner.resolve_groups(line))
         for count, ingredient in line.inputs:
             need_of_it = times * count
             member = planner.resolve_group(ingredient)
             if member not in inventory and mistakes.slips():
                 act(f"x {times}", craft, is_correct=False)
+                del open_items[depth:]
                 make(name, need, path)
                 return
             if member != ingredient and mistakes.slips():
                 act(f"{need_of_it} {ingredient} get", f"get {ARMFUL} {ingredient}", is_correct=False)
+                del open_items[depth:]
                 make(name, need, path)
                 return
             obtain(ingredient, need_of_it, (*path, name))
+            open_items[-1].obtained = ingredient
             inventory.add(member)
         for left in range(times, 0, -1):
             act(f"x {left}", craft)
+        del open_items[depth:]
+
+    def start(name: str) -> int:
+        """Returns the number of items that were being made before."""
+        open_items.append(_OpenItem(name, len(turns)))
+        return len(open_items) - 1
 
     def obtain(name: str, need: int, path: tuple[str, ...]) -> None:
         member = planner.resolve_group(name)
@@ -201,6 +245,7 @@ def play(problem: Problem, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]
             can_be_made = member in planner.lines and planner.cost(member, need, path) < _TOO_LONG
             if can_be_made or planner.can_be_taken(member):
                 obtain(ingredient, need, path)
+                open_items[-1].obtained = ingredient
                 inventory.add(member)
             else:
                 insist(f"{need} {ingredient} get", f"get {max(ARMFUL, need)} {ingredient}")

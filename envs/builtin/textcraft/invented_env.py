@@ -42,13 +42,20 @@ class InventedTextCraftEnv(TextCraftEnv):
 def make_problem(index: int, seed: int = 0) -> "Problem":
     """The problem of item `index`. Raises `ConfigError` if there is no such item."""
     from envs.builtin.textcraft.expert import solve
-    from envs.builtin.textcraft.invented import ALIKE_SHARE, GROUPED_SHARE, invent
+    from envs.builtin.textcraft.invented import ALIKE_SHARE, GROUPED_SHARE, TWINS_SHARE, invent
 
     depth = _depth(index)
     rng = random.Random(f"{NAME}/{index}/{seed}")
     while True:
         distractors = rng.randint(_MIN_DISTRACTORS, _MAX_DISTRACTORS)
-        problem = invent(rng, depth=depth, distractors=distractors, alike=ALIKE_SHARE, grouped=GROUPED_SHARE)
+        problem = invent(
+            rng,
+            depth=depth,
+            distractors=distractors,
+            alike=ALIKE_SHARE,
+            grouped=GROUPED_SHARE,
+            twins=TWINS_SHARE,
+        )
         if len(problem.recipes) <= _MAX_RECIPES and len(solve(problem)) <= MAX_TURNS:
             return problem
 
