@@ -20,6 +20,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 
@@ -86,27 +87,23 @@ def measure_family(tables: Tables, reader: "_Reader") -> None:
 def measure_twins(tables: Tables, reader: "_Reader") -> None:
     """Add the probability of the first word in which the first recipe differs from those that begin alike."""
     line, *others = (line for lines in reader.planner.lines.values() for line in lines)
-    pieces = _words(line)
-    shared = [_length_of_shared_prefix(pieces, _words(other)) for other in others]
+    start, pieces = _quote(line)
+    shared = [_length_of_shared_prefix(pieces, _quote(other)[1]) for other in others]
     length = max(shared)
     if not 1 < length < len(pieces):  # a count alone, or all ingredients
         return
-    start = f"Thought: {line.count} {line.output} by {line.count} {line.output} using"
-    ask = start + "".join(pieces[:length])
+    ask = f"Thought: {start} using" + "".join(pieces[:length])
     tables["twin"][shared.count(length)].append(reader.probability(ask, [pieces[length]]))
 
 
-def _words(line: Line) -> list[str]:
-    """The line's ingredients as a thought quotes them, a word or comma each, and the ` x` after them."""
-    ingredients = ", ".join(f"{count} {name}" for count, name in line.inputs)
-    return re.findall(r",| [^ ,]+", f" {ingredients} x")
+def _quote(line: Line) -> tuple[str, list[str]]:
+    """A thought's quotation of the line: what precedes ` using`, and the words and commas that follow it."""
+    start, _, ingredients = expansion(line, need=line.count, times=1).partition(" using")
+    return start, re.findall(r",| [^ ,]+", ingredients)
 
 
 def _length_of_shared_prefix(first: list[str], second: list[str]) -> int:
-    return next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
-        min(len(first), len(second)),
-    )
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def measure_group(tables: Tables, reader: "_Reader") -> None:

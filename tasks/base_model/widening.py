@@ -243,7 +243,7 @@ class _Seen:
         """[T]: before the end of the first message."""
 
     def back(self, distance: int) -> "torch.Tensor":
-        """[T]: the token so many positions back, 0 where there is none."""
+        """[T]: the token `distance` positions earlier, 0 before the start."""
         import torch
 
         return torch.cat([torch.nn.functional.pad(ids, (distance, 0))[: len(ids)] for ids in self._ids])

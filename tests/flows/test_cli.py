@@ -216,7 +216,7 @@ def test_a_stage_runs_from_the_command_line(project: Path, wingspan_here: Comman
 def test_prefect_reports_nothing_to_its_makers(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default its client sends usage data as soon as it is imported in a terminal."""
+    """Unless told not to, Prefect's client sends usage data when it is imported in a terminal."""
     from prefect._internal.analytics.ci_detection import CI_ENV_VARS
 
     for variable in ("DO_NOT_TRACK", *CI_ENV_VARS):

@@ -131,7 +131,7 @@ class Mistakes:
     """Whether to `get` an item that must be crafted, or a group, or to craft before all ingredients are
     there."""
     misreads: Callable[[Line], Line | None] = lambda line: None
-    """The recipe as it is misread; None if it is read correctly."""
+    """The recipe with a mistake in it; None to read it correctly."""
     insists: Callable[[], bool] = lambda: False
     """Whether to repeat an action that was refused because of a misreading, or the whole misreading."""
 
