@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -122,13 +122,17 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def result_of(answer: Any) -> Any:
-    """`ray.get`; also raises `RayDied` when the local cluster's control service is gone."""
+def result_of(answer: Any, *, while_waiting: Callable[[], object] = lambda: None) -> Any:
+    """`ray.get`; calls `while_waiting` every `POLL_S`.
+
+    Also raises `RayDied` when the local cluster's control service is gone.
+    """
     import ray
 
     try:
         while not ray.wait([answer], timeout=POLL_S)[0]:
             check_ray()
+            while_waiting()
         return ray.get(answer)
     except SystemError as error:
         # How Cython reports that a signal handler has raised in a call of Ray that succeeded.

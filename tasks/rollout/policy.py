@@ -7,7 +7,7 @@ endpoint is asked by messages.
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,22 +40,15 @@ def open_policy(
     """Run episodes of `pipeline` with `model` while the context is open.
 
     `model` is an endpoint, or the folder of a policy; on GPUs also a name on a hub. `on_trajectory` is called
-    in this process, for servers after each rollout. `episode_file`: where an `EpisodeWriter` writes, for a
-    terminal. `servers`: on GPUs, those that load the model, if there are some already. Raises `ConfigError`
-    for a model that cannot be loaded; whether an endpoint answers is for the caller to check.
+    in this process as episodes end. `episode_file`: where an `EpisodeWriter` writes, for a terminal.
+    `servers`: on GPUs, those that load the model, if there are some already. Raises `ConfigError` for a model
+    that cannot be loaded; whether an endpoint answers is for the caller to check.
     """
     if not isinstance(model, Endpoint) and pipeline.backend.rollout == "vllm":
         from tasks.verl.servers import open_servers
 
         with open_servers(pipeline) if servers is None else nullcontext(servers) as chosen_servers:
-
-            def run_on_servers(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
-                groups = chosen_servers.run(model, items, spec, episode_file=episode_file)
-                for trajectory in chain.from_iterable(groups):
-                    on_trajectory(trajectory)
-                return groups
-
-            yield run_on_servers
+            yield partial(chosen_servers.run, model, on_trajectory=on_trajectory, episode_file=episode_file)
         return
     writer = None if episode_file is None else EpisodeWriter(episode_file, pipeline)
     chosen_model = model if isinstance(model, Endpoint) else local_model(pipeline, Path(model))

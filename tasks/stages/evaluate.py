@@ -83,6 +83,7 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
             else:
                 from tasks.verl.servers import open_servers
 
+                progress.on_phase("starting the servers")
                 with open_servers(pipeline) as servers:
                     results = [work(policy, servers) for policy in policies]
     named_results = {policy.name: result for policy, result in zip(policies, results, strict=True)}

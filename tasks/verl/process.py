@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -177,8 +177,8 @@ def end_actor(actor: Any, *, graceful: bool = False) -> None:
         ray.kill(actor)
 
 
-def await_actor(answer: Any, *, failure: str) -> Any:
-    """Wait for a call of an actor; `failure` is what is said if it fails for a reason that has no type here.
+def await_actor(answer: Any, *, failure: str, while_waiting: Callable[[], object] = lambda: None) -> Any:
+    """`result_of` for a call of an actor; `failure` is what is said if it fails for a reason without a type.
 
     Raises the `WingspanError` or the one of `actor_deaths` that it ended with, `ConfigError` if that is what
     ended the start of an actor, `SamplerDied` if it is due to a dead engine of vLLM, and `WingspanError` for
@@ -188,7 +188,7 @@ def await_actor(answer: Any, *, failure: str) -> Any:
 
     deaths = actor_deaths()
     try:
-        return result_of(answer)
+        return result_of(answer, while_waiting=while_waiting)
     except RayError as error:
         # The text is a nested remote traceback; only the innermost cause matters.
         cause: BaseException = error

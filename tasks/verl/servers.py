@@ -5,7 +5,7 @@ and load the weights of the next policy.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from tasks.cluster.placement import Placement, place_workers
 from tasks.cluster.session import connect_ray, disconnect_ray
 from tasks.config.pipelines import Pipeline
 from tasks.errors import actor_deaths
-from tasks.rollout.current_episode import EpisodeWriter
+from tasks.rollout.current_episode import EpisodeWriter, OnTrajectory
 from tasks.rollout.runner import RolloutSpec, make_runner
 from tasks.verl.cpu import fork_server
 from tasks.verl.process import await_actor, end_actor, runtime_env_of
@@ -40,10 +40,17 @@ class PolicyServers:
         self._model: str | None = None
 
     def run(
-        self, model: str, items: Sequence[Item], spec: RolloutSpec, *, episode_file: Path | None = None
+        self,
+        model: str,
+        items: Sequence[Item],
+        spec: RolloutSpec,
+        *,
+        on_trajectory: OnTrajectory = lambda _: None,
+        episode_file: Path | None = None,
     ) -> Episodes:
         """`RolloutRunner.run` with `model`, a folder or a name on a hub; every later one must have the shape
-        of the first. `episode_file`: where an `EpisodeWriter` writes, for a terminal.
+        of the first. `on_trajectory` is called in this process, within some seconds of the end of each
+        episode. `episode_file`: where an `EpisodeWriter` writes, for a terminal.
 
         Raises `ConfigError` if the session has no place for `backend.workers`, and `WingspanError` if servers
         or episodes fail.
@@ -54,12 +61,19 @@ class PolicyServers:
         elif model != self._model:
             self._await(self._actor.load.remote(model), model=model)
         self._model = model
-        episodes: Episodes = self._await(self._actor.run.remote(items, spec, episode_file), model=model)
+        answer = self._actor.run.remote(items, spec, episode_file)
+
+        def report() -> None:
+            for trajectory in self._await(self._actor.take_finished.remote(), model=model):
+                on_trajectory(trajectory)
+
+        episodes: Episodes = self._await(answer, model=model, while_waiting=report)
+        report()  # those since the last poll
         return episodes
 
-    def _await(self, answer: Any, *, model: str) -> Any:
+    def _await(self, answer: Any, *, model: str, while_waiting: Callable[[], object] = lambda: None) -> Any:
         try:
-            return await_actor(answer, failure=f"episodes with {model} failed")
+            return await_actor(answer, failure=f"episodes with {model} failed", while_waiting=while_waiting)
         except actor_deaths() as error:
             raise WingspanError(
                 f"episodes with {model} failed: a process of the servers died ({type(error).__name__}); run "
@@ -105,6 +119,7 @@ class ServersProcess:
         self._pipeline = pipeline
         self._model = model
         self._placement = placement
+        self._finished: list[Trajectory] = []
 
     async def start(self) -> None:
         """Start the servers with the policy."""
@@ -125,9 +140,10 @@ class ServersProcess:
 
     async def run(self, items: Sequence[Item], spec: RolloutSpec, episode_file: Path | None) -> Episodes:
         """`RolloutRunner.run`, with its own environments."""
-        callbacks = Callbacks()
+        callbacks = Callbacks(on_trajectory=self._finished.append)
         if episode_file is not None:
-            callbacks = EpisodeWriter(episode_file, self._pipeline).callbacks(spec)
+            writer = EpisodeWriter(episode_file, self._pipeline)
+            callbacks = writer.callbacks(spec, on_trajectory=self._finished.append)
         runner = make_runner(
             self._pipeline, sampler=self._sampler, tokenizer=self._tokenizer, processor=self._processor
         )
@@ -136,6 +152,12 @@ class ServersProcess:
             return await runner.run(items, spec, callbacks)
         finally:
             await runner.close()
+
+    async def take_finished(self) -> list[Trajectory]:
+        """The episodes of `run` that have ended since the last call, in the order of their ends."""
+        finished = self._finished.copy()
+        self._finished.clear()
+        return finished
 
 
 async def load_weights(servers: Sequence[Any], model: str) -> None:

@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -87,6 +88,29 @@ def test_the_trainers_own_calls_to_a_dead_engine_start_training_anew(start: Call
     server = start("dead elsewhere").server
     with pytest.raises(SamplerDied, match="after step 0: the sampler's engine died"):
         await_actor(server.generate.remote(request_id="sleep"), failure="training failed after step 0")
+
+
+class Gate:
+    """An actor that answers `wait` after `open`."""
+
+    def __init__(self) -> None:
+        self._is_open = asyncio.Event()
+
+    async def wait(self) -> str:
+        await self._is_open.wait()
+        return "open"
+
+    async def open(self) -> None:
+        self._is_open.set()
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_call_of_an_actor_is_polled_until_it_answers() -> None:
+    import ray
+
+    gate = ray.remote(Gate).options(num_cpus=0).remote()
+    answer = await_actor(gate.wait.remote(), failure="waiting failed", while_waiting=gate.open.remote)
+    assert answer == "open"
 
 
 class Sampler:
@@ -283,14 +307,21 @@ def test_servers_without_a_trainer_run_the_episodes_that_the_policy_runs_in_this
     pipeline = load_pipeline("textcraft-cpu")
     items = split(pipeline.data).test[:3]
     spec = RolloutSpec(name="s", max_turns=evaluation_turns(pipeline), num_samples=2, temperature=1.0)
+    reported: list[Trajectory] = []
     with open_policy(pipeline, model=pipeline.model) as run:
         expected_groups = run(items, spec)
     with open_servers(pipeline) as servers:
-        groups = servers.run(pipeline.model, items, spec, episode_file=tmp_path / "episode.json")
+        groups = servers.run(
+            pipeline.model, items, spec, on_trajectory=reported.append, episode_file=tmp_path / "episode.json"
+        )
 
     def tokens(groups: list[list[Trajectory]]) -> list[Any]:
         return [[[turn.completion.token_ids for turn in t.turns] for t in group] for group in groups]
 
+    def keys(trajectories: Iterable[Trajectory]) -> list[tuple[str, int]]:
+        return [(trajectory.item.item_id, trajectory.sample_index) for trajectory in trajectories]
+
     assert tokens(groups) == tokens(expected_groups)
+    assert sorted(keys(reported)) == sorted(keys(chain.from_iterable(groups)))
     assert {turn.completion.policy_version for turn in groups[0][0].turns} == {0}
     assert (tmp_path / "episode.json").exists()
