@@ -31,8 +31,9 @@ def read_steps(workspace: Path) -> list[dict[str, float]]:
 
 
 def compare(one: Path, other: Path, *, steps: int) -> dict[str, Any]:
-    """What is equal in two workspaces: each step's metrics (without times and counts of processes), its
-    tokens and log-probs, the evaluations, and the tensors of the last checkpoint and of the policy."""
+    """What is equal in two workspaces: each step's metrics (without times and counts of processes), the
+    tokens and log-probs of steps and quick evaluations, the results of evaluations, and the tensors of the
+    last checkpoint and of the policy."""
     from safetensors.torch import load_file
 
     folders = (one, other)
@@ -44,7 +45,8 @@ def compare(one: Path, other: Path, *, steps: int) -> dict[str, Any]:
     ]
     policies = [load_file(workspace / "policy" / "model.safetensors") for workspace in folders]
     samples = [
-        [sampled_tokens(workspace / "train", step) for step in range(1, steps + 1)] for workspace in folders
+        [sampled_tokens(file) for file in sorted((workspace / "train" / "trajectories").glob("*.jsonl"))]
+        for workspace in folders
     ]
     return {
         "steps": [len(lines) for lines in metrics],

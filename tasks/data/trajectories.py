@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
-from envs.files import iterate_json_lines
+from envs.files import iterate_json_lines, write_atomically
 from envs.images import data_uri, read_image
 from envs.types import Image, Item
 from tasks.algorithms.equality import have_equal_rewards
@@ -27,9 +27,8 @@ MAX_KINDS = 40
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write one trajectory a line to `path`, replacing it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(trajectory_to_dict(t)) + "\n" for t in trajectories))
+    """Write one trajectory a line to `path`, completely or not at all."""
+    write_atomically(path, "".join(json.dumps(trajectory_to_dict(t)) + "\n" for t in trajectories))
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:

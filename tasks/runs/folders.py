@@ -22,9 +22,11 @@ LOCK = "lock"
 """In a workspace: the file that the command which works in it has locked."""
 ANNOTATIONS = "annotations.jsonl"
 """In a run's folder: `tasks/viewer/annotations.py`."""
+QUICK_EVALUATION = "quick evaluation"
+"""The phase of the episodes that are sampled after each round of training."""
 FORKS = "forks.jsonl"
 """In a run's folder: the trajectories of `tasks/forks`."""
-_STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
+_TRAINING_FILE = re.compile(r"(?P<kind>step|round)_(?P<number>\d+)\.jsonl")
 _SIGNS = (
     EVALUATION_TRAJECTORIES,
     "train/trajectories",
@@ -43,9 +45,11 @@ class TrajectoryFile:
     """Names it in addresses, unique in a run: the file's name without its suffix."""
     path: Path
     phase: str
-    """`train`, `evaluation`, `rollout` or `fork`."""
+    """`train`, `quick evaluation`, `evaluation`, `rollout` or `fork`."""
     step: int | None = None
     """The training step that sampled it; for an offline algorithm, the first step of the round."""
+    round: int | None = None
+    """The round whose quick evaluation sampled it, from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,22 +73,28 @@ class RunFolder:
         return self.folder / FORKS if self.file is None else self.file.with_suffix(f".{FORKS}")
 
     def files(self) -> list[TrajectoryFile]:
-        """Those that exist now: training by step, then evaluations, then forks."""
+        """Those that exist now: training by step, then quick evaluations by round, evaluations, forks."""
         key = self.forks.stem  # FILE.forks of a file, which may be called forks.jsonl itself
         forks = [TrajectoryFile(key=key, path=self.forks, phase="fork")] if self.forks.is_file() else []
         if self.file is not None:
             return [TrajectoryFile(key=self.file.stem, path=self.file, phase="rollout"), *forks]
-        steps = []
+        steps, rounds = list[TrajectoryFile](), list[TrajectoryFile]()
         for path in _children(self.folder / "train" / "trajectories"):
-            if match := _STEP_FILE.fullmatch(path.name):
-                step = int(match[1])
+            match = _TRAINING_FILE.fullmatch(path.name)
+            if match and match["kind"] == "step":
+                step = int(match["number"])
                 steps.append(TrajectoryFile(key=path.stem, path=path, phase="train", step=step))
+            elif match:
+                number = int(match["number"])
+                rounds.append(TrajectoryFile(key=path.stem, path=path, phase=QUICK_EVALUATION, round=number))
         other_folders = [
             TrajectoryFile(key="evaluation", path=path, phase="evaluation")
             for name in (EVALUATION_TRAJECTORIES, TRAJECTORIES)
             if (path := self.folder / name).is_file()
         ][:1]
-        return [*sorted(steps, key=lambda file: file.step or 0), *other_folders, *forks]
+        steps.sort(key=lambda file: file.step or 0)
+        rounds.sort(key=lambda file: file.round or 0)
+        return [*steps, *rounds, *other_folders, *forks]
 
 
 def is_workspace(folder: Path) -> bool:

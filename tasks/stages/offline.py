@@ -168,9 +168,7 @@ class OfflineSession:
             spec = make_training_spec(pipeline, step=steps.first_step, evidence={})
             with open_policy(pipeline, model=policy) as run:
                 groups = run(items, spec)
-            partial = file.with_suffix(".partial")
-            write_trajectories(partial, [trajectory for group in groups for trajectory in group])
-            partial.rename(file)
+            write_trajectories(file, [trajectory for group in groups for trajectory in group])
         trajectories, size = read_trajectories(file), pipeline.rollout.group_size
         groups = [trajectories[first : first + size] for first in range(0, len(trajectories), size)]
         return groups, time.perf_counter() - start

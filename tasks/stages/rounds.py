@@ -1,8 +1,8 @@
 """Rounds of training, which the online and the offline train stage share.
 
-Owns what a round leaves in `train/`: its result, `rounds/NN.json`, the best policy so far and its round,
-and the lines of `metrics.jsonl`. Which policy training starts from and which one it hands on is decided
-here, too.
+Owns what a round leaves in `train/`: its result, `rounds/NN.json`, the episodes of its quick evaluation,
+`trajectories/round_NN.jsonl`, the best policy so far and its round, and the lines of `metrics.jsonl`. Which
+policy training starts from and which one it hands on is decided here, too.
 """
 
 import json
@@ -20,7 +20,7 @@ from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
 from tasks.data.items import evaluation_turns, read_items, spread, training_order
-from tasks.data.trajectories import summarise
+from tasks.data.trajectories import summarise, write_trajectories
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl.checkpoints import policy_folder
 from tasks.verl.policies import copy_policy
@@ -75,6 +75,14 @@ def round_file(folder: Path, index: int) -> Path:
     return folder / "rounds" / f"{index:02d}.json"
 
 
+def episode_file(folder: Path, index: int) -> Path:
+    """Of the episodes of a round's quick evaluation, in `folder` (`train/`).
+
+    Its number is the one by which users know the round, which counts from 1.
+    """
+    return folder / "trajectories" / f"round_{index + 1:02d}.jsonl"
+
+
 def read_round(folder: Path, index: int) -> RoundResult | None:
     """The result of a round in `folder` (`train/`); None if it has not ended."""
     values = read_json(round_file(folder, index))
@@ -89,7 +97,7 @@ def evaluate_round(
     policy: Path,
     run: Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]],
 ) -> RoundResult:
-    """Evaluate `policy`, that of the round's end, on a few test items, and write the round's result.
+    """Evaluate `policy`, that of the round's end, on a few test items; write the episodes, then the result.
 
     `run`: `RolloutRunner.run` with that policy. Test items are spread over the split.
     """
@@ -102,7 +110,9 @@ def evaluate_round(
         temperature=pipeline.evaluate.temperature,
     )
     groups = run(spread(items, pipeline.evaluate.quick_items), spec)
-    evaluation = summarise([trajectory for group in groups for trajectory in group])
+    trajectories = [trajectory for group in groups for trajectory in group]
+    write_trajectories(episode_file(folder, steps.index), trajectories)
+    evaluation = summarise(trajectories)
     seconds = steps.seconds + time.perf_counter() - start
     result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
     best = find_best(folder)
@@ -140,6 +150,22 @@ def choose_best(folder: Path, checkpoints: Path) -> None:
 def read_rounds(folder: Path) -> list[RoundResult]:
     """The finished rounds in `folder` (`train/`), in order."""
     return [RoundResult(**read_json(file)) for file in sorted(folder.glob("rounds/*.json"))]
+
+
+def drop_rounds_after(folder: Path, step: int) -> None:
+    """Remove the results of rounds that ended after `step`, and the episodes of rounds that have no result.
+
+    `folder`: `train/`.
+    """
+    ended_rounds = read_rounds(folder)
+    remaining_rounds = [result for result in ended_rounds if result.last_step <= step]
+    for result in ended_rounds:
+        if result not in remaining_rounds:
+            round_file(folder, result.index).unlink()
+    remaining_files = {episode_file(folder, result.index) for result in remaining_rounds}
+    for file in (folder / "trajectories").glob("round_*.jsonl"):
+        if file not in remaining_files:
+            file.unlink()
 
 
 def find_best(folder: Path) -> RoundResult | None:

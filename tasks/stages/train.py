@@ -30,13 +30,13 @@ from tasks.stages.rounds import (
     TrainedRound,
     check_start,
     choose_best,
+    drop_rounds_after,
     drop_steps_after,
     evaluate_round,
     final_policy,
     find_best,
     make_round,
     read_round,
-    read_rounds,
     round_file,
     start_policy,
     training_items,
@@ -292,9 +292,7 @@ class TrainSession:
                 file.unlink()
         self._steps = read_json_lines(self._folder / "metrics.jsonl")
         self._progress.on_history(self._steps)
-        for result in read_rounds(self._folder):
-            if result.last_step > checkpoint.step:
-                self._round_file(result.index).unlink()
+        drop_rounds_after(self._folder, checkpoint.step)
         if find_best(self._folder) is None:
             choose_best(self._folder, self._checkpoints)
         self._is_resumed = True

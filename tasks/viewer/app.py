@@ -82,6 +82,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             "summary": summarise_run(served.run),
             **read_overview(served.run),
             "kept": browse.count_by_step(connection),
+            "kept_by_round": browse.count_by_round(connection),
             "total": browse.count_trajectories(connection),
             "unreadable": {"total": unreadable, "examples": examples},
             **_state(served, connection),

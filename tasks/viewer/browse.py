@@ -13,8 +13,8 @@ from typing import Any
 from tasks.runs.lines import TOOL_CALLS, exact_integer
 from tasks.viewer.query import InvalidQuery, Where, compile_query, list_keys
 
-ORDER = "t.step IS NULL, t.step, t.file, t.line"
-"""Training by step, then evaluations; as in the files."""
+ORDER = "t.step IS NULL, t.step, t.round IS NULL, t.round, t.file, t.line"
+"""Training by step, quick evaluations by round, then evaluations; as in the files."""
 SORTS = {
     key: f"t.{key}"
     for key in ("step", "reward", "turns", "tokens", "logprob", "unparsed", "seconds", "sample")
@@ -45,6 +45,8 @@ class TrajectoryRow:
     address: str
     """`FILE:LINE`, e.g. `step_0003:5`: its file and its line, counted from 1."""
     step: int | None
+    round: int | None
+    """From 1."""
     phase: str
     item: str
     env: str
@@ -74,6 +76,7 @@ class GroupRow:
     first: str
     """The address of its first sample, which names the group."""
     step: int | None
+    round: int | None
     phase: str
     item: str
     metadata: Mapping[str, Any]
@@ -108,9 +111,9 @@ class Location:
 
 
 _COLUMNS = (
-    "t.id, t.oldest, t.newest, f.key || ':' || t.line, t.step, f.phase, i.item, i.env, i.part, i.metadata, "
-    "l.json, t.sample, t.reward, t.success, t.stop, t.turns, t.tokens, t.logprob, t.unparsed, t.seconds, "
-    "t.error, t.images, ifnull(a.label, ''), ifnull(a.note, '')"
+    "t.id, t.oldest, t.newest, f.key || ':' || t.line, t.step, t.round, f.phase, i.item, i.env, i.part, "
+    "i.metadata, l.json, t.sample, t.reward, t.success, t.stop, t.turns, t.tokens, t.logprob, t.unparsed, "
+    "t.seconds, t.error, t.images, ifnull(a.label, ''), ifnull(a.note, '')"
 )
 """Id and policy versions of a trajectory, and the other fields of a `TrajectoryRow` in their order."""
 _JOINS = (
@@ -160,15 +163,17 @@ def list_groups(
     """How many groups the trajectories of a query belong to, and some of them. Raises `InvalidQuery`."""
     where = compile_query(query, connection)
     group_filter = (
-        "SELECT t.file, t.item, t.labels, min(t.line) AS line, t.step AS step, count(*) AS samples, "
-        "sum(t.success) AS successes, avg(t.reward) AS reward, max(t.reward) - min(t.reward) AS spread, "
-        f"avg(t.turns) AS turns FROM {_tables(where.sql)} WHERE {where.sql} GROUP BY t.file, t.item, t.labels"
+        "SELECT t.file, t.item, t.labels, min(t.line) AS line, t.step AS step, t.round AS round, "
+        "count(*) AS samples, sum(t.success) AS successes, avg(t.reward) AS reward, "
+        "max(t.reward) - min(t.reward) AS spread, avg(t.turns) AS turns "
+        f"FROM {_tables(where.sql)} WHERE {where.sql} GROUP BY t.file, t.item, t.labels"
     )
     select = (
-        "SELECT f.key || ':' || g.line, g.step, f.phase, i.item, i.metadata, l.json, g.samples, g.successes, "
-        f"g.reward, g.spread, g.turns FROM ({group_filter}) g JOIN files f ON f.id = g.file "
+        "SELECT f.key || ':' || g.line, g.step, g.round, f.phase, i.item, i.metadata, l.json, g.samples, "
+        f"g.successes, g.reward, g.spread, g.turns FROM ({group_filter}) g JOIN files f ON f.id = g.file "
         "JOIN items i ON i.id = g.item JOIN facts l ON l.id = g.labels "
-        f"ORDER BY {_order(sort, GROUP_SORTS)}g.step IS NULL, g.step, g.file, g.line LIMIT ? OFFSET ?"
+        f"ORDER BY {_order(sort, GROUP_SORTS)}g.step IS NULL, g.step, g.round IS NULL, g.round, "
+        "g.file, g.line LIMIT ? OFFSET ?"
     )
     total = connection.execute(f"SELECT count(*) FROM ({group_filter})", where.values).fetchone()[0]
     names = list(GroupRow.__dataclass_fields__)
@@ -189,9 +194,11 @@ def siblings(connection: sqlite3.Connection, address: str) -> list[TrajectoryRow
 
 
 def item_history(connection: sqlite3.Connection, item: str) -> list[TrajectoryRow]:
-    """All trajectories of an item, by step, then evaluations; at most `MAX_HISTORY`."""
+    """All trajectories of an item, at most `MAX_HISTORY`: in the evaluation before training, in training by
+    step, in quick evaluations by round, then the others."""
     select = f"SELECT t.id FROM {_tables('i.item')} WHERE i.item = ? ORDER BY {ORDER} LIMIT ?"
-    return _rows(connection, [row[0] for row in connection.execute(select, (item, MAX_HISTORY))])
+    rows = _rows(connection, [row[0] for row in connection.execute(select, (item, MAX_HISTORY))])
+    return sorted(rows, key=lambda row: (row.phase, row.labels.get("policy")) != ("evaluation", "before"))
 
 
 def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
@@ -201,7 +208,7 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
     connection.execute("PRAGMA query_only = 0")
     connection.execute(
         "CREATE TEMP TABLE selected AS SELECT t.success, t.stop, t.error, t.item, t.labels, t.metrics, "
-        f"t.file, t.digest, f.key FROM {_tables(where.sql, 'f.key')} WHERE {where.sql}",
+        f"t.round, t.file, t.digest, f.key FROM {_tables(where.sql, 'f.key')} WHERE {where.sql}",
         where.values,
     )
     connection.execute("PRAGMA query_only = 1")
@@ -211,6 +218,7 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
         "FROM selected GROUP BY 1",
         "stop": "SELECT stop, count(*), sum(success) FROM selected GROUP BY 1",
         "phase": _by("file", "files", "phase"),
+        "round": "SELECT round, count(*), sum(success) FROM selected WHERE round IS NOT NULL GROUP BY 1",
         "env": _by("item", "items", "env"),
         "part": _by("item", "items", "part"),
         "label": "SELECT label, count(*), sum(success) FROM selected s JOIN annotations a "
@@ -247,6 +255,14 @@ def count_by_step(connection: sqlite3.Connection) -> list[tuple[int, int, int]]:
     """Step, trajectories, and those of them that succeeded, of the training's trajectories."""
     select = (
         "SELECT step, count(*), sum(success) FROM trajectories WHERE step IS NOT NULL GROUP BY 1 ORDER BY 1"
+    )
+    return connection.execute(select).fetchall()
+
+
+def count_by_round(connection: sqlite3.Connection) -> list[tuple[int, int, int]]:
+    """Round (from 1), trajectories, and those of them that succeeded, of the quick evaluations."""
+    select = (
+        "SELECT round, count(*), sum(success) FROM trajectories WHERE round IS NOT NULL GROUP BY 1 ORDER BY 1"
     )
     return connection.execute(select).fetchall()
 

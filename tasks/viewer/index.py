@@ -26,7 +26,7 @@ from tasks.runs.folders import ANNOTATIONS, RunFolder, TrajectoryFile
 from tasks.runs.lines import TOOL_CALLS, Line, UnreadableLine, digest_of, finite, read_line
 from tasks.viewer.annotations import read_annotations
 
-VERSION = 3
+VERSION = 4
 """Of the tables below: a file of another version is made anew."""
 BATCH_S = 0.5
 """Between two commits: how often a long indexing shows what it has so far."""
@@ -38,7 +38,7 @@ _MAX_ROWS = 50_000  # remembered while a file is read
 
 _TABLES = """
 CREATE TABLE files(
-    id INTEGER PRIMARY KEY, key TEXT UNIQUE, path TEXT, phase TEXT, step INTEGER,
+    id INTEGER PRIMARY KEY, key TEXT UNIQUE, path TEXT, phase TEXT,
     inode INTEGER, size INTEGER, mtime_ns INTEGER, consumed INTEGER, lines INTEGER);
 CREATE TABLE items(
     id INTEGER PRIMARY KEY, item TEXT, env TEXT, part TEXT, metadata TEXT, UNIQUE(item, env, part, metadata));
@@ -47,11 +47,11 @@ CREATE TABLE names(kind TEXT, name TEXT, PRIMARY KEY(kind, name)) WITHOUT ROWID;
 CREATE TABLE prompts(id INTEGER PRIMARY KEY, hash BLOB UNIQUE);
 CREATE TABLE trajectories(
     id INTEGER PRIMARY KEY AUTOINCREMENT, file INTEGER, line INTEGER, start INTEGER, length INTEGER,
-    digest TEXT, item INTEGER, step INTEGER, sample INTEGER, reward REAL, success INTEGER, stop TEXT,
-    turns INTEGER, tokens INTEGER, logprob REAL, unparsed INTEGER, oldest INTEGER, newest INTEGER,
+    digest TEXT, item INTEGER, step INTEGER, round INTEGER, sample INTEGER, reward REAL, success INTEGER,
+    stop TEXT, turns INTEGER, tokens INTEGER, logprob REAL, unparsed INTEGER, oldest INTEGER, newest INTEGER,
     seconds REAL, attempts INTEGER, error TEXT, labels INTEGER, metrics INTEGER, prompt INTEGER,
     images INTEGER, UNIQUE(file, line));
-CREATE INDEX by_order ON trajectories(step IS NULL, step, file, line);
+CREATE INDEX by_order ON trajectories(step IS NULL, step, round IS NULL, round, file, line);
 CREATE INDEX by_group ON trajectories(file, item, labels);
 CREATE INDEX by_item ON trajectories(item);
 CREATE INDEX by_digest ON trajectories(digest);
@@ -242,10 +242,8 @@ class _Update:
                     stream.seek(consumed)
                     return file_id, consumed, lines
             self._forget(file.key)
-        values = (file.key, _text(file.path), file.phase, file.step, status.st_ino)
-        insert = (
-            "INSERT INTO files(key, path, phase, step, inode, consumed, lines) VALUES (?, ?, ?, ?, ?, 0, 0)"
-        )
+        values = (file.key, _text(file.path), file.phase, status.st_ino)
+        insert = "INSERT INTO files(key, path, phase, inode, consumed, lines) VALUES (?, ?, ?, ?, 0, 0)"
         file_id = self._execute(insert, values).lastrowid
         assert file_id is not None
         stream.seek(0)
@@ -283,6 +281,7 @@ class _Update:
             "digest": digest_of(line),
             "item": self._item(record),
             "step": file.step,
+            "round": file.round,
             "sample": record.sample_index,
             "reward": finite(record.reward),
             "success": record.success,

@@ -24,7 +24,8 @@ from tasks.runs.lines import TOOL_CALLS
 MAX_CONDITIONS = 50
 KEYS: Mapping[str, str] = {
     "step": "training step",
-    "phase": "train, evaluation, rollout or fork",
+    "round": "round whose quick evaluation it is of",
+    "phase": 'train, "quick evaluation", evaluation, rollout or fork',
     "file": "file of trajectories, e.g. step_0003",
     "item": "item id",
     "env": "environment",
@@ -51,7 +52,8 @@ KEYS: Mapping[str, str] = {
 }
 """Keys that every run has, with what they mean."""
 _NUMBERS = {
-    "step", "sample", "reward", "turns", "tokens", "logprob", "unparsed", "seconds", "attempts", "images",
+    "step", "round", "sample", "reward", "turns", "tokens", "logprob", "unparsed", "seconds", "attempts",
+    "images",
 }  # fmt: skip
 _TEXTS = {
     "phase": "f.phase",

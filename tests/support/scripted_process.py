@@ -9,6 +9,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
+from tests.support.report_toy import make_failure
 
 
 class ScriptedProcess:
@@ -48,7 +49,9 @@ class ScriptedProcess:
         self._save(StepRecord(step=self.step, metrics=metrics, trajectories=[]), steps_to_keep)
 
     def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
-        return []
+        """Failures that name the step and the seed of the policy."""
+        error = f"Scripted: step {self.step}, seed {self._seed}"
+        return [[make_failure(item, error=error)] * spec.num_samples for item in items]
 
     def end(self, *, graceful: bool) -> None:
         self.is_launched = False

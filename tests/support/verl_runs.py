@@ -34,10 +34,9 @@ def prepare_toy_run(monkeypatch: pytest.MonkeyPatch, workspace: Path) -> Path:
     return save_tiny_model(workspace / "model")
 
 
-def sampled_tokens(train: Path, step: int) -> list[tuple[list[int], list[float]]]:
-    """Of each turn of a step: its tokens and their log-probs; `train`: the folder of the train stage."""
-    trajectories = read_trajectories(train / "trajectories" / f"step_{step:04d}.jsonl")
-    turns = [turn.completion for trajectory in trajectories for turn in trajectory.turns]
+def sampled_tokens(file: Path) -> list[tuple[list[int], list[float]]]:
+    """Of each turn of a file of trajectories: its tokens and their log-probs."""
+    turns = [turn.completion for trajectory in read_trajectories(file) for turn in trajectory.turns]
     return [(turn.token_ids, turn.logprobs) for turn in turns]
 
 
@@ -58,7 +57,7 @@ class Repeats:
         """`values`: the metrics of a step."""
         step = int(values["step"])
         metrics = reproducible_metrics(values)
-        completions = sampled_tokens(self._folder, step)
+        completions = sampled_tokens(self._folder / "trajectories" / f"step_{step:04d}.jsonl")
         if step in self._steps:
             self.count += 1
             assert (metrics, completions) == self._steps[step]

@@ -19,7 +19,7 @@ from tasks.data.demonstrations import demonstrate
 from tasks.data.items import write_items
 from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
 from tasks.data.training_files import check_tokens, read_training_files
-from tasks.data.trajectories import read_trajectories, write_trajectories
+from tasks.data.trajectories import read_trajectories, summarise, write_trajectories
 from tasks.progress import Progress
 from tasks.stages.offline import OfflineSession
 from tasks.stages.rounds import TrainedRound
@@ -325,6 +325,10 @@ def test_rft_is_sft_on_the_sampled_file_and_resumes_where_it_was(workspace: Path
     assert steps[0]["chosen"] == successes.chosen
     assert steps[0]["episodes"] == len(sampled)
     assert [step["step"] for step in steps] == [1, 2, 3]
+    round_result = json.loads((workspace / "train" / "rounds" / "00.json").read_text())
+    evaluated = read_trajectories(workspace / "train" / "trajectories" / "round_01.jsonl")
+    assert summarise(evaluated) == round_result["evaluation"]
+    assert {t.item.item_id for t in evaluated} <= {item.item_id for item in TEST_ITEMS}
     first = weights(workspace / "policy")
     assert any(not torch.equal(first[name], value) for name, value in weights(model).items())
 

@@ -14,12 +14,13 @@ from agents.samplers.sampler import ScriptedSampler
 from envs.errors import ConfigError
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import write_items
+from tasks.data.trajectories import read_trajectories
 from tasks.errors import Collapsed
 from tasks.progress import Progress
 from tasks.rollout.history import History
 from tasks.rollout.runner import make_training_spec
 from tasks.rollout.step import StepSample
-from tasks.stages.rounds import RoundResult
+from tasks.stages.rounds import RoundResult, episode_file
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.rewinds import RewindPoints, most_checkpoints, read_rewinds, seed_after
@@ -99,7 +100,7 @@ def test_training_goes_back_to_before_the_window_and_counts_each_step_once(tmp_p
     assert [line["rewinds"] for line in steps] == [0] * 10 + [1] * 10
     assert not any(line["alerts"] for line in steps)
     assert lines(tmp_path / "train" / "alerts.jsonl") == []
-    assert len(list((tmp_path / "train" / "trajectories").iterdir())) == 20
+    assert len(list((tmp_path / "train" / "trajectories").glob("step_*.jsonl"))) == 20
     assert [(result.first_step, result.last_step) for result in results] == [(1, 10), (11, 20)]
 
 
@@ -122,6 +123,11 @@ def test_rounds_that_are_undone_are_trained_and_evaluated_again(tmp_path: Path) 
     assert [step for step, _ in session.process.steps_with_seeds] == [*range(1, 12), *range(9, 21)]
     rounds = sorted((tmp_path / "train" / "rounds").iterdir())
     assert [json.loads(file.read_text())["last_step"] for file in rounds] == [10, 20]
+    other_seed = seed_after(1, seed=0)
+    for index in (0, 1):
+        episodes = read_trajectories(episode_file(tmp_path / "train", index))
+        assert [t.item.item_id for t in episodes] == [item.item_id for item in toy_items(4, first=100)]
+        assert {t.error for t in episodes} == {f"Scripted: step {10 * (index + 1)}, seed {other_seed}"}
 
 
 def test_a_collapse_before_the_first_checkpoint_that_is_old_enough_begins_anew(tmp_path: Path) -> None:

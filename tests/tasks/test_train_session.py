@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 
 from envs.errors import ConfigError, WingspanError
 from tasks.data.items import write_items
+from tasks.data.trajectories import write_trajectories
 from tasks.errors import describe_remote
 from tasks.progress import Progress
-from tasks.stages.rounds import RoundResult, choose_best, drop_steps_after, find_best
+from tasks.stages.rounds import RoundResult, choose_best, drop_steps_after, episode_file, find_best
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
@@ -125,12 +126,15 @@ def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(tmp_path: 
         done = RoundResult(index=index, first_step=last - 1, last_step=last, evaluation={}, seconds=1.0)
         (folder / "rounds").mkdir(exist_ok=True)
         (folder / "rounds" / f"{index:02d}.json").write_text(json.dumps(asdict(done)))
+    for index in (0, 1, 2):  # the last session was killed before it had written the third result
+        write_trajectories(episode_file(folder, index), [])
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3, 4)))
     (folder / "checkpoints" / "global_step_4" / "weights").write_bytes(b"")
     notes: list[str] = []
     with TrainSession(toy_pipeline(Path("m")), tmp_path, Progress(on_note=notes.append)) as session:
         assert session.evaluate_round(session.train_round(0)).last_step == 2
     assert not (folder / "rounds" / "01.json").exists()
+    assert [file.name for file in (folder / "trajectories").iterdir()] == ["round_01.jsonl"]
     assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
     (note,) = notes
     assert note.startswith("training goes back to step 2: ")

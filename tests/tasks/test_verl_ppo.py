@@ -13,14 +13,22 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.config.capacity import checkpoint_bytes, read_model_size
-from tasks.data.trajectories import read_trajectories
+from tasks.data.trajectories import read_trajectories, summarise
 from tasks.progress import Progress
 from tasks.rollout.history import History
+from tasks.stages.rounds import episode_file
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.policies import copy_policy
 from tests.support.adapters import check_adapter
-from tests.support.verl_runs import Repeats, are_equal, checkpoint_tensors, pid_of_trainer, prepare_toy_run
+from tests.support.verl_runs import (
+    Repeats,
+    are_equal,
+    checkpoint_tensors,
+    pid_of_trainer,
+    prepare_toy_run,
+    sampled_tokens,
+)
 from tests.support.verl_toy import toy_pipeline
 
 pytestmark = pytest.mark.slow
@@ -48,6 +56,7 @@ def test_ppo_that_samples_ahead_survives_what_kills_it_and_resumes_policy_critic
     weights: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     lost_tensors: dict[str, torch.Tensor] = {}
     repeated_tensors: dict[str, torch.Tensor] = {}
+    lost_completions: list[tuple[list[int], list[float]]] = []
     step_numbers: list[int] = []
     repeats = Repeats(folder)
 
@@ -59,6 +68,7 @@ def test_ppo_that_samples_ahead_survives_what_kills_it_and_resumes_policy_critic
         if step in (2, 4):
             weights.update({(step, role): read_weights(folder, step, role) for role in ("actor", "critic")})
         if step_numbers == [1, 2, 3, 4, 5]:  # step 5 is in no checkpoint, nor is the policy that sampled it
+            lost_completions.extend(sampled_tokens(episode_file(folder, 0)))
             last = folder / "checkpoints" / "global_step_4"
             lost_tensors.update(checkpoint_tensors(last))
             actor = next((last / "actor").glob("model_world_size_1_rank_0.pt"))
@@ -104,6 +114,8 @@ def test_ppo_that_samples_ahead_survives_what_kills_it_and_resumes_policy_critic
         assert session.evaluate_round(session.train_round(1)) == second
     assert repeated != first
     assert repeated.evaluation == first.evaluation
+    assert summarise(read_trajectories(episode_file(folder, 0))) == first.evaluation
+    assert sampled_tokens(episode_file(folder, 0)) == lost_completions != []
 
     start = load_file(model / "model.safetensors")
     assert not differ(start, weights[2, "actor"]), "the first two steps train the critic alone"

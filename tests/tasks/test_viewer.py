@@ -80,7 +80,14 @@ def random_trajectory(rng: random.Random) -> Trajectory:
     return make_failure(item, error="EnvCrashed: step raised") if rng.random() < 0.1 else trajectory
 
 
-def write_run(folder: Path, *, seed: int, steps: Sequence[int] = (1, 2, 10), per_step: int = 12) -> Path:
+def write_run(
+    folder: Path,
+    *,
+    seed: int,
+    steps: Sequence[int] = (1, 2, 10),
+    rounds: Sequence[int] = (),
+    per_step: int = 12,
+) -> Path:
     rng = random.Random(seed)
     for step in steps:
         trajectories = [random_trajectory(rng) for _ in range(per_step)]
@@ -88,6 +95,9 @@ def write_run(folder: Path, *, seed: int, steps: Sequence[int] = (1, 2, 10), per
     write_trajectories(
         folder / "evaluation_trajectories.jsonl", [random_trajectory(rng) for _ in range(per_step)]
     )
+    for number in rounds:
+        trajectories = [replace(random_trajectory(rng), labels={}) for _ in range(per_step)]
+        write_trajectories(folder / "train" / "trajectories" / f"round_{number:02d}.jsonl", trajectories)
     return folder
 
 
@@ -109,18 +119,23 @@ Line = dict[str, Any]
 
 
 def lines_by_address(folder: Path) -> dict[str, Line]:
-    """Every trajectory of the files with its step and phase, in the order of a list."""
+    """Every trajectory of the files with its step, round and phase, in the order of a list."""
     lines: dict[str, Line] = {}
     for path in [
-        *sorted((folder / "train" / "trajectories").glob("*.jsonl")),
+        *sorted((folder / "train" / "trajectories").glob("step_*.jsonl")),
+        *sorted(
+            (folder / "train" / "trajectories").glob("round_*.jsonl"), key=lambda path: int(path.stem[6:])
+        ),
         folder / "evaluation_trajectories.jsonl",
     ]:
-        is_step = path.name.startswith("step")
-        key = path.stem if is_step else "evaluation"
+        kind, _, number_of_file = path.stem.partition("_")
+        phase = {"step": "train", "round": "quick evaluation"}.get(kind, "evaluation")
+        key = "evaluation" if phase == "evaluation" else path.stem
         for number, text in enumerate(path.read_text().splitlines(), start=1):
             facts = {
-                "step": int(path.stem[5:]) if is_step else None,
-                "phase": "train" if is_step else "evaluation",
+                "step": int(number_of_file) if kind == "step" else None,
+                "round": int(number_of_file) if kind == "round" else None,
+                "phase": phase,
             }
             lines[f"{key}:{number}"] = {**json.loads(text), **facts}
     return lines
@@ -151,6 +166,9 @@ CASES: Mapping[str, Callable[[Line], bool]] = {
     "-step:1": lambda line: line["step"] != 1,
     "step>=2": lambda line: (line["step"] or 0) >= 2,
     "phase:evaluation": lambda line: line["phase"] == "evaluation",
+    'phase:"quick evaluation"': lambda line: line["round"] is not None,
+    "round:2": lambda line: line["round"] == 2,
+    "round>1 -round:2": lambda line: line["round"] == 100,
     "file:step_0010": lambda line: line["step"] == 10,
     "item:toy_1,toy_2": lambda line: line["item"]["item_id"] in ("toy_1", "toy_2"),
     "env:rooms reward<0.5": lambda line: line["item"]["env"] == "rooms" and line["reward"] < 0.5,
@@ -186,7 +204,7 @@ CASES: Mapping[str, Callable[[Line], bool]] = {
 
 @pytest.fixture(scope="module")
 def run_index(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunIndex]:
-    folder = write_run(tmp_path_factory.mktemp("runs") / "a-run", seed=0, per_step=40)
+    folder = write_run(tmp_path_factory.mktemp("runs") / "a-run", seed=0, rounds=(2, 1, 100), per_step=40)
     return folder, open_index(folder, tmp_path_factory.mktemp("cache"))
 
 
@@ -197,7 +215,7 @@ def test_a_query_selects_what_a_reader_of_the_files_would(
     folder, index = run_index
     expected = [address for address, line in lines_by_address(folder).items() if CASES[query](line)]
     assert addresses(index, query) == expected
-    assert 0 < len(expected) < 160 or query == ""
+    assert 0 < len(expected) < 280 or query == ""
 
 
 @settings(max_examples=40)
@@ -242,6 +260,10 @@ def test_conditions_combine_sort_and_page_as_by_hand(
             assert (found["position"], around) == (middle + 1, [padded[middle], padded[middle + 2]])
 
 
+def is_before_training(line: Line) -> bool:
+    return line["phase"] == "evaluation" and line["labels"].get("policy") == "before"
+
+
 def test_groups_are_the_samples_of_an_item_in_a_file(run_index: tuple[Path, RunIndex]) -> None:
     folder, index = run_index
     groups: dict[tuple[Any, ...], list[Line]] = {}
@@ -263,8 +285,10 @@ def test_groups_are_the_samples_of_an_item_in_a_file(run_index: tuple[Path, RunI
             line["address"] for line in members
         }
         history = item_history(connection, "toy_2")
-    expected = [a for a, line in lines_by_address(folder).items() if line["item"]["item_id"] == "toy_2"]
-    assert [row.address for row in history] == expected
+    found = {a: line for a, line in lines_by_address(folder).items() if line["item"]["item_id"] == "toy_2"}
+    before = [a for a, line in found.items() if is_before_training(line)]
+    assert [row.address for row in history] == before + [a for a in found if a not in before]
+    assert len(before) > 0
 
 
 @pytest.mark.parametrize(

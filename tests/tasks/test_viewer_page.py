@@ -106,6 +106,9 @@ def toy(tmp_path: Path) -> Path:
     write_workspace(folder)
     write_steps(folder)
     write_trajectories(step_file(folder, 2), [hostile_trajectory()])
+    for number, is_solved in ((1, False), (2, True)):
+        episodes = [make_trajectory(ITEMS[1], success=is_solved, version=2 * number)]
+        write_trajectories(folder / "train" / "trajectories" / f"round_{number:02d}.jsonl", episodes)
     (folder / "policy").mkdir()
     shutil.copy(ROOT / "models" / "textcraft-base" / "tokenizer.json", folder / "policy")
     return folder
@@ -146,6 +149,7 @@ def test_lists_and_trajectories_hold_what_the_files_hold(toy: Path) -> None:
         assert [run["summary"][key] for key in ("step", "success", "kind")] == [4, 0.5, "run"]
         assert run["series"]["turns"] == [2.0, 3.0, 4.0, 5.0]
         assert run["kept"] == [[1, 4, 2], [2, 1, 0], [3, 4, 2]]
+        assert run["kept_by_round"] == [[1, 1, 0], [2, 1, 1]]
         listed = client.get(
             "/api/trajectories", params={"run": "toy", "q": "step:3", "sort": "-turns"}
         ).json()
@@ -162,7 +166,10 @@ def test_lists_and_trajectories_hold_what_the_files_hold(toy: Path) -> None:
         answer = client.get("/api/image?run=toy&address=step_0002:1&turn=0&number=0")
         assert (answer.content, answer.headers["content-type"]) == (PNG, "image/png")
         history = client.get("/api/item?run=toy&item=toy_0").json()["rows"]
-        assert [row["step"] for row in history] == [1] * 4 + [3] * 4 + [None] * 4
+        assert [row["step"] for row in history] == [None] * 2 + [1] * 4 + [3] * 4 + [None] * 2
+        history = client.get("/api/item?run=toy&item=toy_1").json()["rows"]
+        assert [row["round"] for row in history] == [None] * 2 + [1, 2] + [None] * 2
+        assert [row["labels"].get("policy") for row in history[::5]] == ["before", "after"]
 
 
 def test_a_growing_run_and_a_new_one_are_seen(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +290,7 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         await page.keyboard.press("Enter")
         await page.get_by_role("heading", name="Evaluation").wait_for()
         await page.keyboard.press("/")
-        await page.locator(".total", has_text="25 trajectories").wait_for()
+        await page.locator(".total", has_text="27 trajectories").wait_for()
 
         await page.keyboard.press("/")
         await page.keyboard.type("step:3 turns>2")
@@ -344,6 +351,26 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         assert await page.locator(".dot").count() == 12
         await page.goto(f"{url}/#/run/toy/trajectories?q=label:loop")
         await page.locator("td.note", has_text="searches on").wait_for()
+
+        await page.goto(f"{url}/#/run/toy")
+        quick_evaluations = page.get_by_role("heading", name="Rounds").locator("..").get_by_role("row")
+        await quick_evaluations.nth(2).get_by_role("link").nth(1).click()
+        await page.wait_for_url(f"{url}/#/run/toy/trajectories?q=round:2")
+        await page.locator(".total", has_text="1 trajectory").wait_for()
+        await page.keyboard.press("j")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("link", name="after round 2").wait_for()
+        await page.keyboard.press("i")
+        await page.get_by_role("row", name="after round 2").wait_for()
+        whens = await page.locator(".history th[scope=row]").all_inner_texts()
+        assert [when.partition(",")[0] for when in whens] == [
+            *["evaluation"] * 2,
+            "after round 1",
+            "after round 2",
+            *["evaluation"] * 2,
+        ]
+        await page.get_by_role("link", name="The quick evaluations after each round").click()
+        await page.wait_for_url(f"{url}/#/run/toy/sides?at=round_01:1&at=round_02:1")
 
         write_steps(toy, steps=1)
         write_trajectories(step_file(toy, 4), [make_trajectory(ITEMS[2], success=True)])

@@ -1,4 +1,4 @@
-// The same item over the training: all its kept trajectories by step, and in the evaluations.
+// The same item over the training: all its kept trajectories by step, after each round, and in the evaluations.
 
 import { get } from "./api.js";
 import { h, number, plural, replace, table } from "./dom.js";
@@ -18,13 +18,17 @@ export function itemView(run, { item }) {
     }
     const counted = rows.filter((row) => row.stop !== "error");
     const solved = counted.filter((row) => row.success);
+    const byRound = rows.filter((row) => row.round !== null);
     const first = counted.find((row) => !row.success), last = solved.at(-1);
     replace(box,
       h("h1", {}, item, " ", tags(rows[0].metadata)),
       h("p", { class: "fine" }, `${plural(rows.length, "trajectory").replace("trajectorys", "trajectories")} kept, `
-        + `${solved.length} solved. Training keeps some groups of each step, so steps in which the item was drawn may be missing.`),
+        + `${solved.length} solved. Training keeps some groups of each step, so steps in which the item was drawn may be missing; `
+        + "the quick evaluation after each round has the same test items every time."),
       first && last && h("p", {}, h("a", { href: links.toSides(run, [first.address, last.address]) },
         "The first that failed and the last that succeeded, side by side")),
+      byRound.length > 1 && h("p", {}, h("a", { href: links.toSides(run, byRound.map((row) => row.address)) },
+        "The quick evaluations after each round, side by side")),
       table([...["when", "samples"].map((name) => h("th", { class: "words" }, name)), "solved", "mean reward", "mean turns", "version", ""],
         [...groups].map(([name, members]) => {
           const valid = members.filter((row) => row.stop !== "error");

@@ -47,6 +47,10 @@ export const toFork = (run, address, turn) => link(["run", run, "fork", address]
 export const toConsole = (query = {}) => link(["console"], query);
 export const toItem = (run, item) => link(["run", run, "item"], { item });
 
+// Where a trajectory comes from, as a query: its step, its round, or its phase.
+export const origin = (row) => row.step !== null ? condition("step", row.step)
+  : row.round !== null ? condition("round", row.round) : condition("phase", row.phase);
+
 // A condition of a query with a value that may need quotes.
 export function condition(key, value) {
   const text = String(value).replaceAll('"', "");

@@ -25,6 +25,7 @@ export const stopText = (stop) => stop.replaceAll("_", " ");
 
 export const stepText = (row) =>
   row.step !== null ? `step ${row.step}`
+    : row.round !== null ? `after round ${row.round}`
     : isFork(row) ? `fork of ${row.labels.parent} at turn ${row.labels.turn} by ${row.labels.policy}`
     : [row.phase, ...Object.values(row.labels)].join(", ");
 

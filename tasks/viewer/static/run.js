@@ -116,14 +116,17 @@ function evaluations(run, { evaluation }) {
       h("td", {}, number(summary.turns)), h("td", {}, count(summary.episodes ?? 0)), h("td", {}, count(summary.dropped ?? 0))))));
 }
 
-function rounds(run, { rounds: list }) {
+function rounds(run, { rounds: list, kept_by_round: kept }) {
+  const keptRounds = new Set(kept.map(([round]) => round));
   return list.length > 0 && h("section", {},
     h("h2", {}, "Rounds"),
     table(["round", "steps", "success, quick evaluation", "time"], list.map((round) => h("tr", {},
       h("th", { scope: "row" }, round.index + 1),
       h("td", {}, h("a", { href: links.toList(run, { q: `step:${round.first_step}..${round.last_step}` }) },
         `${round.first_step}–${round.last_step}`)),
-      h("td", {}, percent(round.evaluation?.success)),
+      h("td", {}, keptRounds.has(round.index + 1)
+        ? h("a", { href: links.toList(run, { q: `round:${round.index + 1}` }) }, percent(round.evaluation?.success))
+        : percent(round.evaluation?.success)),
       h("td", {}, seconds(round.seconds))))));
 }
 

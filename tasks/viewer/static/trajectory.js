@@ -127,12 +127,11 @@ export function trajectoryView(run, { address, query }) {
     const { row } = facts;
     label.value = row.label;
     note.value = row.note;
-    const lastStep = row.step !== null ? links.toList(run, { q: `step:${row.step}` }) : links.toList(run, { q: `phase:${row.phase}` });
     return [
       h("header", { class: "page-head" },
         h("h1", {}, row.item, h("span", { class: "sample" }, ` sample ${row.sample}`), " ", outcome(row)),
         h("p", { class: "line" },
-          h("a", { href: lastStep }, stepText(row)), tags(row.metadata),
+          h("a", { href: links.toList(run, { q: links.origin(row) }) }, stepText(row)), tags(row.metadata),
           h("span", {}, `reward ${number(row.reward, 6)}`), h("span", {}, plural(row.turns, "turn")),
           h("span", {}, `${count(row.tokens)} tokens`), h("span", { title: "stop reason" }, stopText(row.stop))),
         row.error && h("p", { class: "problem" }, `dropped after ${plural(facts.attempts, "attempt")}: ${row.error}`),
