@@ -22,6 +22,7 @@ from tasks.cluster.session import keep_logs
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts
 from tasks.data.trajectories import write_trajectories
+from tasks.data.updates import update_file, write_updates
 from tasks.errors import Collapsed, RayDied, SamplerDied, actor_deaths, describe_remote
 from tasks.progress import SILENT, Progress
 from tasks.rollout.runner import RolloutSpec
@@ -287,9 +288,10 @@ class TrainSession:
             self._progress.on_note(f"training goes back to step {checkpoint.step}: {damage}")
         for name in ("metrics.jsonl", ALERTS):
             drop_steps_after(self._folder / name, checkpoint.step)
-        for file in (self._folder / "trajectories").glob("step_*.jsonl"):
-            if int(file.stem.removeprefix("step_")) > checkpoint.step:
-                file.unlink()
+        for kind in ("step", "update"):
+            for file in (self._folder / "trajectories").glob(f"{kind}_*.jsonl"):
+                if int(file.stem.removeprefix(f"{kind}_")) > checkpoint.step:
+                    file.unlink()
         self._steps = read_json_lines(self._folder / "metrics.jsonl")
         self._progress.on_history(self._steps)
         drop_rounds_after(self._folder, checkpoint.step)
@@ -320,6 +322,7 @@ class TrainSession:
     def _write_step(self, record: StepRecord) -> list[Alert]:
         """Write the step down; returns its new signs of a collapse, which are written to `alerts.jsonl`."""
         folder = self._folder / "trajectories"
+        write_updates(update_file(folder, record.step), record.updates)
         write_trajectories(folder / f"step_{record.step:04d}.jsonl", record.trajectories)
         self._steps.append({"step": record.step, **record.metrics})
         limits = self._pipeline.train.watch

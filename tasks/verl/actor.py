@@ -23,6 +23,7 @@ from tasks.algorithms.algorithm import ActorCritic
 from tasks.cluster.placement import Placement
 from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import read_trajectories, write_trajectories
+from tasks.data.updates import TrajectoryUpdate, read_updates, write_updates
 from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec, horizon_metrics
 from tasks.verl import checkpoints
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 SAMPLED_ITEMS = 2
 """Groups whose trajectories are kept of every step, to look at."""
 
-_METRICS, _TRAJECTORIES = "step.json", "trajectories.jsonl"
+_METRICS, _TRAJECTORIES, _UPDATES = "step.json", "trajectories.jsonl", "updates.jsonl"
 """In a checkpoint: the record of its step."""
 
 VERL_METRICS = {
@@ -101,6 +102,8 @@ class StepRecord:
     sampler's log-probs as they are and computes none of these."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
+    updates: list[TrajectoryUpdate]
+    """Of `trajectories`, in their order."""
     raise_reason: str = ""
     """As in `StepSample`."""
 
@@ -115,13 +118,14 @@ class StepRecord:
         values = {"step": self.step, "metrics": self.metrics, "raise_reason": self.raise_reason}
         (folder / _METRICS).write_text(json.dumps(values))
         write_trajectories(folder / _TRAJECTORIES, self.trajectories)
+        write_updates(folder / _UPDATES, self.updates)
 
     @classmethod
     def read(cls, folder: Path) -> "StepRecord":
         """What `write` wrote to a whole checkpoint."""
         values = json.loads((folder / _METRICS).read_text())
-        trajectories = list(read_trajectories(folder / _TRAJECTORIES))
-        return cls(**values, trajectories=trajectories)
+        trajectories = read_trajectories(folder / _TRAJECTORIES)
+        return cls(**values, trajectories=trajectories, updates=read_updates(folder / _UPDATES))
 
 
 class Trainer:
@@ -227,6 +231,8 @@ class Trainer:
 
         `steps_to_keep`: checkpoints that are kept besides the newest.
         """
+        from tasks.verl.step_update import list_updates
+
         start_time, cores_before = time.perf_counter(), psutil.cpu_times()
         verl_metrics, verl_seconds = self._trainer.run_step(save=save, steps_to_keep=steps_to_keep)
         self._manager.on_new_weights()
@@ -252,7 +258,11 @@ class Trainer:
             metrics[f"seconds_{phase}"] = sum(verl_seconds.get(part, 0.0) for part in parts)
         trajectories = [t for group in rollout.sample.groups[:SAMPLED_ITEMS] for t in group]
         record = StepRecord(
-            step=step, metrics=metrics, trajectories=trajectories, raise_reason=rollout.sample.raise_reason
+            step=step,
+            metrics=metrics,
+            trajectories=trajectories,
+            updates=list_updates(self._trainer.update, trajectories),
+            raise_reason=rollout.sample.raise_reason,
         )
         self._record = record
         if save:

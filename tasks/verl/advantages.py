@@ -88,6 +88,7 @@ def rollout_weights(
 class StepEstimate:
     """What the rows of a step are trained with."""
 
+    advantages: torch.Tensor  # [C, T]
     fields: dict[str, torch.Tensor]
     """Nested [rows, tokens]: `advantages`; of an algorithm with a critic also `returns`, and `return_weights`
     where they differ."""
@@ -160,7 +161,9 @@ def estimate_advantages(
     }
     dtype = old_log_probs.dtype  # the loss's, where an estimator has kept that of the rewards
     return StepEstimate(
-        {name: rows.split(x.to(dtype)) for name, x in fields.items() if x is not None}, metrics
+        estimate.advantages.to(dtype),
+        {name: rows.split(x.to(dtype)) for name, x in fields.items() if x is not None},
+        metrics,
     )
 
 

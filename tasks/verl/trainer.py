@@ -41,6 +41,7 @@ from tasks.verl.loss import (
     set_loss,
 )
 from tasks.verl.rollout import RolloutManager, StepRollout
+from tasks.verl.step_update import StepUpdate
 
 _MUST_BE_FINITE = {
     "actor/pg_loss": "loss",
@@ -61,6 +62,8 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         super().__init__(config)
         self._pipeline = pipeline
         self.curr_step_profile = False
+        self.update: StepUpdate | None = None
+        """Of the last step; None if it trained on nothing."""
 
     def init(self) -> None:
         """Start verl's processes, and load the last checkpoint if there is one."""
@@ -95,6 +98,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         # Log-probs are those of the distribution that was sampled from.
         rollout = self.config.actor_rollout_ref.rollout
         rollout.temperature = training_temperature(self._pipeline, step=self.global_steps)
+        self.update = None
         metrics: dict[str, float] = {}
         self.timing_raw: dict[str, float] = {}
         batch = self.step(metrics, self.timing_raw)
@@ -163,6 +167,9 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         fields = ["response_mask", "old_log_probs", "rollout_log_probs", "ref_log_prob", "values"]
         if self._pipeline.train.online_algorithm.needs_sum_pi_squared:
             fields.append("sum_pi_squared")
+        has_trainers_log_probs = not self.config.algorithm.rollout_correction.bypass_mode
+        if has_trainers_log_probs:
+            fields.append("entropy")
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         output: dict[str, Any] = {}
         rows = JoinedRows(batch.keys, data, rollout.trained)
@@ -180,6 +187,9 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             context_length=self._pipeline.rollout.context_length,
         )
         metrics.update(estimate.metrics)
+        self.update = StepUpdate.collect(
+            rows, estimate, trained=rollout.trained, has_trainers_log_probs=has_trainers_log_probs
+        )
         fields_of_rows = TensorDict(output | estimate.fields, batch_size=len(batch))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields_of_rows)
 

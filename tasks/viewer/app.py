@@ -37,7 +37,14 @@ from tasks.viewer.answers import find_row, integer, json_answer
 from tasks.viewer.forks import fork_routes, read_page_body
 from tasks.viewer.overview import read_overview, summarise_run
 from tasks.viewer.query import KEYS, list_keys
-from tasks.viewer.reading import LineChanged, find_image, load_trajectory, read_tokens, read_trajectory
+from tasks.viewer.reading import (
+    LineChanged,
+    find_image,
+    load_trajectory,
+    load_update,
+    read_tokens,
+    read_trajectory,
+)
 from tasks.viewer.viewer import OpenRun, Viewer
 
 STATIC = Path(__file__).parent / "static"
@@ -113,11 +120,12 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
     def trajectory(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
         address = request.query_params.get("address", "")
         row, location = find_row(connection, address)
+        values = load_trajectory(location)
         return {
             "row": row,
             "digest": location.digest,
             "siblings": browse.siblings(connection, address),
-            **read_trajectory(load_trajectory(location), decode=served.decode),
+            **read_trajectory(values, decode=served.decode, update=load_update(location, values)),
             **_state(served, connection),
         }
 
@@ -130,7 +138,8 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         values, number = load_trajectory(location), integer(request, "turn", default=-1)
         if number >= len(values["turns"]):
             raise RequestRejected(404, f"the trajectory has no turn {number + 1}")
-        return read_tokens(values, number=number, split=served.split)
+        update = load_update(location, values)
+        return read_tokens(values, number=number, split=served.split, update=update)
 
     def sides(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
         """Trajectories by `address` (several), or the group of one, with their turns."""

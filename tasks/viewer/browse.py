@@ -105,6 +105,9 @@ class Location:
     """Where a trajectory lies in its file."""
 
     path: str
+    line: int
+    """From 1."""
+    step: int | None
     start: int
     length: int
     digest: str
@@ -238,11 +241,11 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
 def find_location(connection: sqlite3.Connection, address: str) -> Location | None:
     """Where the trajectory `address` lies; None if there is none."""
     select = (
-        "SELECT f.path, t.start, t.length, t.digest FROM trajectories t JOIN files f ON f.id = t.file "
-        "WHERE t.id = ?"
+        "SELECT f.path, t.line, t.step, t.start, t.length, t.digest FROM trajectories t "
+        "JOIN files f ON f.id = t.file WHERE t.id = ?"
     )
     row = connection.execute(select, (_find(connection, address),)).fetchone()
-    return row and Location(path=row[0], start=row[1], length=row[2], digest=row[3])
+    return row and Location(**dict(zip(Location.__dataclass_fields__, row, strict=True)))
 
 
 def find_row(connection: sqlite3.Connection, address: str) -> TrajectoryRow | None:

@@ -1,7 +1,7 @@
 """One trajectory as it is read: turns with their texts, calls and numbers; tokens on demand.
 
-Everything comes from the trajectory's line. What a line does not hold is None and not computed from anything
-else; `NOT_RECORDED` names what readers look for and files never hold.
+Everything comes from the trajectory's line, and from that of its update (`tasks/data/updates.py`) if there is
+one. What they do not hold is None and not computed from anything else; `not_recorded` says why it is missing.
 """
 
 import base64
@@ -9,25 +9,23 @@ import binascii
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from agents.formats.json_values import parse_calls
+from tasks.data.updates import update_file
 from tasks.runs.lines import digest_of, exact_integer, parse_json
 from tasks.viewer.browse import Location
 from tasks.viewer.index import Decode
 
-NOT_RECORDED = {
-    "entropy": "the entropy of each token's distribution: training records its mean over a step "
-    "(metrics.jsonl)",
-    "trainer_logprob": "the trainer's log-probs, and so the difference from the sampler's: training records "
-    "their mean and maximum over a step, where it computes them",
-    "advantage": "the credit (advantage) of a turn or a token: it is computed in the update and not kept",
-}
-"""What files of trajectories do not hold, with where something like it is."""
+_COLUMNS = {"advantage": "advantages", "log_ratio": "log_ratios", "entropy": "entropies"}
+"""What the page shows of a turn's update, by its field of `TurnUpdate`."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Shown; SVG, which may hold scripts, and anything else is not."""
+Update = Mapping[str, Any] | None
+"""The JSON values of a line of `update_NNNN.jsonl`, if there is one."""
 _Part = tuple[Sequence[int], str, Sequence[float | None]]
 
 
@@ -49,9 +47,45 @@ def load_trajectory(location: Location) -> dict[str, Any]:
     return values
 
 
-def read_trajectory(values: Mapping[str, Any], *, decode: Decode) -> dict[str, Any]:
+def load_update(location: Location, values: Mapping[str, Any]) -> Update:
+    """The JSON values of the line of the update about a trajectory, whose `values` these are; None if there
+    is none."""
+    if location.step is None:
+        return None
+    try:
+        with update_file(Path(location.path).parent, location.step).open("rb") as file:
+            update: Update = parse_json(next(islice(file, location.line - 1, None), b"null"))
+    except (OSError, ValueError):
+        return None
+    # A step that is sampled anew replaces one file after the other.
+    return update if update is not None and _is_about(update, values) else None
+
+
+def not_recorded(update: Update) -> dict[str, str]:
+    """Which numbers of the update a trajectory does not have, by their names on the page, and why."""
+    if update is None:
+        return {
+            "advantage, trainer − sampler, entropy": "training keeps the credit (advantage), the difference "
+            "of the trainer's log-probs from the sampler's, and the entropy of the trajectories of its steps "
+            "alone; runs of earlier versions have none"
+        }
+    if update["turns"] is None:
+        return {
+            "advantage, trainer − sampler, entropy": "the update did not learn from this trajectory: the "
+            "episode failed, it was too old, or its group had nothing to compare, such as equal rewards"
+        }
+    if all(turn["log_ratios"] is None for turn in update["turns"]):
+        return {
+            "trainer − sampler, entropy": "training took the sampler's log-probs as they were; it computes "
+            "its own, and the entropy, with vLLM and with train.rollout_correction"
+        }
+    return {}
+
+
+def read_trajectory(values: Mapping[str, Any], *, decode: Decode, update: Update = None) -> dict[str, Any]:
     """A trajectory as the page shows it: the texts of its prompt and turns, and their numbers."""
     item = values["item"]
+    turn_updates = (update or {}).get("turns") or [None] * len(values["turns"])
     facts = {
         "fields": item.get("fields") or {},
         "seed": item.get("seed"),
@@ -64,15 +98,23 @@ def read_trajectory(values: Mapping[str, Any], *, decode: Decode) -> dict[str, A
         "final_state": values.get("final_state"),
         "prompt": _prompt(values.get("prompt_ids") or [], decode=decode),
         "prompt_images": _image_types(values.get("prompt_images")),
-        "turns": [read_turn(turn, decode=decode) for turn in values["turns"]],
-        "not_recorded": NOT_RECORDED,
+        "turns": [
+            read_turn(turn, decode=decode) | _means(turn_update)
+            for turn, turn_update in zip(values["turns"], turn_updates, strict=True)
+        ],
+        "not_recorded": not_recorded(update),
     }
 
 
 def read_tokens(
-    values: Mapping[str, Any], *, number: int, split: Callable[[Sequence[int]], list[str] | None]
+    values: Mapping[str, Any],
+    *,
+    number: int,
+    split: Callable[[Sequence[int]], list[str] | None],
+    update: Update = None,
 ) -> dict[str, Any]:
-    """The tokens of turn `number` (from 0; -1 is the prompt): id, text, who wrote it, log-prob.
+    """The tokens of turn `number` (from 0; -1 is the prompt): id, text, who wrote it, log-prob, and what the
+    update has of `_COLUMNS`.
 
     `owner` is `policy` for sampled tokens, which the loss mask selects. Others are of the `prompt`, of the
     `environment` (its words and the tools'), of the `template` (the chat template's own tokens), or of the
@@ -96,7 +138,11 @@ def read_tokens(
         parts.append(_unsampled(observation[first:last], owner="environment"))
         start = last
     parts.append(_unsampled(observation[start:], owner="context" if spans is None else "template"))
-    return _token_columns(parts, split=split)
+    columns = _token_columns(parts, split=split)
+    for name, tokens in _tokens_of_update(update, number=number, count=len(sampled_ids)).items():
+        sampled = iter(tokens)
+        columns[name] = [next(sampled, None) if owner == "policy" else None for owner in columns["owner"]]
+    return columns
 
 
 def find_image(values: Mapping[str, Any], *, turn: int, number: int) -> tuple[bytes, str] | None:
@@ -152,6 +198,31 @@ def read_turn(turn: Mapping[str, Any], *, decode: Decode) -> dict[str, Any]:
         # A new segment: the model saw this instead of everything before.
         "prompt": _prompt(turn["prompt_ids"], decode=decode) if turn.get("prompt_ids") else None,
     }
+
+
+def _is_about(update: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    names = (values["item"]["item_id"], values["sample_index"])
+    is_whole = update["turns"] is None or len(update["turns"]) == len(values["turns"])
+    return is_whole and (update["item_id"], update["sample_index"]) == names
+
+
+def _tokens_of_update(update: Update, *, number: int, count: int) -> dict[str, list[float]]:
+    """What the update has of `_COLUMNS` on each of the `count` sampled tokens of turn `number`."""
+    if update is None or update["turns"] is None:
+        return {}
+    turn = update["turns"][number]
+    columns = {name: turn[field] for name, field in _COLUMNS.items() if turn[field] is not None}
+    return {
+        name: column if isinstance(column, list) else [column] * count for name, column in columns.items()
+    }
+
+
+def _means(turn: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """The means of `_COLUMNS` over a turn of an update; None where it has no values."""
+    if turn is None:
+        return dict.fromkeys(_COLUMNS)
+    columns = {name: turn[field] for name, field in _COLUMNS.items()}
+    return {name: fmean(column) if isinstance(column, list) else column for name, column in columns.items()}
 
 
 def _prompt(ids: Sequence[int], *, decode: Decode) -> dict[str, Any]:

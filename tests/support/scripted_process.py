@@ -38,7 +38,7 @@ class ScriptedProcess:
         metrics = dict(self._script(self.step + 1))
         self.step += 1
         self.steps_with_seeds.append((self.step, self._seed))
-        record = StepRecord(step=self.step, metrics=metrics, trajectories=[])
+        record = StepRecord(step=self.step, metrics=metrics, trajectories=[], updates=[])
         if save:
             self._save(record, steps_to_keep)
         return record
@@ -46,7 +46,8 @@ class ScriptedProcess:
     def save_step(self, *, steps_to_keep: Collection[int]) -> None:
         self.calls.append("save_step")
         metrics = dict(self._script(self.step))
-        self._save(StepRecord(step=self.step, metrics=metrics, trajectories=[]), steps_to_keep)
+        record = StepRecord(step=self.step, metrics=metrics, trajectories=[], updates=[])
+        self._save(record, steps_to_keep)
 
     def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
         """Failures that name the step and the seed of the policy."""

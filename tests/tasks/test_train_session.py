@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from envs.errors import ConfigError, WingspanError
 from tasks.data.items import write_items
 from tasks.data.trajectories import write_trajectories
+from tasks.data.updates import TrajectoryUpdate, read_updates, update_file, write_updates
 from tasks.errors import describe_remote
 from tasks.progress import Progress
 from tasks.stages.rounds import RoundResult, choose_best, drop_steps_after, episode_file, find_best
@@ -87,7 +88,8 @@ def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> N
     file = tmp_path / "train" / "metrics.jsonl"
     checkpoint = tmp_path / "train" / "checkpoints" / "global_step_2"
     checkpoint.mkdir(parents=True)
-    StepRecord(step=2, metrics={"success": 0.5}, trajectories=[]).write(checkpoint)
+    update = TrajectoryUpdate(item_id="parity_0", sample_index=0, turns=None)
+    StepRecord(step=2, metrics={"success": 0.5}, trajectories=[], updates=[update]).write(checkpoint)
     checkpoints.mark_complete(checkpoint.parent, step=2)
     write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
     file.write_text(json.dumps({"step": 1, "success": 0.25}) + "\n")
@@ -98,6 +100,7 @@ def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> N
         assert not process.calls
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     assert steps == [{"step": 1, "success": 0.25}, {"step": 2, "success": 0.5, "alerts": 0}]
+    assert read_updates(update_file(tmp_path / "train" / "trajectories", 2)) == [update]
 
 
 def test_an_export_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -126,6 +129,9 @@ def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(tmp_path: 
         done = RoundResult(index=index, first_step=last - 1, last_step=last, evaluation={}, seconds=1.0)
         (folder / "rounds").mkdir(exist_ok=True)
         (folder / "rounds" / f"{index:02d}.json").write_text(json.dumps(asdict(done)))
+    for step in (2, 3):
+        write_trajectories(folder / "trajectories" / f"step_{step:04d}.jsonl", [])
+        write_updates(update_file(folder / "trajectories", step), [])
     for index in (0, 1, 2):  # the last session was killed before it had written the third result
         write_trajectories(episode_file(folder, index), [])
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3, 4)))
@@ -134,7 +140,9 @@ def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(tmp_path: 
     with TrainSession(toy_pipeline(Path("m")), tmp_path, Progress(on_note=notes.append)) as session:
         assert session.evaluate_round(session.train_round(0)).last_step == 2
     assert not (folder / "rounds" / "01.json").exists()
-    assert [file.name for file in (folder / "trajectories").iterdir()] == ["round_01.jsonl"]
+    assert {file.name for file in (folder / "trajectories").iterdir()} == {
+        *("round_01.jsonl", "step_0002.jsonl", "update_0002.jsonl")
+    }
     assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
     (note,) = notes
     assert note.startswith("training goes back to step 2: ")

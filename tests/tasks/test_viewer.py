@@ -19,6 +19,7 @@ from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
 from envs.types import Item
 from tasks.data.trajectories import trajectory_to_dict, write_trajectories
+from tasks.data.updates import TrajectoryUpdate, TurnUpdate, update_file, write_updates
 from tasks.runs.folders import find_runs
 from tasks.viewer import index as index_module
 from tasks.viewer.annotations import Annotation, append_annotation, read_annotations
@@ -37,7 +38,7 @@ from tasks.viewer.browse import (
 )
 from tasks.viewer.index import RunIndex
 from tasks.viewer.query import InvalidQuery, parse_query
-from tasks.viewer.reading import LineChanged, load_trajectory, read_tokens, read_trajectory
+from tasks.viewer.reading import LineChanged, load_trajectory, load_update, read_tokens, read_trajectory
 from tests.support.report_toy import make_failure, make_trajectory, write_workspace
 
 WORDS = ("get", "craft", "oak", "planks", "stick", "nothing")
@@ -261,7 +262,7 @@ def test_conditions_combine_sort_and_page_as_by_hand(
 
 
 def is_before_training(line: Line) -> bool:
-    return line["phase"] == "evaluation" and line["labels"].get("policy") == "before"
+    return (line["phase"], line["labels"].get("policy")) == ("evaluation", "before")
 
 
 def test_groups_are_the_samples_of_an_item_in_a_file(run_index: tuple[Path, RunIndex]) -> None:
@@ -561,7 +562,9 @@ def test_turns_are_read_as_recorded() -> None:
     assert [turn["prompt"] for turn in page["turns"]] == [None, {"tokens": 2, "text": "1 5"}]
     assert page["turns"][0]["calls"] == [{"name": "add", "arguments": {"a": 1, "b": [2]}}]
     assert page["turns"][0]["logprob"] == pytest.approx(-1.75 / 3)
-    assert "advantage" in page["not_recorded"]
+    [reason] = page["not_recorded"].values()
+    assert "earlier versions have none" in reason
+    assert {page["turns"][0][name] for name in ("advantage", "log_ratio", "entropy")} == {None}
     # JavaScript would show 9007199254740992 for 9007199254740993.
     assert page["seed"] == "9223372036854775809"
     assert page["fields"] == {"answers": ["9007199254740993", "-1152921504606846976", 7]}
@@ -574,6 +577,57 @@ def test_turns_are_read_as_recorded() -> None:
     assert read_tokens(values, number=1, split=lambda _: None)["owner"] == ["prompt"] * 2 + ["policy"] * 3
     del values["turns"][0]["observation_spans"]  # a file from before they were recorded
     assert read_tokens(values, number=0, split=lambda _: None)["owner"][3:] == ["context"] * 3
+
+
+def test_numbers_of_an_update_are_those_of_the_trajectorys_own_line(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=8, steps=(1,), per_step=1)
+    item = Item(item_id="a_1", env="a")
+    trajectories = [replace(make_trajectory(item, success=True), sample_index=number) for number in range(4)]
+    write_trajectories(folder / "train" / "trajectories" / "step_0002.jsonl", trajectories)
+    varied = TurnUpdate(advantages=[0.5, -1.0, 2.0], log_ratios=[0.0, 0.01, -0.02], entropies=[0.1, 0.2, 0.6])
+    plain = TurnUpdate(advantages=-0.25, log_ratios=None, entropies=None)
+    turns_of_lines = [[varied, varied], [plain, plain], None, [plain]]  # the last is of other episodes
+    updates = [
+        TrajectoryUpdate(item_id="a_1", sample_index=number, turns=turns)
+        for number, turns in enumerate(turns_of_lines)
+    ]
+    write_updates(update_file(folder / "train" / "trajectories", 2), updates)
+    index = open_index(folder, tmp_path / "cache")
+
+    def read(address: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The page, and the tokens of its first turn."""
+        with index.connect() as connection:
+            location = find_location(connection, address)
+        assert location is not None
+        values = load_trajectory(location)
+        update = load_update(location, values)
+        page = read_trajectory(values, decode=lambda _: None, update=update)
+        return page, read_tokens(values, number=0, split=lambda _: None, update=update)
+
+    page, tokens = read("step_0002:1")
+    assert page["turns"][1]["advantage"] == pytest.approx(0.5)
+    assert page["turns"][1]["entropy"] == pytest.approx(0.3)
+    assert page["not_recorded"] == {}
+    assert tokens["owner"] == ["policy"] * 3 + ["template"]
+    assert tokens["advantage"] == [0.5, -1.0, 2.0, None]
+    assert tokens["log_ratio"] == [0.0, 0.01, -0.02, None]
+    assert tokens["entropy"] == [0.1, 0.2, 0.6, None]
+
+    page, tokens = read("step_0002:2")
+    assert [turn["advantage"] for turn in page["turns"]] == [-0.25] * 2
+    assert [*page["not_recorded"]] == ["trainer − sampler, entropy"]
+    assert tokens["advantage"] == [-0.25] * 3 + [None]
+    assert not tokens.keys() & {"log_ratio", "entropy"}
+
+    for address, reason in (
+        ("step_0002:3", "did not learn from this trajectory"),
+        ("step_0002:4", "earlier versions"),
+        ("step_0001:1", "earlier versions"),
+        ("evaluation:1", "earlier versions"),
+    ):
+        page, tokens = read(address)
+        assert reason in page["not_recorded"]["advantage, trainer − sampler, entropy"]
+        assert "advantage" not in tokens
 
 
 @pytest.mark.parametrize(

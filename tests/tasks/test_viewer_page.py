@@ -21,6 +21,7 @@ from envs.browser.chromium import Chromium
 from envs.browser.program import CHROMIUM
 from envs.types import Image, Item
 from tasks.data.trajectories import trajectory_to_dict, write_trajectories
+from tasks.data.updates import TrajectoryUpdate, TurnUpdate, update_file, write_updates
 from tasks.viewer import viewer as viewer_module
 from tasks.viewer.app import HEADERS, STATIC, viewer_app
 from tasks.viewer.viewer import Viewer
@@ -109,6 +110,12 @@ def toy(tmp_path: Path) -> Path:
     for number, is_solved in ((1, False), (2, True)):
         episodes = [make_trajectory(ITEMS[1], success=is_solved, version=2 * number)]
         write_trajectories(folder / "train" / "trajectories" / f"round_{number:02d}.jsonl", episodes)
+    numbers = TurnUpdate(advantages=-0.5, log_ratios=[0.0, 0.2, -0.02], entropies=[0.01, 0.2, 1.5])
+    updates = [
+        TrajectoryUpdate(item_id="toy_0", sample_index=number, turns=[numbers] * turns if turns else None)
+        for number, turns in enumerate((0, 2, 3, 5))
+    ]
+    write_updates(update_file(step_file(folder, 3).parent, 3), updates)
     (folder / "policy").mkdir()
     shutil.copy(ROOT / "models" / "textcraft-base" / "tokenizer.json", folder / "policy")
     return folder
@@ -163,6 +170,8 @@ def test_lists_and_trajectories_hold_what_the_files_hold(toy: Path) -> None:
         assert isinstance(shown["prompt"]["text"], str)
         tokens = client.get("/api/tokens?run=toy&address=step_0003:3&turn=0").json()
         assert tokens["logprob"] == [-0.5, -1.0, -0.25, None]
+        assert tokens["log_ratio"] == [0.0, 0.2, -0.02, None]
+        assert [turn["advantage"] for turn in shown["turns"]] == [-0.5] * 3
         answer = client.get("/api/image?run=toy&address=step_0002:1&turn=0&number=0")
         assert (answer.content, answer.headers["content-type"]) == (PNG, "image/png")
         history = client.get("/api/item?run=toy&item=toy_0").json()["rows"]
@@ -314,6 +323,28 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         assert page.url.endswith("&show=logprob&turn=2")
         unlikely = page.locator(".turns li.selected .token.level-1")
         assert await unlikely.count() == 1  # exp(−1) < 1/2 < exp(−0.5)
+
+        for show, levels in (
+            ("advantage", ["loss-1"] * 3),
+            ("log_ratio", ["level-0", "level-2", "level-1"]),
+            ("entropy", ["level-0", "level-1", "level-3"]),
+        ):
+            await page.locator(f"button[data-show={show}]").click()
+            await page.locator(f"#turn-2 .by-{show} .token").nth(3).wait_for()
+            kinds = await page.eval_on_selector_all(
+                "#turn-2 .token", "tokens => tokens.map(token => token.classList[1])"
+            )
+            assert kinds == [*levels, "unsampled"]
+        assert page.url.endswith("&show=entropy&turn=2")
+        for _ in range(3):  # from the last choice to the first, and on to the log-probs
+            await page.keyboard.press("s")
+        await page.locator("#turn-2 .by-logprob").wait_for()
+        first = await page.context.new_page()
+        await first.goto(f"{url}/#/run/toy/at/step_0003:1?show=entropy")  # not trained on
+        await first.get_by_text("did not learn from this trajectory").wait_for()
+        assert await first.locator(".shown button").count() == 4
+        await first.locator(".shown button[aria-pressed=true]", has_text="text").wait_for()
+        await first.close()
 
         again = await page.context.new_page()  # the address alone shows the same
         await again.goto(page.url)

@@ -13,11 +13,16 @@ const SHOWN = [
   ["owner", "mask", "Tokens, colored by who wrote them, and so which of them are trained on"],
 ];
 
-const known = (show) => (SHOWN.some(([key]) => key === show) ? show : "");
+// What the update computed, where it was kept.
+const SHOWN_OF_UPDATE = [
+  ["advantage", "advantage", "Tokens, colored by the credit that the update gave them"],
+  ["log_ratio", "trainer − sampler", "Tokens, colored by how the trainer's log-prob differs from the sampler's"],
+  ["entropy", "entropy", "Tokens, colored by the entropy of the trainer's distribution before the update"],
+];
 
 export function trajectoryView(run, { address, query }) {
   const list = { q: query.get("q") ?? "", sort: query.get("sort") ?? "" };
-  let show = known(query.get("show")), turn = Number(query.get("turn")) || 0;
+  let show = query.get("show") ?? "", turn = Number(query.get("turn")) || 0;
   let facts = null, place = null, isShown = false, forks = [];
   const turns = h("ol", { class: "turns" });
   const legendBox = h("div");
@@ -27,6 +32,8 @@ export function trajectoryView(run, { address, query }) {
   const label = h("input", { id: "label", placeholder: "label", "aria-label": "Label", maxlength: 40, pattern: "[^\\s\"]*", autocomplete: "off", list: "labels" });
   const saved = h("span", { class: "fine", role: "status" });
 
+  const choices = () => [...SHOWN, ...SHOWN_OF_UPDATE.filter(([key]) => facts.turns.some((one) => one[key] !== null))];
+  const known = (next) => (choices().some(([key]) => key === next) ? next : "");
   const here = (next = {}) => links.toTrajectory(run, address, { ...list, show, turn: turn || "", ...next });
 
   function setTurn(next, { scroll = true } = {}) {
@@ -60,7 +67,7 @@ export function trajectoryView(run, { address, query }) {
 
   function turnItem(one, index, before) {
     const body = h("div", { class: "body" });
-    if (show === "logprob" || show === "owner") {
+    if (show && show !== "sampled") {
       replace(body, h("p", { class: "waiting" }, "Reading tokens…"));
       get("tokens", { run, address, turn: index })
         .then((tokens) => replace(body, tokenText(tokens, show)))
@@ -76,6 +83,7 @@ export function trajectoryView(run, { address, query }) {
       body,
       h("p", { class: "numbers" },
         one.reward !== 0 && one.reward !== null && h("span", { class: "reward" }, `reward ${number(one.reward, 6)}`),
+        one.advantage !== null && h("span", { title: "of its tokens, the mean" }, `advantage ${number(one.advantage)}`),
         [plural(one.tokens, "token"), `log-prob ${fixed(one.logprob, 2)}`, `version ${one.version ?? "–"}`,
           one.sampling_s !== null && `${seconds(one.sampling_s)} to sample`,
           one.env_s !== null && `${seconds(one.env_s)} in the environment`].filter(Boolean).map((text) => h("span", {}, text)),
@@ -87,6 +95,7 @@ export function trajectoryView(run, { address, query }) {
 
   async function read(signal) {
     facts = await get("trajectory", { run, address }, signal);
+    show = known(show);
     readPlace(signal).catch(() => {});
     readForks(signal).catch(() => {});
   }
@@ -136,7 +145,7 @@ export function trajectoryView(run, { address, query }) {
           h("span", {}, `${count(row.tokens)} tokens`), h("span", { title: "stop reason" }, stopText(row.stop))),
         row.error && h("p", { class: "problem" }, `dropped after ${plural(facts.attempts, "attempt")}: ${row.error}`),
         h("div", { class: "tools" },
-          h("div", { class: "shown", role: "group", "aria-label": "What is shown of a turn" }, SHOWN.map(([key, text, title]) =>
+          h("div", { class: "shown", role: "group", "aria-label": "What is shown of a turn" }, choices().map(([key, text, title]) =>
             h("button", { type: "button", title, "data-show": key, "aria-pressed": String(key === show), onclick: () => setShow(key) }, text))),
           placeBox),
         legendBox),
@@ -159,8 +168,8 @@ export function trajectoryView(run, { address, query }) {
             h("form", { class: "annotation", onsubmit: (event) => { event.preventDefault(); save(); } },
               label, note, h("div", {}, h("button", {}, "Save"), " ", saved))),
           h("section", {}, h("h2", {}, "Facts"), factTable(facts)),
-          h("section", {}, h("h2", {}, "Not recorded"),
-            pairs(Object.entries(facts.not_recorded).map(([key, text]) => [key.replaceAll("_", " "), text]), "fine stacked")))),
+          Object.keys(facts.not_recorded).length > 0 && h("section", {}, h("h2", {}, "Not recorded"),
+            pairs(Object.entries(facts.not_recorded), "fine stacked")))),
     ];
   }
 
@@ -182,7 +191,7 @@ export function trajectoryView(run, { address, query }) {
       if (!isShown) return false;
       turn = Number(next.get("turn")) || 0;
       if ((next.get("q") ?? "") !== list.q || (next.get("sort") ?? "") !== list.sort) return false;
-      if (known(next.get("show")) !== show) setShow(next.get("show"));
+      if (known(next.get("show") ?? "") !== show) setShow(next.get("show"));
       if (turn) setTurn(turn);
       return true;
     },
@@ -193,8 +202,8 @@ export function trajectoryView(run, { address, query }) {
       [["ArrowLeft", "h"], "previous trajectory of the list", () => follow(place?.before)],
       [["]"], "next sample of the group", () => sibling(1)],
       [["["], "previous sample of the group", () => sibling(-1)],
-      [["s"], "show text, as sampled, log-prob, mask", () =>
-        setShow(SHOWN[(SHOWN.findIndex(([key]) => key === show) + 1) % SHOWN.length][0])],
+      [["s"], "show text, as sampled, log-prob, mask, numbers of the update", () =>
+        setShow(choices()[(choices().findIndex(([key]) => key === show) + 1) % choices().length][0])],
       [["g"], "the group side by side", () => { location.hash = links.toGroup(run, address); }],
       [["i"], "this item over the training", () => { location.hash = links.toItem(run, facts.row.item); }],
       [["n"], "write a note", () => note.focus()],
