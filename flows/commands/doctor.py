@@ -210,8 +210,8 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     if pipeline.backend.device == "cpu":
         return
     from agents.prompting.images import has_vision
-    from tasks.config.capacity import checkpoint_bytes, read_model_size, training_parts
-    from tasks.config.memory import check_memory
+    from tasks.config.capacity import checkpoint_bytes, read_model_size
+    from tasks.config.memory import check_memory, memory_needs
     from tasks.verl.gpu_model import flash_attention_version, gpu_model_options
     from tasks.verl.rewinds import most_checkpoints
 
@@ -233,7 +233,8 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
         return
     checkpoint = checkpoint_bytes(size, pipeline.train)
     checkpoints = f"{most_checkpoints(pipeline.train)} checkpoints of {checkpoint / 1e9:.0f} GB at once"
-    memory = sum(training_parts(pipeline, size).values())
+    needs = memory_needs(pipeline, size)
+    memory = max(need.total for need in needs if need.phase.startswith("to train"))
     found = f"about {memory / 1e9:.0f} GB a GPU while training, {checkpoints}"
     yield _result_of("GPU memory", found, purpose, lambda: check_memory(pipeline))
 

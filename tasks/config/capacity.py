@@ -4,7 +4,8 @@ verl keeps and writes weights, gradients and AdamW's two moments in fp32, sharde
 the policy and of a critic. A checkpoint holds all of these except the gradients, and the policy a second time
 in Hugging Face format. With `train.lora`, only the adapters have gradients and moments; a checkpoint holds
 these, the adapters a second time in peft's format, and the merged policy in Hugging Face format.
-Activations are estimated by the terms of `training_parts`. `memory.py` compares them with the devices.
+The warm-up and offline training are the work of one process, which shards nothing. Activations are estimated
+by the terms of `_pass_parts`. `memory.py` compares them with the devices.
 """
 
 import json
@@ -75,24 +76,59 @@ class ModelSize:
 def state_bytes(pipeline: Pipeline, size: ModelSize) -> int:
     """Per worker: sharded weights, gradients and optimizer state, a critic's included."""
     train = pipeline.train
-    trained = size.parameters if train.lora is None else size.adapter_parameters(train.lora)
-    frozen = 0 if train.lora is None else size.parameters
-    if isinstance(train.algorithm, ActorCritic):
-        trained += size.critic_parameters
-    return (TRAINING_BYTES * trained + WEIGHT_BYTES * frozen) // pipeline.backend.workers
+    critic = size.critic_parameters if isinstance(train.algorithm, ActorCritic) else 0
+    return (_policy_bytes(size, train.lora) + TRAINING_BYTES * critic) // pipeline.backend.workers
+
+
+def supervised_bytes(pipeline: Pipeline, size: ModelSize) -> int:
+    """As `state_bytes`, of the process of the warm-up and of offline training, which shards nothing."""
+    # A warm-up trains all weights.
+    return _policy_bytes(size, None if pipeline.warmup is not None else pipeline.train.lora)
+
+
+def _policy_bytes(size: ModelSize, lora: LoraSettings | None) -> int:
+    """Weights, gradients and optimizer state of the policy, on all workers together."""
+    if lora is None:
+        return TRAINING_BYTES * size.parameters
+    return TRAINING_BYTES * size.adapter_parameters(lora) + WEIGHT_BYTES * size.parameters
 
 
 def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
     """What a GPU holds at the peak of an update, while vLLM sleeps, in bytes by name."""
-    algorithm, tokens = pipeline.train.algorithm, pipeline.train.micro_batch_tokens
-    embeddings = size.vocabulary * size.width * (1 if size.tied else 2)
-    layer = (size.parameters - embeddings) // max(1, size.layers)
-    is_whole = isinstance(algorithm, OnlineAlgorithm) and algorithm.needs_sum_pi_squared
-    chunk = tokens if is_whole else min(tokens, CHUNK_TOKENS)
-    inside = 12 * size.width + 6 * size.mlp_width
-    has_gradients = pipeline.train.lora is None or isinstance(algorithm, ActorCritic)
+    algorithm = pipeline.train.algorithm
     return {
         "weights, gradients and optimizer": state_bytes(pipeline, size),
+        **_pass_parts(
+            pipeline,
+            size,
+            has_whole_logits=isinstance(algorithm, OnlineAlgorithm) and algorithm.needs_sum_pi_squared,
+            has_gradients=pipeline.train.lora is None or isinstance(algorithm, ActorCritic),
+        ),
+        "CUDA and vLLM asleep": RESERVE_BYTES,
+    }
+
+
+def supervised_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
+    """What the one GPU of the warm-up and of offline training holds at the peak of an update; vLLM is not
+    running then."""
+    has_gradients = pipeline.warmup is not None or pipeline.train.lora is None
+    return {
+        "weights, gradients and optimizer": supervised_bytes(pipeline, size),
+        **_pass_parts(pipeline, size, has_whole_logits=False, has_gradients=has_gradients),
+        "CUDA": RESERVE_BYTES // 2,
+    }
+
+
+def _pass_parts(
+    pipeline: Pipeline, size: ModelSize, *, has_whole_logits: bool, has_gradients: bool
+) -> dict[str, int]:
+    """Of a forward and a backward pass on a GPU."""
+    tokens = pipeline.train.micro_batch_tokens
+    embeddings = size.vocabulary * size.width * (1 if size.tied else 2)
+    layer = (size.parameters - embeddings) // max(1, size.layers)
+    chunk = tokens if has_whole_logits else min(tokens, CHUNK_TOKENS)
+    inside = 12 * size.width + 6 * size.mlp_width
+    return {
         # Of a micro-batch, with gradient checkpointing: the input of each layer, and the inside of one layer.
         "activations": 2 * tokens * (size.layers * size.width + inside),
         # Embeddings, `lm_head` and two layers in bf16, with their gradients unless these weights are not
@@ -100,7 +136,6 @@ def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
         "gathered layers": (4 if has_gradients else 2) * (embeddings + 2 * layer),
         # Of a chunk of tokens; of a whole micro-batch where the algorithm needs the distributions.
         "logits": LOGIT_BYTES * chunk * size.vocabulary,
-        "CUDA and vLLM asleep": RESERVE_BYTES,
     }
 
 

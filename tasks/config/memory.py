@@ -17,7 +17,16 @@ from envs.errors import ConfigError
 from envs.requirements.detection import PROBE_TIMEOUT_S
 from tasks.algorithms.distillation import Distillation, TeacherEndpoint
 from tasks.cluster.address import cluster_address
-from tasks.config.capacity import RESERVE_BYTES, ModelSize, read_model_size, state_bytes, training_parts
+from tasks.config.capacity import (
+    RESERVE_BYTES,
+    ModelSize,
+    read_model_size,
+    state_bytes,
+    supervised_bytes,
+    supervised_parts,
+    training_parts,
+)
+from tasks.config.offline import OfflineSettings
 from tasks.config.pipelines import Pipeline
 
 VLLM_TOKENS = 8192
@@ -49,6 +58,8 @@ class Need:
     """Bytes that the device has for them; 0 if that is unknown."""
     room_name: str
     """What has that room, with `{place}` for where it is."""
+    remedy: str = "no setting alone makes it fit; use a smaller model, or more or larger devices"
+    """Where the value of no setting makes it fit."""
 
     @property
     def total(self) -> int:
@@ -73,7 +84,7 @@ def memory_needs(pipeline: Pipeline, size: ModelSize, *, device_bytes: int = 0, 
     `device_bytes`: its memory, 0 if that is unknown; `nodes`: over which a CPU's workers are spread.
     """
     if pipeline.backend.device == "cpu":
-        return [_of_node(pipeline, size, memory=device_bytes, nodes=nodes)]
+        return _of_node(pipeline, size, memory=device_bytes, nodes=nodes)
     return _of_gpu(pipeline, size, gpu=device_bytes)
 
 
@@ -129,17 +140,41 @@ def _node_memory() -> int:
 
 
 def _of_gpu(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> list[Need]:
-    while_training = training_parts(pipeline, size)
-    beside_vllm = {
-        "weights, gradients and optimizer": state_bytes(pipeline, size),
-        "vLLM's share": int(pipeline.backend.gpu_memory_utilization * gpu),
-        "CUDA": RESERVE_BYTES // 2,
-    }
-    return [
-        Need(phase="to train", parts=while_training, room=gpu, room_name=A_GPU),
-        Need(phase="to sample", parts=beside_vllm, room=gpu, room_name=A_GPU),
-        _of_vllm(pipeline, size, gpu=gpu),
-    ]
+    needs = []
+    if _is_supervised(pipeline):
+        parts = supervised_parts(pipeline, size)
+        needs.append(_to_train_supervised(pipeline, parts, room=gpu, room_name=A_GPU))
+    if not isinstance(pipeline.train, OfflineSettings):
+        while_training = training_parts(pipeline, size)
+        beside_vllm = {
+            "weights, gradients and optimizer": state_bytes(pipeline, size),
+            "vLLM's share": int(pipeline.backend.gpu_memory_utilization * gpu),
+            "CUDA": RESERVE_BYTES // 2,
+        }
+        needs.append(Need(phase="to train", parts=while_training, room=gpu, room_name=A_GPU))
+        needs.append(Need(phase="to sample", parts=beside_vllm, room=gpu, room_name=A_GPU))
+    return [*needs, _of_vllm(pipeline, size, gpu=gpu)]
+
+
+def _is_supervised(pipeline: Pipeline) -> bool:
+    """Whether something is trained in the process of `tasks/verl/sft.py`."""
+    return pipeline.warmup is not None or isinstance(pipeline.train, OfflineSettings)
+
+
+def _to_train_supervised(pipeline: Pipeline, parts: Mapping[str, int], *, room: int, room_name: str) -> Need:
+    train, cause, other = pipeline.train, "the warm-up", ""
+    if not isinstance(train, OfflineSettings):
+        other = ", or set warmup: null"
+    elif pipeline.warmup is None:
+        cause, other = train.algorithm.name, ", or train.lora" if train.lora is None else ""
+    return Need(
+        phase="to train supervised",
+        parts=parts,
+        room=room,
+        room_name=room_name,
+        remedy=f"one process trains {cause}, whatever backend.workers is; use a smaller model, or a larger "
+        f"device{other}",
+    )
 
 
 def _of_vllm(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> Need:
@@ -160,29 +195,44 @@ def _of_vllm(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> Need:
     return Need(phase="to sample", parts=parts, room=share, room_name=name)
 
 
-def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) -> Need:
+def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) -> list[Need]:
     """Of the workers and samplers of one of so many nodes, in fp32; without gradient checkpointing."""
     backend, train, rollout = pipeline.backend, pipeline.train, pipeline.rollout
     workers = backend.workers // nodes
     tokens, num_samplers = train.micro_batch_tokens, workers * backend.samplers
     has_reference = train.kl is not None and train.lora is None  # else it is the policy without adapters
-    reference = 4 * size.parameters // nodes if has_reference else 0
     saved = 4 * tokens * size.layers * (10 * size.width + 4 * size.mlp_width)
+    logits = CPU_LOGIT_BYTES * tokens * size.vocabulary
     episodes = -(-rollout.items_per_step * rollout.group_size // (num_samplers * nodes))
     of_one = 4 * _numbers_per_token(size) * rollout.context_length
     cache = min(CPU_CACHE_BYTES, of_one * min(backend.max_sequences, episodes))
-    parts = {
-        "weights, gradients and optimizer": state_bytes(pipeline, size) * workers,
-        "reference": reference,
-        "teacher": _teacher_bytes(pipeline, size),
-        "activations": workers * saved,
-        "logits": workers * CPU_LOGIT_BYTES * tokens * size.vocabulary,
+    sampling = {
         "samplers' weights": num_samplers * 4 * size.parameters,
         "keys and values": num_samplers * cache,
         "vLLM's processes": num_samplers * VLLM_PROCESS_BYTES if backend.rollout == "vllm-cpu" else 0,
         "processes": PROCESSES_BYTES,
     }
-    return Need(phase="to train", parts=parts, room=int(USABLE * memory), room_name="{place}")
+    room, needs = int(USABLE * memory), []
+    if _is_supervised(pipeline):
+        parts = {
+            "weights, gradients and optimizer": supervised_bytes(pipeline, size),
+            "activations": saved,
+            "logits": logits,
+            "processes": PROCESSES_BYTES,
+        }
+        needs.append(_to_train_supervised(pipeline, parts, room=room, room_name="{place}"))
+    if isinstance(train, OfflineSettings):
+        needs.append(Need(phase="to sample", parts=sampling, room=room, room_name="{place}"))
+        return needs
+    training = {
+        "weights, gradients and optimizer": state_bytes(pipeline, size) * workers,
+        "reference": 4 * size.parameters // nodes if has_reference else 0,
+        "teacher": _teacher_bytes(pipeline, size),
+        "activations": workers * saved,
+        "logits": workers * logits,
+    }
+    needs.append(Need(phase="to train", parts=training | sampling, room=room, room_name="{place}"))
+    return needs
 
 
 def _teacher_bytes(pipeline: Pipeline, size: ModelSize) -> int:
@@ -208,9 +258,7 @@ def _episode(pipeline: Pipeline) -> str:
 
 def _refuse(need: Need, remedies: Sequence[str], *, model: str, place: str) -> str:
     listed = ", ".join(f"{name} {count / 1e9:.1f}" for name, count in need.largest_parts)
-    remedy = "no setting alone makes it fit; use a smaller model, or more or larger devices"
-    if remedies:
-        remedy = f"set {' or '.join(remedies)}"
+    remedy = f"set {' or '.join(remedies)}" if remedies else need.remedy
     return (
         f"{model} needs about {need.total / 1e9:.1f} GB {need.phase}, and "
         f"{need.room_name.format(place=place)} has {need.room / 1e9:.1f} GB ({listed}); {remedy}"
