@@ -110,6 +110,20 @@ class OnlineAlgorithm(Algorithm):
             )
         return self
 
+    @model_validator(mode="after")
+    def _penalises_a_reward_that_counts(self) -> "OnlineAlgorithm":
+        if self.overlong is not None and self.unused_reward:
+            raise ValueError(
+                f"overlong changes the reward of the episode, which has no effect ({self.unused_reward}); "
+                "leave it out"
+            )
+        return self
+
+    @property
+    def unused_reward(self) -> str:
+        """The parameter with which the reward of the episode has no effect; empty if it has one."""
+        return ""
+
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
         """False if all advantages of the group are sure to be 0; `scores`: rewards less the penalty."""
         return not have_equal_rewards(scores)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError
 
 from agents.settings import EndpointSettings, Seconds, describe_invalid
 from tasks.algorithms.algorithm import Aggregation, Estimate, OnlineAlgorithm
@@ -55,11 +55,9 @@ class Distillation(OnlineAlgorithm):
     reward_weight: Annotated[float, Field(ge=0)] = 0.0
     """Of GRPO's advantage, which is added; 0 learns from the teacher alone."""
 
-    @model_validator(mode="after")
-    def _has_rewards_to_change(self) -> "Distillation":
-        if self.overlong is not None and not self.reward_weight:
-            raise ValueError("overlong changes rewards, and reward_weight is 0; leave it out")
-        return self
+    @property
+    def unused_reward(self) -> str:
+        return "" if self.reward_weight else "reward_weight 0"
 
     @property
     @abstractmethod

@@ -256,6 +256,11 @@ def _check_algorithm(pipeline: Pipeline) -> None:
             f"rollout.group_size {rollout.group_size}: {algorithm.name} compares the samples of an item with "
             "each other; give 2 or more"
         )
+    if train.kl is not None and train.kl.place == "reward" and algorithm.unused_reward:
+        raise ConfigError(
+            f"train.kl.place reward: train.algorithm {algorithm.name} does not use the reward of the episode "
+            f"({algorithm.unused_reward}); use place: loss"
+        )
     if isinstance(algorithm, ActorCritic) and train.policy_steps < 1:
         raise ConfigError(
             f"train.algorithm.critic.warmup_steps {algorithm.critic.warmup_steps} leave none of train.steps "
@@ -303,11 +308,6 @@ def _check_distillation(pipeline: Pipeline, algorithm: Distillation) -> None:
         raise ConfigError(
             f"rollout.group_size {pipeline.rollout.group_size}: reward_weight adds GRPO's advantage, which "
             "compares the samples of an item with each other; give 2 or more"
-        )
-    kl = pipeline.train.kl
-    if kl is not None and kl.place == "reward" and not algorithm.reward_weight:
-        raise ConfigError(
-            f"train.kl.place reward: {where} does not use rewards while reward_weight is 0; use place: loss"
         )
     source = algorithm.teacher_source
     if pipeline.backend.device == "cuda" and not isinstance(source, TeacherEndpoint):

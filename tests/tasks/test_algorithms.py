@@ -16,12 +16,15 @@ from tasks.algorithms.algorithm import OnlineAlgorithm
 from tasks.algorithms.builtin.grpo import Grpo
 from tasks.algorithms.offline import OfflineAlgorithm
 from tasks.algorithms.registry import ALGORITHMS, parse_algorithm, register_algorithm
+from tasks.config.pipelines import load_pipeline
 from tasks.data.trajectories import is_informative
+from tasks.verl.config import check_pipeline
 from tests.support.algorithms import parse_online
 from tests.support.turn_indices import turn_indices
 
 torch = pytest.importorskip("torch")
 
+from bench.advantages import random_batch  # noqa: E402
 from tasks.algorithms.conversations import Conversations, discounted_returns, gae, turn_scores_of  # noqa: E402
 from tasks.algorithms.losses import PolicyLoss, Tokens, Vanilla  # noqa: E402
 from tasks.verl.rows import fields_of, rows_of, tag_of  # noqa: E402
@@ -395,6 +398,34 @@ def test_every_algorithm_is_named_by_its_key() -> None:
 
 
 @pytest.mark.parametrize(
+    ("parameters", "with_reward"),
+    [
+        ({"name": "graphgpo", "episode_weight": 0}, {"episode_weight": 0.5}),
+        ({"name": "gdpo", "rewards": {"m": 1.0}}, {"rewards": {"m": 1.0, "reward": 0.5}}),
+        ({"name": "gdpo", "rewards": {"m": 1.0, "reward": 0.0}}, {"rewards": {"reward": 1.0}}),
+    ],
+)
+def test_a_penalty_in_a_reward_that_has_no_effect_is_refused(
+    parameters: dict[str, Any], with_reward: dict[str, Any]
+) -> None:
+    """The KL penalty of a token changes some advantage, or `train.kl.place: reward` is refused."""
+    batch = random_batch(16, 32)
+    with_metric = [replace(t, metrics={"m": float(i % 3)}) for i, t in enumerate(batch.trajectories)]
+    penalty = torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask
+    batch = replace(batch, trajectories=with_metric)
+    kl = {"coef": 0.1, "place": "reward"}
+    for algorithm, has_effect in ((parameters, False), (parameters | with_reward, True)):
+        changed = advantages(algorithm, replace(batch, kl_penalty=penalty))
+        assert torch.equal(changed, advantages(algorithm, batch)) is not has_effect
+        pipeline = load_pipeline("textcraft-cpu", overrides={"train.algorithm": algorithm, "train.kl": kl})
+        if has_effect:
+            check_pipeline(pipeline)
+            continue
+        with pytest.raises(ConfigError, match=r"kl\.place reward: .* does not use the reward of the episode"):
+            check_pipeline(pipeline)
+
+
+@pytest.mark.parametrize(
     ("value", "message"),
     [
         ("grop", "unknown algorithm 'grop'; did you mean 'grpo'"),
@@ -408,6 +439,11 @@ def test_every_algorithm_is_named_by_its_key() -> None:
             {"name": "rloo", "loss": {"name": "gspo", "clip_high": -1}},
             "loss.gspo.clip_high: Input should be greater than 0",
         ),
+        ({"name": "gdpo", "rewards": {"reward": 0.0}}, "with weights of 0 there are no advantages"),
+        ({"name": "graphgpo", "step_weight": 0, "episode_weight": 0}, "leave no advantages; raise one"),
+        ({"name": "graphgpo", "episode_weight": 0, "overlong": {}}, r"no effect \(episode_weight 0\)"),
+        ({"name": "gdpo", "rewards": {"m": 1.0}, "overlong": {}}, "no effect .rewards do not name `reward`"),
+        ({"name": "distill", "teacher": "m", "overlong": {}}, r"no effect \(reward_weight 0\); leave it out"),
         ({"name": "ppo", "dynamic_sampling": {}}, "ppo learns from groups of equal rewards, too"),
         ({"lr": 1}, "names no algorithm"),
         (3, "names no algorithm"),

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from envs.errors import WingspanError
 from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
@@ -26,6 +26,17 @@ class Gdpo(OnlineAlgorithm):
     name: str = "gdpo"
     rewards: Annotated[dict[str, float], Field(min_length=1)]
     """Weights by metric of the trajectory; `reward` is the episode's own."""
+
+    @field_validator("rewards", mode="after")
+    @classmethod
+    def _something_counts(cls, rewards: dict[str, float]) -> dict[str, float]:
+        if not any(rewards.values()):
+            raise ValueError(f"{rewards}: with weights of 0 there are no advantages; raise one")
+        return rewards
+
+    @property
+    def unused_reward(self) -> str:
+        return "" if self.rewards.get("reward") else "rewards do not name `reward`"
 
     def estimate(self, batch: "Conversations") -> Estimate:
         """As of `OnlineAlgorithm`. Raises `WingspanError` for a trajectory without one of the metrics."""

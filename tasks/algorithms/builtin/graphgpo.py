@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 from tasks.algorithms.equality import have_equal_rewards
@@ -40,6 +40,16 @@ class Graphgpo(OnlineAlgorithm):
     step_weight: Annotated[float, Field(ge=0)] = 1.0
     episode_weight: Annotated[float, Field(ge=0)] = 1.0
     normalize_by_std: bool = True
+
+    @model_validator(mode="after")
+    def _something_counts(self) -> "Graphgpo":
+        if not self.step_weight and not self.episode_weight:
+            raise ValueError("step_weight 0 and episode_weight 0 leave no advantages; raise one")
+        return self
+
+    @property
+    def unused_reward(self) -> str:
+        return "" if self.episode_weight else "episode_weight 0"
 
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
         """As of `OnlineAlgorithm`: once the goal is known, turns of equal rewards may differ."""
