@@ -84,6 +84,8 @@ class OnlineAlgorithm(Algorithm):
     compares_states: ClassVar[bool] = False
     """Whether turns are compared that were taken in the same state: the environments must have states
     (`EnvSpec.has_states`)."""
+    credits_parts: ClassVar[bool] = False
+    """Whether the tokens or turns of a conversation may have different advantages."""
 
     loss: AnyLoss = Vanilla()
     aggregation: Aggregation = "seq-mean-token-mean"
@@ -107,6 +109,15 @@ class OnlineAlgorithm(Algorithm):
         if self.dynamic_sampling is not None and not self.skips_equal_groups:
             raise ValueError(
                 f"dynamic_sampling: {self.name} learns from groups of equal rewards, too; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_the_credit_of_parts(self) -> "OnlineAlgorithm":
+        if self.credits_parts and self.loss.averages_advantages:
+            raise ValueError(
+                f"loss {self.loss.name} takes the mean of a conversation's advantages, and those of "
+                f"{self.name} differ from token to token or turn to turn; use another loss"
             )
         return self
 
@@ -159,6 +170,7 @@ class ActorCritic(OnlineAlgorithm):
 
     compares_group = False
     skips_equal_groups = False
+    credits_parts = True
 
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """γ, the discount of a step."""

@@ -49,6 +49,7 @@ class Distillation(OnlineAlgorithm):
 
     compares_group = False
     skips_equal_groups = False
+    credits_parts = True
 
     aggregation: Aggregation = "token-mean"
     """As the metric `distill/kl` is a mean over the tokens."""

@@ -74,6 +74,8 @@ class PolicyLoss(Settings, ABC):
 
     needs_whole_conversations: ClassVar[bool] = False
     """Whether it computes with all tokens of a conversation at once."""
+    averages_advantages: ClassVar[bool] = False
+    """Whether the tokens of a conversation count with the mean of their advantages."""
 
     name: str
 
@@ -137,6 +139,7 @@ class GeoMean(PolicyLoss):
     """
 
     needs_whole_conversations = True
+    averages_advantages = True
 
     name: Literal["geo_mean"] = "geo_mean"
     clip_low: ClipRatio = 0.4

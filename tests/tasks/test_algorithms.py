@@ -385,14 +385,16 @@ def test_gspo_and_geo_mean_by_hand() -> None:
         assert geo_mean[row, positions].tolist() == pytest.approx([reference] * len(positions), rel=1e-9)
 
 
+REQUIRED_VALUES: dict[str, dict[str, Any]] = {
+    "distill": {"teacher": "models/teacher"},
+    "gdpo": {"rewards": {"reward": 1.0}},
+    "sft": {"data": ["episodes.jsonl"]},
+}
+
+
 def test_every_algorithm_is_named_by_its_key() -> None:
-    required_values: dict[str, dict[str, Any]] = {
-        "distill": {"teacher": "models/teacher"},
-        "gdpo": {"rewards": {"reward": 1.0}},
-        "sft": {"data": ["episodes.jsonl"]},
-    }
     for name in ALGORITHMS:
-        algorithm = parse_algorithm({"name": name, **required_values.get(name, {})})
+        algorithm = parse_algorithm({"name": name, **REQUIRED_VALUES.get(name, {})})
         assert algorithm.name == name
         assert parse_algorithm(algorithm.model_dump()) == algorithm, "what is recorded can be read"
 
@@ -423,6 +425,25 @@ def test_a_penalty_in_a_reward_that_has_no_effect_is_refused(
             continue
         with pytest.raises(ConfigError, match=r"kl\.place reward: .* does not use the reward of the episode"):
             check_pipeline(pipeline)
+
+
+def test_a_loss_that_averages_advantages_is_refused_where_they_differ_within_a_conversation() -> None:
+    batch = random_batch(16, 32)
+    teacher = batch.old_log_probs - torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(0))
+    batch = replace(batch, teacher_log_probs=teacher)
+    refused = []
+    for name in ALGORITHMS:
+        if not issubclass(ALGORITHMS.find(name), OnlineAlgorithm):
+            continue
+        algorithm = {"name": name, **REQUIRED_VALUES.get(name, {})}
+        found = advantages(algorithm, batch)
+        if torch.equal(found, found[:, :1].expand_as(found)):
+            assert parse_online(algorithm | {"loss": "geo_mean"}).loss.name == "geo_mean"
+            continue
+        refused.append(name)
+        with pytest.raises(ValueError, match="geo_mean takes the mean of a conversation's advantages"):
+            parse_online(algorithm | {"loss": "geo_mean"})
+    assert {"gigpo", "turn_rloo", "turn_ppo", "ppo", "distill"} < set(refused)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ class Gigpo(OnlineAlgorithm):
     """
 
     compares_states = True
+    credits_parts = True
 
     name: str = "gigpo"
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.95

@@ -33,6 +33,7 @@ class Graphgpo(OnlineAlgorithm):
     """
 
     compares_states = True
+    credits_parts = True
 
     name: str = "graphgpo"
     distance_discount: Annotated[float, Field(gt=0, lt=1)] = 0.1

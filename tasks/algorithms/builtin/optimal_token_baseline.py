@@ -20,6 +20,7 @@ class OptimalTokenBaseline(OnlineAlgorithm):
     """
 
     skips_equal_groups = False  # equal sums may come at different tokens
+    credits_parts = True
     needs_sum_pi_squared = True
 
     name: str = "optimal_token_baseline"

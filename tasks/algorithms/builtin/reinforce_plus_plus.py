@@ -19,6 +19,7 @@ class ReinforcePlusPlus(OnlineAlgorithm):
 
     compares_group = False
     skips_equal_groups = False
+    credits_parts = True
 
     name: str = "reinforce_plus_plus"
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0

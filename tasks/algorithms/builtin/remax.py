@@ -17,6 +17,7 @@ class Remax(OnlineAlgorithm):
 
     compares_group = False
     skips_equal_groups = False
+    credits_parts = True
     needs_greedy = True
 
     name: str = "remax"

@@ -19,6 +19,7 @@ class TurnRloo(OnlineAlgorithm):
     """
 
     skips_equal_groups = False  # equal sums may come at different turns
+    credits_parts = True
 
     name: str = "turn_rloo"
     aggregation: Aggregation = "seq-mean-token-sum-norm"
