@@ -304,9 +304,15 @@ def _check_distillation(pipeline: Pipeline, algorithm: Distillation) -> None:
         raise ConfigError(
             f"{where}: a hint lists the actions of a turn, and agent.program {program} has none; use distill"
         )
-    if algorithm.reward_weight and pipeline.rollout.group_size < 2:
+    group_size = pipeline.rollout.group_size
+    if isinstance(algorithm, SelfDistill) and algorithm.hint == "sibling" and group_size < 2:
         raise ConfigError(
-            f"rollout.group_size {pipeline.rollout.group_size}: reward_weight adds GRPO's advantage, which "
+            f"rollout.group_size {group_size}: train.algorithm.hint sibling is the solution of another "
+            "sample of the item; give 2 or more"
+        )
+    if algorithm.reward_weight and group_size < 2:
+        raise ConfigError(
+            f"rollout.group_size {group_size}: reward_weight adds GRPO's advantage, which "
             "compares the samples of an item with each other; give 2 or more"
         )
     source = algorithm.teacher_source

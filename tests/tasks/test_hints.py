@@ -160,3 +160,17 @@ def test_a_program_has_no_actions_to_hint_at() -> None:
     )
     with pytest.raises(ConfigError, match=r"agent\.program some\.module:play has none; use distill"):
         check_pipeline(settings)
+
+
+def test_a_sibling_is_another_sample_of_the_group() -> None:
+    for hint, group_size, is_refused in (("sibling", 1, True), ("sibling", 2, False), ("expert", 1, False)):
+        settings = toy_pipeline(
+            Path("model"),
+            train__algorithm={"name": "self_distill", "hint": hint},
+            rollout__group_size=group_size,
+        )
+        if not is_refused:
+            check_pipeline(settings)
+            continue
+        with pytest.raises(ConfigError, match=r"group_size 1: train\.algorithm\.hint sibling is the solution"):
+            check_pipeline(settings)
