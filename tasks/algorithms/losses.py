@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agents.settings import Settings
 from envs.errors import WingspanError
@@ -256,6 +256,15 @@ class ClipCov(PolicyLoss):
     lowest: float = 1.0
     highest: float = 5.0
     """Between these, a token's covariance is high."""
+
+    @model_validator(mode="after")
+    def _has_a_range(self) -> "ClipCov":
+        if self.lowest >= self.highest:
+            raise ValueError(
+                f"lowest {self.lowest} is not below highest {self.highest}: no covariance is between them; "
+                "raise highest, or lower lowest"
+            )
+        return self
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
         """As of `PolicyLoss`."""

@@ -42,6 +42,14 @@ class WarmupSettings(Settings):
     lr: LearningRate
 
     @model_validator(mode="after")
+    def _has_noise_to_imitate(self) -> "WarmupSettings":
+        if self.imitate_noise and not self.noise:
+            raise ValueError(
+                "imitate_noise imitates the careless turns of noise, which is 0; set it to false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _words_are_new(self) -> "WarmupSettings":
         if self.whole_words and not self.new_words:
             raise ValueError(

@@ -110,6 +110,7 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"train.lr": float("inf")}, "train.lr: Input should be a finite number"),
         ({"train.lr": 1e10}, "train.lr: Input should be less than or equal to 1"),
         ({"warmup.lr": 2.0}, "warmup.lr"),
+        ({"warmup.noise": 0}, "imitate_noise imitates the careless turns of noise, which is 0"),
         ({"rollout.temperature": float("nan")}, "rollout.temperature: Input should be a finite number"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
         ({"seed": 99999999999999999999}, "seed: Input should be less than 2147483648"),

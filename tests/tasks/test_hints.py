@@ -172,5 +172,7 @@ def test_a_sibling_is_another_sample_of_the_group() -> None:
         if not is_refused:
             check_pipeline(settings)
             continue
-        with pytest.raises(ConfigError, match=r"group_size 1: train\.algorithm\.hint sibling is the solution"):
+        with pytest.raises(
+            ConfigError, match=r"group_size 1: train\.algorithm\.hint sibling is the solution"
+        ):
             check_pipeline(settings)

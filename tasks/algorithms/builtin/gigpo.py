@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
 from tasks.algorithms.equality import have_equal_rewards
@@ -33,6 +33,14 @@ class Gigpo(OnlineAlgorithm):
     step_weight: Annotated[float, Field(ge=0)] = 1.0
     """ω."""
     normalize_by_std: bool = True
+
+    @model_validator(mode="after")
+    def _turns_count(self) -> "Gigpo":
+        if not self.step_weight and self.gamma != type(self).model_fields["gamma"].default:
+            raise ValueError(
+                f"gamma {self.gamma} is of the turns' advantages, which have step_weight 0; leave it out"
+            )
+        return self
 
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
         """As of `OnlineAlgorithm`: equal sums of rewards that are due at different turns compare unequal."""

@@ -52,6 +52,18 @@ class Graphgpo(OnlineAlgorithm):
     def unused_reward(self) -> str:
         return "" if self.episode_weight else "episode_weight 0"
 
+    @model_validator(mode="after")
+    def _turns_count(self) -> "Graphgpo":
+        if (
+            not self.step_weight
+            and self.distance_discount != type(self).model_fields["distance_discount"].default
+        ):
+            raise ValueError(
+                f"distance_discount {self.distance_discount} is of the turns' advantages, which have "
+                "step_weight 0; leave it out"
+            )
+        return self
+
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
         """As of `OnlineAlgorithm`: once the goal is known, turns of equal rewards may differ."""
         return not have_equal_rewards(scores) or any(trajectory.success for trajectory in group)
