@@ -253,7 +253,9 @@ class BackendSettings(Settings):
     workers: Positive = 1
     """Training processes (FSDP ranks); on GPUs one per GPU."""
     tensor_parallel: Positive = 1
+    """GPUs of one vLLM engine."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    """vLLM's share of the memory of a GPU."""
     max_sequences: Positive = 256
     """Episodes that one sampler decodes at the same time."""
     samplers: Positive = 1

@@ -17,7 +17,7 @@ from tasks.cluster.placement import Placement
 from tasks.config.environments import environments
 from tasks.config.lora import LoraSettings, check_targets
 from tasks.config.pipelines import Pipeline
-from tasks.config.training import TrainSettings
+from tasks.config.training import BackendSettings, TrainSettings
 from tasks.verl.cpu import CPU_MODEL_OPTIONS
 from tasks.verl.gpu_model import ADAMW_OPTIONS, gpu_model_options
 
@@ -439,6 +439,11 @@ def check_pipeline(pipeline: Pipeline) -> None:
             f"train.mini_batches {train.mini_batches} is more than rollout.items_per_step "
             f"{rollout.items_per_step}: some would be empty; lower it"
         )
+    if backend.device == "cpu":
+        for key in ("tensor_parallel", "gpu_memory_utilization"):
+            value = getattr(backend, key)
+            if value != BackendSettings.model_fields[key].default:
+                raise ConfigError(f"backend.{key} {value} is for backend.device cuda; leave it out")
     if backend.workers % backend.tensor_parallel:
         raise ConfigError(
             f"backend.workers {backend.workers} is no multiple of backend.tensor_parallel "

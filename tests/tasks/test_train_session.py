@@ -35,6 +35,14 @@ WARMUP = {"demonstrations": 1, "noise": 0.0, "steps": 1, "batch_size": 1, "lr": 
         ({"backend": {"device": "cpu", "rollout": "vllm-cpu"}, "rollout__top_k": 9}, "top_k 9"),
         ({"train__micro_batch_tokens": 100}, "train.micro_batch_tokens 100"),
         ({"train__mini_batches": 5}, "train.mini_batches 5"),
+        (
+            {"backend": {"device": "cpu", "rollout": "cpu", "workers": 2, "tensor_parallel": 2}},
+            "backend.tensor_parallel 2 is for backend.device cuda",
+        ),
+        (
+            {"backend": {"device": "cpu", "rollout": "vllm-cpu", "gpu_memory_utilization": 0.9}},
+            "backend.gpu_memory_utilization 0.9 is for backend.device cuda",
+        ),
         ({"backend": {"device": "cuda", "rollout": "vllm", "workers": 3, "tensor_parallel": 2}}, "workers 3"),
         ({"backend": {"device": "cuda", "rollout": "vllm"}, "rollout__top_p": 0.9}, "top_p 0.9"),
         ({"backend": {"device": "cuda", "rollout": "vllm", "samplers": 2}}, "samplers 2"),
