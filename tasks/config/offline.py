@@ -100,16 +100,17 @@ def check_offline(pipeline: "Pipeline") -> None:
                     f"rollout.{key} {getattr(rollout, key)}: {algorithm.name} samples no episodes for "
                     "training here; set it to 1"
                 )
-        has_schedule = any(horizon.type != "fixed" for horizon in _horizons(pipeline))
-        if rollout.final_temperature is not None or has_schedule:
-            raise ConfigError(
-                f"rollout.final_temperature and schedules of the horizon: {algorithm.name} samples no "
-                "episodes for training here; leave out the one, and set horizon.type: fixed"
-            )
     elif algorithm.needs_groups and rollout.group_size < 2 and not algorithm.data:
         raise ConfigError(
             f"rollout.group_size {rollout.group_size}: {algorithm.name} compares episodes of one item; give "
             "2 or more"
+        )
+    has_schedule = any(horizon.type != "fixed" for horizon in _horizons(pipeline))
+    if (rollout.final_temperature is not None or has_schedule) and not algorithm.repeats:
+        samples = "samples once" if algorithm.is_sampling else "samples no episodes for training here"
+        raise ConfigError(
+            f"rollout.final_temperature and schedules of the horizon: {algorithm.name} {samples}; leave out "
+            "the one, and set horizon.type: fixed"
         )
     is_from_model = isinstance(algorithm, Imitation) and algorithm.adds_to_original
     new_words = 0 if pipeline.warmup is None else pipeline.warmup.new_words
@@ -122,6 +123,12 @@ def check_offline(pipeline: "Pipeline") -> None:
         raise ConfigError(
             f"{algorithm.name} adds what it samples to the original data, of which there are none; give a "
             "warmup with demonstrations, or train.algorithm.data"
+        )
+    backend = pipeline.backend
+    if backend.device == "cpu" and (backend.workers, backend.samplers) != (1, 1):
+        raise ConfigError(
+            f"backend.workers {backend.workers} and backend.samplers {backend.samplers}: on a CPU, "
+            f"{algorithm.name} trains in one process and samples in one; leave them out"
         )
 
 

@@ -61,6 +61,7 @@ SFT = {
     "lr": 1.0e-4,
     "micro_batch_tokens": 8192,
 }
+FIXED = {"type": "fixed", "max_turns": [10]}
 ONE_SAMPLE = {
     "rollout.items_per_step": 1,
     "rollout.group_size": 1,
@@ -124,7 +125,11 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"train": SFT}, "rollout.items_per_step 16: sft samples no episodes for training here; set it to 1"),
         (ONE_SAMPLE | {"train": SFT}, "schedules of the horizon: sft samples no episodes"),
         (
-            ONE_SAMPLE | {"train": SFT, "horizon": {"type": "fixed", "max_turns": [10]}},
+            ONE_SAMPLE | {"train": SFT, "horizon": FIXED},
+            "backend.workers 1 and backend.samplers 2: on a CPU, sft trains in one process",
+        ),
+        (
+            ONE_SAMPLE | {"train": SFT, "horizon": FIXED, "backend.samplers": 1},
             "train.algorithm.data: absent.jsonl cannot be read",
         ),
         ({"agent.reward": {}}, "agent.reward: {} is neither the name of a reward nor several with weights"),

@@ -29,6 +29,8 @@ from tests.support.toy import toy_tokenizer
 from tests.support.verl_toy import register, toy_items, toy_pipeline
 
 WARMUP = {"demonstrations": 3, "noise": 0.0, "steps": 2, "batch_size": 2, "lr": 1e-3}
+TWO_STAGES = {"type": "scaling_inter_stepwise", "max_turns": [2, 4], "steps_per_stage": 1}
+CPU = {"device": "cpu", "rollout": "cpu"}
 TEST_ITEMS = toy_items(4, first=100)
 
 
@@ -127,6 +129,7 @@ def test_pairs_by_agentgyms_thresholds(
 def offline(algorithm: Any, *, warmup: Any = None, model: Path = Path("m"), **overrides: Any) -> Pipeline:
     train = {"algorithm": algorithm, "steps": 2, "lr": 1e-3, "micro_batch_tokens": 1024}
     train |= overrides.pop("train", {})
+    overrides = {"rollout__final_temperature": None} | overrides
     return toy_pipeline(model, train=train, warmup=warmup, **overrides)
 
 
@@ -158,6 +161,14 @@ def test_keys_that_an_offline_algorithm_does_not_use_are_refused(train: dict[str
         (offline("agentevol"), "original data, of which there are none"),
         (offline("dpo", rollout__group_size=1), "group_size 1: dpo compares"),
         (offline({"name": "sft", "data": ["x"]}), "rollout.items_per_step 4: sft samples no episodes"),
+        (offline("rft", rollout__final_temperature=0.5), "schedules of the horizon: rft samples once; leave"),
+        (offline("dpo", horizon=TWO_STAGES), "schedules of the horizon: dpo samples once; leave"),
+        (
+            offline("agentevol", rollout__final_temperature=0.5, horizon=TWO_STAGES),
+            "original data, of which there are none",  # each round has its own place in the schedules
+        ),
+        (offline("dpo", backend=CPU | {"workers": 2}), "workers 2 and backend.samplers 1: on a CPU, dpo tr"),
+        (offline("dpo", backend=CPU | {"samplers": 2}), "backend.samplers 2: on a CPU, dpo trains in one"),
         (
             offline("rft", warmup={**WARMUP, "new_words": 5}, train={"lora": {"rank": 2}}),
             "warmup.new_words 5: rft trains from model, and train.lora trains no embeddings",
@@ -259,7 +270,6 @@ def test_the_episodes_of_files_are_counted_where_nothing_is_sampled(workspace: P
         rollout__items_per_step=1,
         rollout__group_size=1,
         rollout__temperature=1.0,
-        rollout__final_temperature=None,
     )
     session = OfflineSession(pipeline, workspace)
     facts, request = session.plan_imitation(steps, files=files, samples=[], folder=workspace)
