@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, Protocol
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agents.agent import Opening
 from agents.formats.calls import ParsedTurn
@@ -26,6 +26,7 @@ from agents.types import MIN_COMPLETION, Completion, EpisodeLimits, SamplingPara
 from envs.errors import SamplerFailed
 from envs.types import Image, Message
 
+FOLD_AT = 0.75
 SUMMARY_REQUEST = (
     "The conversation is about to be cut. Write down all that is needed to go on: the task, what has been "
     "done, what was found out, what comes next. Only what you write now will be left."
@@ -103,9 +104,9 @@ class ContextPolicy(Settings):
     when_full: Literal["stop", "fold", "drop"] = "stop"
     """If there is no room for another turn, `stop` ends the episode, and `drop` removes the oldest turns
     until half of the context is free. `fold` acts earlier: at `fold_at`."""
-    fold_at: Annotated[float, Field(gt=0, lt=1)] = 0.75
-    """With `fold`: the share of the context at which the policy is asked for a summary, in a turn that trains
-    like any other. The summary then replaces the turns."""
+    fold_at: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """With `fold`: the share of the context at which the policy is asked for a summary, by default 0.75, in a
+    turn that trains like any other. The summary then replaces the turns."""
     keep_thoughts: bool = True
     """Whether later turns see the text up to `</think>` of earlier ones. If not, each turn is a segment, and
     of a thought that the chat template opens, the marks alone stay."""
@@ -113,6 +114,14 @@ class ContextPolicy(Settings):
     """Characters of a reply; a longer one loses its middle."""
     show_budget: bool = False
     """Whether each reply ends with the number of tokens and turns that are left."""
+
+    @model_validator(mode="after")
+    def _folds(self) -> "ContextPolicy":
+        if self.fold_at is not None and self.when_full != "fold":
+            raise ValueError(
+                f"fold_at {self.fold_at} is for when_full: fold, and it is {self.when_full}; leave it out"
+            )
+        return self
 
 
 class TokenConversation:
@@ -313,7 +322,7 @@ class _Context:
         if self._policy.when_full != "fold":
             return False
         size = len(self.ids) + len(completion.token_ids) + len(reply_ids)
-        return size > self._policy.fold_at * self._length
+        return size > (self._policy.fold_at or FOLD_AT) * self._length
 
     def request_summary(
         self, completion: Completion, messages: Sequence[Message], *, turns_left: int, summary_tokens: int

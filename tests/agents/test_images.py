@@ -199,7 +199,12 @@ def play_episode(
 def test_pictures_stay_with_their_segments_and_never_train(
     seed: int, when_full: Any, keep_thoughts: bool
 ) -> None:
-    policy = ContextPolicy(when_full=when_full, keep_thoughts=keep_thoughts, fold_at=0.5, show_budget=True)
+    policy = ContextPolicy(
+        when_full=when_full,
+        keep_thoughts=keep_thoughts,
+        fold_at=0.5 if when_full == "fold" else None,
+        show_budget=True,
+    )
     sampler = Viewer(seed)
     segments = pack(play_episode(sampler, Gallery(), replace(toy_item(), seed=seed), policy=policy))
 

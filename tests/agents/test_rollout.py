@@ -139,6 +139,12 @@ def test_a_context_policy_that_cannot_be_is_refused(value: dict[str, Any]) -> No
         ContextPolicy(**value)
 
 
+@pytest.mark.parametrize("when_full", ["stop", "drop"])
+def test_a_share_at_which_nothing_is_folded_is_refused(when_full: Any) -> None:
+    with pytest.raises(ValidationError, match=f"fold_at 0.5 is for when_full: fold, and it is {when_full}"):
+        ContextPolicy(when_full=when_full, fold_at=0.5)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("when_full", ["stop", "drop", "fold"])
 def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, when_full: Any) -> None:
@@ -147,7 +153,9 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         agent="raw",
         env=toy_spec(),
         model=LocalModel(save_tiny_model(tmp_path)),
-        context=ContextPolicy(when_full=when_full, fold_at=0.3, max_observation=10),
+        context=ContextPolicy(
+            when_full=when_full, fold_at=0.3 if when_full == "fold" else None, max_observation=10
+        ),
         limits=EpisodeLimits(max_turns=40, max_tokens_per_turn=12, context_length=500),
     )
     reason = StopReason.MAX_CONTEXT if when_full == "stop" else StopReason.MAX_TURNS
