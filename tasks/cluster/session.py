@@ -27,6 +27,8 @@ ATTEMPTS = 5
 """Ray may give up its start on a busy machine."""
 LOCAL_CPUS = 16
 """The fewest logical CPUs: enough for verl's reservations and environments, whatever the number of cores."""
+LOGS = "ray-logs"
+"""Folder that `keep_logs` copies to, by convention."""
 POLL_S = 1.0
 """Time between two checks of the control service."""
 _NEVER_S = "1000000"
@@ -151,14 +153,18 @@ def check_ray() -> None:
         raise RayDied("Ray's control service (gcs_server) died; run the same command again")
 
 
-def keep_logs(folder: Path) -> None:
-    """Copy the logs of this process's session to `folder`: its own are removed when the command ends."""
+def keep_logs(folder: Path) -> bool:
+    """Copy the logs of this process's session to `folder`: its own are removed when the command ends.
+
+    Returns whether there are any: those of a cluster may be on another machine.
+    """
     import ray
 
     with suppress(Exception):  # some files are missing or being written: copy the others
         session = Path(ray._private.worker._global_node.get_logs_dir_path())
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(session, folder, ignore_dangling_symlinks=True)
+    return folder.is_dir()
 
 
 def _print_no_dumps() -> None:

@@ -10,6 +10,7 @@ from agents.clients.endpoint import ChatClient, Endpoint
 from agents.samplers.local import LocalModel
 from agents.types import Trajectory
 from envs.files import check_writable
+from tasks.cluster.session import LOGS
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent
 from tasks.data.files import check_data
@@ -66,7 +67,10 @@ def evaluate_policy(
     model = policy if isinstance(policy, Endpoint) else str(policy.folder)
     incomplete = out / f"{TRAJECTORIES}.partial"
     out.mkdir(parents=True, exist_ok=True)
-    with open_policy(plan.pipeline, model=model, on_trajectory=end) as run, incomplete.open("w") as file:
+    with (
+        open_policy(plan.pipeline, model=model, logs=out / LOGS, on_trajectory=end) as run,
+        incomplete.open("w") as file,
+    ):
         groups = run(plan.items, plan.spec)
     record = make_record(plan, policy, groups, seconds=time.perf_counter() - start)
     incomplete.replace(out / TRAJECTORIES)

@@ -33,13 +33,15 @@ def open_policy(
     pipeline: Pipeline,
     *,
     model: Endpoint | str,
+    logs: Path,
     on_trajectory: OnTrajectory = lambda _: None,
     episode_file: Path | None = None,
     servers: "PolicyServers | None" = None,
 ) -> Iterator[RunPolicy]:
     """Run episodes of `pipeline` with `model` while the context is open.
 
-    `model` is an endpoint, or the folder of a policy; on GPUs also a name on a hub. `on_trajectory` is called
+    `model` is an endpoint, or the folder of a policy; on GPUs also a name on a hub. `logs`:
+    where Ray's logs are copied if servers on GPUs fail. `on_trajectory` is called
     in this process as episodes end. `episode_file`: where an `EpisodeWriter` writes, for a terminal.
     `servers`: on GPUs, those that load the model, if there are some already. Raises `ConfigError` for a model
     that cannot be loaded; whether an endpoint answers is for the caller to check.
@@ -47,7 +49,7 @@ def open_policy(
     if not isinstance(model, Endpoint) and pipeline.backend.rollout == "vllm":
         from tasks.verl.servers import open_servers
 
-        with open_servers(pipeline) if servers is None else nullcontext(servers) as chosen_servers:
+        with open_servers(pipeline, logs=logs) if servers is None else nullcontext(servers) as chosen_servers:
             yield partial(chosen_servers.run, model, on_trajectory=on_trajectory, episode_file=episode_file)
         return
     writer = None if episode_file is None else EpisodeWriter(episode_file, pipeline)

@@ -25,6 +25,7 @@ from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError, describe
 from envs.files import write_json
 from envs.types import Item
+from tasks.cluster.session import LOGS
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import write_trajectories
@@ -76,7 +77,8 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
     with tempfile.TemporaryDirectory() as folder:
         counts_file = Path(folder) / "counts"
         counts = np.memmap(counts_file, dtype=np.int64, mode="w+", shape=(len(policies),))
-        work = partial(_evaluate_policy, pipeline, items, progress.episode_file, counts_file)
+        logs = workspace / LOGS
+        work = partial(_evaluate_policy, pipeline, items, logs, progress.episode_file, counts_file)
         with _report_episodes(counts, total, progress):
             if pipeline.backend.device == "cpu":
                 results = _in_parallel(work, policies, folder=Path(folder), pipeline=pipeline)
@@ -84,7 +86,7 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
                 from tasks.verl.servers import open_servers
 
                 progress.on_phase("starting the servers")
-                with open_servers(pipeline) as servers:
+                with open_servers(pipeline, logs=logs) as servers:
                     results = [work(policy, servers) for policy in policies]
     named_results = {policy.name: result for policy, result in zip(policies, results, strict=True)}
     write_trajectories(
@@ -198,6 +200,7 @@ def _answer_file(file: Path) -> Path:
 def _evaluate_policy(
     pipeline: Pipeline,
     items: Sequence[Item],
+    logs: Path,
     episode_file: Path | None,
     counts_file: Path,
     policy: _Policy,
@@ -214,6 +217,7 @@ def _evaluate_policy(
     with open_policy(
         pipeline,
         model=str(policy.model),
+        logs=logs,
         on_trajectory=count,
         episode_file=episode_file if policy.name == "after" else None,
         servers=servers,

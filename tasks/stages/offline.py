@@ -21,6 +21,7 @@ from envs.errors import WingspanError
 from envs.files import read_json_lines, write_atomically
 from tasks.algorithms.builtin.dpo import Dpo
 from tasks.algorithms.offline import Imitation, OfflineAlgorithm
+from tasks.cluster.session import LOGS
 from tasks.config.offline import check_offline
 from tasks.config.pipelines import Pipeline
 from tasks.data.demonstrations import Demonstration, prepare_cloning
@@ -110,7 +111,7 @@ class OfflineSession:
             return result
         policy, start = self._policy(steps.index), time.perf_counter()
         self._progress.on_phase("quick evaluation")
-        with open_policy(self._pipeline, model=str(policy)) as run:
+        with open_policy(self._pipeline, model=str(policy), logs=self._folder / LOGS) as run:
             steps = replace(steps, seconds=steps.seconds + time.perf_counter() - start)
             result = evaluate_round(steps, self._pipeline, self._workspace, policy=policy, run=run)
         for earlier in range(steps.index):  # the next round samples with this one's
@@ -166,7 +167,7 @@ class OfflineSession:
             self._progress.on_phase(f"sampling {len(items) * pipeline.rollout.group_size} episodes")
             policy = str(self._policy(steps.index - 1)) if steps.index else self._start
             spec = make_training_spec(pipeline, step=steps.first_step, evidence={})
-            with open_policy(pipeline, model=policy) as run:
+            with open_policy(pipeline, model=policy, logs=self._folder / LOGS) as run:
                 groups = run(items, spec)
             write_trajectories(file, [trajectory for group in groups for trajectory in group])
         trajectories, size = read_trajectories(file), pipeline.rollout.group_size

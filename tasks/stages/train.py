@@ -18,7 +18,7 @@ from agents.types import Trajectory
 from envs.errors import WingspanError
 from envs.files import read_json_lines
 from envs.types import Item
-from tasks.cluster.session import keep_logs
+from tasks.cluster.session import LOGS, keep_logs
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts
 from tasks.data.trajectories import write_trajectories
@@ -81,7 +81,7 @@ class TrainSession:
         self._workspace = workspace.resolve()
         self._folder = self._workspace / "train"
         self._checkpoints = self._folder / "checkpoints"
-        self._logs = self._folder / "ray-logs"
+        self._logs = self._folder / LOGS
         self._progress = progress
         self._process = process or RayTrainingProcess()
         self._is_started = False

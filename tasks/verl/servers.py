@@ -5,6 +5,7 @@ and load the weights of the next policy.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from agents.huggingface.files import load_tokenizer
 from agents.rollout.group import Callbacks
 from agents.types import Trajectory
-from envs.errors import WingspanError
+from envs.errors import BudgetSpent, ConfigError, MissingDependency, WingspanError
 from envs.types import Item
 from tasks.cluster.placement import Placement, place_workers
-from tasks.cluster.session import connect_ray, disconnect_ray
+from tasks.cluster.session import connect_ray, disconnect_ray, keep_logs
 from tasks.config.pipelines import Pipeline
 from tasks.errors import actor_deaths
 from tasks.rollout.current_episode import EpisodeWriter, OnTrajectory
@@ -27,6 +28,9 @@ from tasks.verl.process import await_actor, end_actor, runtime_env_of
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+START_TIMEOUT_S = 1800.0
+"""Of the servers: vLLM takes 1 to 3 minutes, and longer where it downloads the model."""
+
 Episodes = list[list[Trajectory]]
 """A group for each item, as `RolloutRunner.run` returns them."""
 
@@ -34,8 +38,9 @@ Episodes = list[list[Trajectory]]
 class PolicyServers:
     """Runs episodes on servers that start with the first policy; in a process that is connected to Ray."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, *, logs: Path) -> None:
         self._pipeline = pipeline
+        self._logs = logs
         self._actor: Any = None
         self._model: str | None = None
 
@@ -53,32 +58,57 @@ class PolicyServers:
         episode. `episode_file`: where an `EpisodeWriter` writes, for a terminal.
 
         Raises `ConfigError` if the session has no place for `backend.workers`, and `WingspanError` if servers
-        or episodes fail.
+        or episodes fail, or if the servers do not start in time.
         """
-        if self._actor is None:
-            self._actor = self._launch(model)
-            self._await(self._actor.start.remote(), model=model)
-        elif model != self._model:
-            self._await(self._actor.load.remote(model), model=model)
-        self._model = model
-        answer = self._actor.run.remote(items, spec, episode_file)
+        with self._failures_with_logs(model):
+            if self._actor is None:
+                self._actor = self._launch(model)
+                self._await_start(model)
+            elif model != self._model:
+                self._await(self._actor.load.remote(model), model=model)
+            self._model = model
+            answer = self._actor.run.remote(items, spec, episode_file)
 
-        def report() -> None:
-            for trajectory in self._await(self._actor.take_finished.remote(), model=model):
-                on_trajectory(trajectory)
+            def report() -> None:
+                for trajectory in self._await(self._actor.take_finished.remote(), model=model):
+                    on_trajectory(trajectory)
 
-        episodes: Episodes = self._await(answer, model=model, while_waiting=report)
-        report()  # those since the last poll
-        return episodes
+            episodes: Episodes = self._await(answer, model=model, while_waiting=report)
+            report()  # those since the last poll
+            return episodes
+
+    def _await_start(self, model: str) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+
+        def check_time() -> None:
+            if time.monotonic() > deadline:
+                raise WingspanError(
+                    f"the servers of {model} have not started within {START_TIMEOUT_S / 60:.0f} minutes; run "
+                    "the same command again, and download a model of a hub first (hf download)"
+                )
+
+        self._await(self._actor.start.remote(), model=model, while_waiting=check_time)
 
     def _await(self, answer: Any, *, model: str, while_waiting: Callable[[], object] = lambda: None) -> Any:
+        return await_actor(answer, failure=f"episodes with {model} failed", while_waiting=while_waiting)
+
+    @contextmanager
+    def _failures_with_logs(self, model: str) -> Iterator[None]:
+        """Keep Ray's logs if servers or episodes fail, and name their folder."""
+        failures: tuple[type[Exception], ...] = (*actor_deaths(), WingspanError)
         try:
-            return await_actor(answer, failure=f"episodes with {model} failed", while_waiting=while_waiting)
-        except actor_deaths() as error:
-            raise WingspanError(
-                f"episodes with {model} failed: a process of the servers died ({type(error).__name__}); run "
-                "the same command again"
-            ) from error
+            yield
+        except (ConfigError, MissingDependency, BudgetSpent):
+            raise
+        except failures as error:
+            text = str(error)
+            if not isinstance(error, WingspanError):
+                text = (
+                    f"episodes with {model} failed: a process of the servers died ({type(error).__name__}); "
+                    "run the same command again"
+                )
+            place = f"; see Ray's logs in {self._logs}" if keep_logs(self._logs) else ""
+            raise WingspanError(text + place) from error
 
     def _launch(self, model: str) -> Any:
         import ray
@@ -96,13 +126,14 @@ class PolicyServers:
 
 
 @contextmanager
-def open_servers(pipeline: Pipeline) -> Iterator[PolicyServers]:
+def open_servers(pipeline: Pipeline, *, logs: Path) -> Iterator[PolicyServers]:
     """`PolicyServers` on the Ray cluster that this process is connected to, else as `connect_ray` does.
 
-    Ray keeps the servers' GPUs until the session ends, so open them once in a session.
+    `logs`: where Ray's logs are copied if the servers fail. Ray keeps the servers' GPUs until the session
+    ends, so open them once in a session.
     """
     owns_ray = connect_ray(pipeline)
-    servers = PolicyServers(pipeline)
+    servers = PolicyServers(pipeline, logs=logs)
     try:
         yield servers
     finally:

@@ -1,10 +1,11 @@
 """verl's client and our sampler over a real Ray actor: what has died, and requests that nobody waits for."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 
 from agents.samplers.sampler import ScriptedSampler
 from agents.types import SamplingParams, Trajectory
-from envs.errors import ConfigError, SamplerFailed
+from envs.errors import ConfigError, SamplerFailed, WingspanError
 from tasks.cluster.placement import Placement
 from tasks.cluster.session import start_local_ray
 from tasks.config.pipelines import Pipeline, load_pipeline
@@ -22,6 +23,7 @@ from tasks.data.items import evaluation_turns, split
 from tasks.errors import SamplerDied, names_dead_engine
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
+from tasks.verl import servers
 from tasks.verl.process import await_actor
 from tasks.verl.queue import POLL_S, ActorWatch
 from tasks.verl.rollout import VerlSampler
@@ -51,7 +53,7 @@ def engine(verl: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
     folder = tmp_path_factory.mktemp("there")
     (folder / "engine_there.py").write_text("class EngineDeadError(Exception): ...\n")
-    start_local_ray(num_cpus=16, num_gpus=1)
+    start_local_ray(num_cpus=16, num_gpus=3)  # of each test that starts servers, one
     paths = {"env_vars": {"PYTHONPATH": f"{Path(__file__).parents[2]}:{folder}"}}
     server = ray.remote(EngineServer).options(num_cpus=0, runtime_env=paths).remote()
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
@@ -308,12 +310,20 @@ def test_servers_without_a_trainer_run_the_episodes_that_the_policy_runs_in_this
     items = split(pipeline.data).test[:3]
     spec = RolloutSpec(name="s", max_turns=evaluation_turns(pipeline), num_samples=2, temperature=1.0)
     reported: list[Trajectory] = []
-    with open_policy(pipeline, model=pipeline.model) as run:
+    with open_policy(pipeline, model=pipeline.model, logs=tmp_path / "logs") as run:
         expected_groups = run(items, spec)
-    with open_servers(pipeline) as servers:
-        groups = servers.run(
+    with open_servers(pipeline, logs=tmp_path / "logs") as policy_servers:
+        groups = policy_servers.run(
             pipeline.model, items, spec, on_trajectory=reported.append, episode_file=tmp_path / "episode.json"
         )
+        many = replace(spec, num_samples=200)
+        with pytest.raises(WingspanError) as failure:  # they die while they are polled
+            policy_servers.run(pipeline.model, items, many, on_trajectory=lambda _: policy_servers.end())
+    assert re.fullmatch(
+        rf"episodes with {pipeline.model} failed: a process of the servers died \(\w+\); run the same "
+        rf"command again; see Ray's logs in {tmp_path}/logs",
+        str(failure.value),
+    )
 
     def tokens(groups: list[list[Trajectory]]) -> list[Any]:
         return [[[turn.completion.token_ids for turn in t.turns] for t in group] for group in groups]
@@ -325,3 +335,27 @@ def test_servers_without_a_trainer_run_the_episodes_that_the_policy_runs_in_this
     assert sorted(keys(reported)) == sorted(keys(chain.from_iterable(groups)))
     assert {turn.completion.policy_version for turn in groups[0][0].turns} == {0}
     assert (tmp_path / "episode.json").exists()
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize(
+    ("limit_s", "message"),
+    [
+        (servers.START_TIMEOUT_S, r"^episodes with \S+/nowhere failed: .*; see Ray's logs in "),
+        (0.0, r"^the servers of \S+/nowhere have not started within 0 minutes; run .*; see Ray's logs in "),
+    ],
+)
+def test_servers_that_fail_leave_the_logs_of_ray(
+    limit_s: float, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are asked for a policy that does not exist; within 0 s they have not even found that out."""
+    monkeypatch.setattr(servers, "START_TIMEOUT_S", limit_s)
+    pipeline, logs = load_pipeline("textcraft-cpu"), tmp_path / "logs"
+    spec = RolloutSpec(name="s", max_turns=evaluation_turns(pipeline), num_samples=1, temperature=1.0)
+    with open_servers(pipeline, logs=logs) as policy_servers, pytest.raises(WingspanError) as failure:
+        policy_servers.run(str(tmp_path / "nowhere"), split(pipeline.data).test[:1], spec)
+    assert re.search(message, str(failure.value))
+    assert str(failure.value).endswith(str(logs))
+    assert "\n" not in str(failure.value)
+    assert list(logs.glob("raylet*")), "Ray's own logs"
+    assert list(logs.glob("worker-*")), "those of the processes"
