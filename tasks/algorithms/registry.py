@@ -60,7 +60,7 @@ def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
 
 
 def parse_algorithm(value: Any) -> Algorithm:
-    """The algorithm that a pipeline names: `grpo`, or `{name: grpo, normalize_by_std: false}`.
+    """The algorithm that a pipeline names: `grpo`, or `{name: gigpo, normalize_by_std: false}`.
 
     Raises `ValueError` for an unknown name, and for a parameter that this algorithm does not have.
     """
