@@ -4,7 +4,7 @@ import struct
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import BeforeValidator
 
 from agents.settings import Positive, Settings
 from envs.errors import ConfigError, suggest
@@ -14,11 +14,16 @@ _OUTSIDE_LAYERS = ("embed_tokens", "lm_head")
 """Modules that may share their weight, so that no adapter of one of them could be merged."""
 
 
-def _have_names(targets: tuple[str, ...]) -> tuple[str, ...]:
+def _check_names(targets: Any) -> Any:
+    """Before the types are tried one by one, whose errors would hide these."""
+    if targets == "all-linear":
+        return targets
+    if not isinstance(targets, list | tuple):
+        raise ValueError(f"targets {targets!r} are no list; give all-linear, or a list of names")
     if not targets:
         raise ValueError("targets name no module; give names, or all-linear")
     for name in targets:
-        if name.rpartition(".")[2] in _OUTSIDE_LAYERS:
+        if str(name).rpartition(".")[2] in _OUTSIDE_LAYERS:
             raise ValueError(f"targets {name!r}: embeddings and the head get no adapter; leave it out")
     return targets
 
@@ -29,7 +34,7 @@ class LoraSettings(Settings):
 
     rank: Positive
     alpha: Positive = 32
-    targets: Literal["all-linear"] | Annotated[tuple[str, ...], AfterValidator(_have_names)] = "all-linear"
+    targets: Annotated[Literal["all-linear"] | tuple[str, ...], BeforeValidator(_check_names)] = "all-linear"
     """Names of linear modules (`q_proj`), or all of them but the head."""
 
     @property
