@@ -142,6 +142,44 @@ def test_a_distribution_brings_an_environment_a_tool_a_reward_and_a_format(tmp_p
     assert done.stdout == "all used\n", done.stderr
 
 
+ALGORITHM = """
+from pydantic import PositiveFloat
+from tasks.algorithms.builtin.grpo import Grpo
+from tasks.algorithms.conversations import Estimate
+
+
+class Doubled(Grpo):
+    name: str = "doubled"
+    factor: PositiveFloat = 2.0
+
+    def estimate(self, batch):
+        return Estimate(self.factor * super().estimate(batch).advantages)
+"""
+TRAINING = """
+import torch
+from bench.advantages import random_batch
+from tasks.algorithms.registry import parse_algorithm
+from tasks.config.pipelines import load_pipeline
+from tasks.config.user_code import algorithm_code
+
+file = ROOT / "pipelines.yaml"
+overrides = {"train.algorithm.name": "doubled", "train.algorithm.factor": 3}
+algorithm = load_pipeline("textcraft-cpu", overrides=overrides, file=file).train.online_algorithm
+batch = random_batch(16, 32)
+advantages = parse_algorithm("grpo").estimate(batch).advantages
+assert torch.equal(algorithm.estimate(batch).advantages, 3 * advantages)
+assert [path.name for path in algorithm_code(algorithm)] == ["acme_doubled.py"]
+print("trained with")
+"""
+
+
+def test_a_distribution_brings_an_algorithm(tmp_path: Path) -> None:
+    entry_points = "[wingspan.algorithms]\ndoubled = acme_doubled:Doubled\n"
+    install(tmp_path, name="acme_doubled", entry_points=entry_points, module=ALGORITHM)
+    done = run(TRAINING, tmp_path)
+    assert done.stdout == "trained with\n", done.stderr
+
+
 @pytest.mark.parametrize(
     ("names", "value", "phrases"),
     [
