@@ -1,21 +1,33 @@
 """What is handed to verl's trainer: which episodes, laid out how, and what its client is asked."""
 
 import asyncio
+import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agents.huggingface.files import load_tokenizer
+from agents.samplers.sampler import ScriptedSampler
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory, Turn
 from envs.errors import SamplerFailed
 from envs.types import Item
+from tasks.cluster.session import disconnect_ray, start_local_ray
+from tasks.config.pipelines import load_pipeline
 from tasks.data.trajectories import is_informative
 from tasks.errors import Diverged, SamplerDied
-from tasks.verl.rollout import VerlSampler, check_log_probs, why_none
+from tasks.rollout.history import History
+from tasks.rollout.runner import make_training_spec
+from tasks.rollout.step import StepSample
+from tasks.verl.config import verl_config
+from tasks.verl.queue import start_queue
+from tasks.verl.rollout import RolloutManager, VerlSampler, check_log_probs, why_none
 from tasks.verl.rows import fields_of, rows_of, trainable
-from tests.support.verl_toy import toy_pipeline
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import register, toy_items, toy_pipeline
 
 
 def trajectory(
@@ -178,3 +190,77 @@ def test_an_empty_answer_is_a_fault_and_a_dead_server_is_not() -> None:
         sample(Client(empty))
     with pytest.raises(SamplerDied):
         sample(Client(ActorDiedError()))
+
+
+@pytest.fixture
+def queue(verl: ModuleType) -> Iterator[None]:
+    """TransferQueue, in a Ray of this test."""
+    import transfer_queue as tq
+
+    start_local_ray(num_cpus=4)
+    config = verl_config(load_pipeline("textcraft-cpu"), model="m", checkpoints=Path())
+    watch = start_queue(config.transfer_queue)
+    yield
+    watch.stop()
+    tq.close()
+    disconnect_ray()
+
+
+def with_versions(sample_index: int, *versions: int) -> Trajectory:
+    """An episode with a turn of each of these versions of the policy, and its own reward."""
+    episode = trajectory(float(sample_index), sample_index=sample_index, turns=len(versions))
+    turns = [
+        replace(turn, completion=replace(turn.completion, policy_version=version))
+        for turn, version in zip(episode.turns, versions, strict=True)
+    ]
+    return replace(episode, turns=tuple(turns))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("queue")
+def test_an_episode_with_a_token_of_an_older_policy_is_never_trained_on(tmp_path: Path) -> None:
+    """Step 3 updates the policy of version 2, and with a staleness of 1, version 1 may have sampled."""
+    import transfer_queue as tq
+
+    register()
+    model = save_tiny_model(tmp_path / "model")
+    pipeline = toy_pipeline(
+        model, train__async={"staleness": 1}, train__steps=3, train__algorithm={"name": "reinforce_plus_plus"}
+    )
+    group = [
+        with_versions(0, 0, 0),
+        with_versions(1, 1, 1),
+        with_versions(2, 2, 2),
+        with_versions(3, 1, 2),
+        with_versions(4, 0, 1),  # the policy was updated while it was played
+        with_versions(5, 2, 0),
+    ]
+    sample = StepSample(
+        step=3,
+        seed=pipeline.seed,
+        spec=make_training_spec(pipeline, step=3, evidence={}),
+        groups=[group],
+        batch=[group],
+        num_replaced=0,
+        added_groups=[],
+        greedy_rewards=[None],
+        raise_reason="",
+        pools={},
+        history=History(),
+        seconds=1.0,
+    )
+    (tmp_path / "ahead.pickle").write_bytes(pickle.dumps(sample))
+    manager = RolloutManager(
+        pipeline,
+        items=toy_items(12),
+        sampler=ScriptedSampler([], encode=str.encode),
+        tokenizer=load_tokenizer(model),
+        history=History(),
+    )
+    manager.restore_ahead(tmp_path)
+    manager.generate_sequences({"uid": ["u"], "global_steps": 3})
+    assert manager.last is not None
+    assert [t.sample_index for t in manager.last.trained.values()] == [1, 2, 3]
+    keys = list(tq.kv_list("train")["train"])
+    assert len(keys) == 3 + 1, "the rows that verl trains on, and their prompt"
+    manager.close()
