@@ -1,8 +1,10 @@
 """The block `train` of an algorithm that learns offline (docs/offline.md)."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
+import yaml
 from pydantic import (
     BeforeValidator,
     SerializeAsAny,
@@ -21,9 +23,8 @@ from tasks.config.training import TrainSettings
 if TYPE_CHECKING:
     from tasks.config.pipelines import Pipeline
 
-_KEYS = frozenset(
-    {"algorithm", "steps", "steps_per_round", "lr", "lora", "micro_batch_tokens", "final_policy"}
-)
+_FIRST_KEYS = ("algorithm", "steps", "lr", "micro_batch_tokens")
+_KEYS = frozenset({*_FIRST_KEYS, "steps_per_round", "lora", "final_policy"})
 
 
 class OfflineSettings(TrainSettings):
@@ -41,8 +42,11 @@ class OfflineSettings(TrainSettings):
         keys = {field.alias or name for name, field in cls.model_fields.items()}
         unused_keys = sorted(keys & set(values) - _KEYS)
         if unused_keys:
+            block = {key: values[key] for key in _FIRST_KEYS if key in values}
+            text = yaml.safe_dump(block, default_flow_style=True, sort_keys=False, width=math.inf).strip()
             raise ValueError(
-                f"{', '.join(unused_keys)}: not used by an algorithm that learns offline; leave it out"
+                f"{', '.join(unused_keys)}: not used by an algorithm that learns offline; leave it out, with "
+                f"--set by giving the whole block: --set 'train={text}' (docs/offline.md)"
             )
         return {"steps_per_round": values["steps"]} | values if "steps" in values else values
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
+from tasks.algorithms.registry import parse_algorithm
 from tasks.config.offline import OfflineSettings, check_offline
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.demonstrations import demonstrate
@@ -153,6 +156,19 @@ def test_keys_that_an_offline_algorithm_does_not_use_are_refused(train: dict[str
         load_pipeline("textcraft-cpu", overrides={"train": values})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", {"name": "rft", "min_reward": 0.5}])
+def test_a_refused_change_of_the_algorithm_names_the_block_that_works(algorithm: Any) -> None:
+    """`--set train.algorithm=dpo` keeps the other keys of an online pipeline, and `--set` removes none."""
+    with pytest.raises(ConfigError) as error:
+        load_pipeline("textcraft-cpu", overrides={"train.algorithm": algorithm})
+    (block,) = re.findall(r"--set 'train=(.*)'", str(error.value))
+    train = load_pipeline("textcraft-cpu", overrides={"train": yaml.safe_load(block)}).train
+    assert train.algorithm == parse_algorithm(algorithm)
+    online = load_pipeline("textcraft-cpu").train
+    for key in ("steps", "lr", "micro_batch_tokens"):
+        assert getattr(train, key) == getattr(online, key)
 
 
 @pytest.mark.parametrize(
