@@ -1,7 +1,7 @@
 """Makes a pipeline's agent block into the `EpisodeConfig` of an environment's items."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -10,17 +10,19 @@ from agents.formats import FORMATS, NATIVE
 from agents.formats.registry import AGENTS
 from agents.prompting.native_tools import check_native
 from agents.rewards import REWARDS, CombinedReward, Reward
-from agents.rewards.types import check_items, require_reward
+from agents.rewards.types import PREFIX, check_items, require_reward
 from agents.rollout.env_checks import check_env
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.scripted import write_action
 from agents.tools.registry import get_tool
 from agents.tools.toolbox import Toolbox
-from envs.errors import ConfigError, describe
+from agents.types import OTHER_SAMPLING
+from envs.errors import ConfigError, describe, suggest
 from envs.images import image_sources
 from envs.plugins import load_object
 from envs.registry import EnvSpec, get_env
 from envs.types import Item
+from tasks.algorithms.builtin.gdpo import Gdpo
 from tasks.config.agent import AgentSettings
 from tasks.config.judges import check_judges, judge_of
 from tasks.config.pipelines import Pipeline
@@ -60,11 +62,15 @@ def check_agent(pipeline: Pipeline) -> None:
     """Check, before anything starts, that `pipeline`'s agent can be made.
 
     Raises `ConfigError` for unknown names, tools that the format cannot call or that lack a setting, an
-    environment without rewards if no reward is named, a judge that cannot be reached, settings that a program
+    environment without rewards if no reward is named, a metric in `train.algorithm.rewards` that no episode
+    has, a judge that cannot be reached, settings that a program
     does not use, and a warm-up without an expert, of a program, or in a format that cannot act in the
     environment. Raises `MissingDependency`.
     """
     agent = pipeline.agent
+    algorithm = pipeline.train.algorithm
+    if isinstance(algorithm, Gdpo):
+        _check_metrics(agent, algorithm.rewards)
     specs = [get_env(name) for name in pipeline.data.envs]
     reward = reward_of(agent)
     check_judges(agent, names=reward_names(agent))
@@ -101,6 +107,38 @@ def check_agent(pipeline: Pipeline) -> None:
         raise ConfigError(
             f"warmup: {', '.join(pipeline.data.envs)} has no expert to make demonstrations; set warmup: null"
         )
+
+
+def _check_metrics(settings: AgentSettings, names: Iterable[str]) -> None:
+    known_names = ["reward", *_metric_names(settings)]
+    for name in names:
+        if any(name == known or (known.endswith("/") and name.startswith(known)) for known in known_names):
+            continue
+        listed = ", ".join(f"{known}…" if known.endswith("/") else known for known in known_names)
+        raise ConfigError(
+            f"train.algorithm.rewards: no episode of this agent has the metric {name!r}; "
+            f"{suggest(name, known_names)}there are: {listed}"
+        )
+
+
+def _metric_names(settings: AgentSettings) -> Iterator[str]:
+    """The metrics of a trajectory, as far as they are known before it is played: those of an environment, a
+    tool or a reward by how their names begin, with `/` at the end."""
+    yield from ("parse_failures", "segments")
+    if settings.program is None and isinstance(settings.reward, dict):
+        for part in settings.reward:
+            yield from (f"{PREFIX}{part}", f"{PREFIX}{part}/")
+    elif settings.program is not None or settings.reward is not None:
+        yield PREFIX
+    if settings.program is not None:
+        yield OTHER_SAMPLING
+        return
+    yield "env_metrics/"
+    if (tools := toolbox_of(settings)) is not None:
+        yield "unknown_tools"
+        for tool in tools.usage:
+            yield from (f"tool_calls/{tool}", f"tool_failures/{tool}", f"tool_seconds/{tool}")
+            yield f"tool_metrics/{tool}/"
 
 
 def check_reward(settings: AgentSettings, items: Iterable[Item]) -> None:

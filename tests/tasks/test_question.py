@@ -26,7 +26,7 @@ from tasks.rollout.runner import RolloutSpec, make_runner
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support.toy import toy_tokenizer
-from tests.support.verl_toy import toy_pipeline
+from tests.support.verl_toy import register, toy_pipeline
 
 TRAIN, TEST = "data/train.jsonl", "data/test.jsonl"
 
@@ -112,6 +112,38 @@ def test_a_group_uses_a_tool_and_is_judged_by_the_answer_in_the_data() -> None:
     summary = summarise(group)
     assert (summary["success"], summary["tool_calls/double"], summary["tool_failures/double"]) == (0.5, 1, 0)
     assert summary["reward/length"] == 2
+    for name in ("reward", *group[0].metrics):
+        check_agent(pipeline_of(TOOLS, train__algorithm=gdpo(name)))
+
+
+def gdpo(metric: str) -> dict[str, Any]:
+    return {"name": "gdpo", "rewards": {metric: 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric", "is_known"),
+    [
+        ({}, "length", False),
+        ({}, "tool_calls/doubel", False),
+        ({"tools": [], "format": "action"}, "tool_calls/double", False),
+        ({}, "env_metrics/f1", True),
+        ({"reward": None}, "reward/length", False),
+        ({"reward": {TOOLS["reward"]: 1.0}}, f"reward/{TOOLS['reward']}", True),
+        ({"reward": {TOOLS["reward"]: 1.0}}, f"reward/{TOOLS['reward']}/length", True),
+        ({"reward": {TOOLS["reward"]: 1.0}}, "reward/length", False),
+    ],
+)
+def test_a_metric_that_no_episode_has_is_refused_before_anything_starts(
+    changes: dict[str, Any], metric: str, is_known: bool
+) -> None:
+    env = "parity" if changes.get("reward", "") is None else "question"  # which gives rewards
+    register()
+    pipeline = pipeline_of(TOOLS | changes, env=env, train__algorithm=gdpo(metric))
+    if is_known:
+        check_agent(pipeline)
+        return
+    with pytest.raises(ConfigError, match=f"rewards: no episode of this agent has the metric '{metric}'; "):
+        check_agent(pipeline)
 
 
 def test_questions_are_provisioned_without_an_expert(tmp_path: Path) -> None:
