@@ -8,10 +8,14 @@ where to look.
 import ast
 import inspect
 import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
@@ -275,3 +279,50 @@ def test_verl_numbers_the_training_items_in_their_order(verl: ModuleType, tmp_pa
     loader = DataLoader(dataset, config.train_batch_size, sampler=sampler, collate_fn=collate_fn)
     steps = [list(batch["raw_prompt"]) for batch in loader]
     assert steps == [list(range(i * size, (i + 1) * size)) for i in range(pipeline.train.steps)]
+
+
+ADDED_OPTIONS = {
+    # Fields of verl's dataclasses that its YAML leaves out.
+    "actor_rollout_ref.actor.checkpoint.save_lora_only",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision",
+    "critic.fsdp.mixed_precision",
+    "critic.ppo_infer_max_token_len_per_gpu",
+    # Blocks that verl hands on as they are.
+    "actor_rollout_ref.model.override_config.attn_implementation",
+    "actor_rollout_ref.rollout.engine_kwargs.cpu",  # read by `tasks.verl.cpu.rollout`
+    "critic.model.override_config.attn_implementation",
+}
+
+
+def added_options(ours: dict[str, Any], verls: dict[str, Any], *, prefix: str = "") -> Iterator[str]:
+    """The options of `ours` in blocks of verl's that do not have them."""
+    for name, value in ours.items():
+        if name not in verls:
+            yield prefix + name
+        elif isinstance(value, dict) and isinstance(verls[name], dict):
+            yield from added_options(value, verls[name], prefix=f"{prefix}{name}.")
+
+
+def test_every_option_is_one_that_verl_knows(verl: ModuleType, tmp_path: Path) -> None:
+    """`verl_config` may add options: one that an upgrade renames would be set, and nothing would read it."""
+    folder = Path(str(verl.__file__)).parent / "trainer" / "config"
+    with initialize_config_dir(config_dir=str(folder), version_base=None):
+        verls = OmegaConf.to_container(compose("ppo_trainer"))
+    assert isinstance(verls, dict)
+    cosine = {"schedule": "cosine", "warmup_steps": 2}
+    most = {"algorithm": "ppo", "lora": {"rank": 8}, "kl": {"coef": 0.1}, "optimizer": cosine}
+    muon = {"name": "muon", "matrix_lr": 0.01}
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("textcraft-cpu", most),
+        ("textcraft-cpu", {"optimizer": muon}),
+        ("textcraft-gpu", most),
+        ("textcraft-gpu", {"algorithm": "optimal_token_baseline"}),
+    ]
+    added: set[str] = set()
+    for name, train in cases:
+        pipeline = load_pipeline(name, overrides={f"train.{key}": value for key, value in train.items()})
+        config = OmegaConf.to_container(verl_config(pipeline, model=pipeline.model, checkpoints=tmp_path))
+        assert isinstance(config, dict)
+        added |= set(added_options(config, verls))
+    assert added == ADDED_OPTIONS
