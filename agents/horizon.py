@@ -162,6 +162,12 @@ class Horizon(Settings):
         stage = 0 if self.steps_per_stage is None else (step - 1) // self.steps_per_stage
         return self.max_turns[min(stage, len(self.max_turns) - 1)]
 
+    def highest_within(self, steps: int) -> int:
+        """The most turns that one of the first `steps` may have; an adaptive horizon may rise more slowly."""
+        if self.raise_when is None:
+            return self.max_turns_at(steps)
+        return self.max_turns[min((steps - 1) // self.raise_when.min_steps, len(self.max_turns) - 1)]
+
     def list_raises(self, evidence: Sequence[HorizonEvidence]) -> list[HorizonRaise]:
         """The decisions of an adaptive horizon that follow from the `evidence` of the first steps, in order;
         none for the other types."""

@@ -122,6 +122,7 @@ def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Works
         MEMORY_COLUMNS,
         OPTION_COLUMNS,
         list_memory,
+        list_notes,
         list_options,
         preview,
     )
@@ -133,6 +134,8 @@ def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Works
     if not stages:
         typer.echo("\nevery stage is finished")
         return
+    for note in list_notes(plan):
+        typer.echo(f"note: {note}")
     if options := list_options(plan, forecasts):
         typer.echo("\nwith these options:")
         print_table(OPTION_COLUMNS, options)

@@ -18,6 +18,7 @@ from flows.plan import Plan, check_run, make_plan
 from tasks.cluster.address import cluster_address
 from tasks.config.capacity import read_model_size
 from tasks.config.memory import device_memories, memory_needs
+from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves
 from tasks.data.hashes import path_md5
 from tasks.tracking.lineage_record import LINEAGE, read_lineage
@@ -92,6 +93,28 @@ def list_memory(plan: Plan) -> list[tuple[str, str, str]]:
         )
         for need in needs
     ]
+
+
+def list_notes(plan: Plan) -> list[str]:
+    """What the settings of the training ask for and its number of steps does not reach, one line each."""
+    pipeline, train = plan.pipeline, plan.pipeline.train
+    last = train.steps
+    if isinstance(train, OfflineSettings):  # a round samples at its first step
+        last += 1 - train.steps_per_round
+    named_horizons = {"horizon": pipeline.horizon} | {
+        f"data.parts.{name}.horizon": part.horizon
+        for name, part in pipeline.data.parts.items()
+        if part.horizon is not None
+    }
+    notes = [
+        f"{key}: training ends at {turns} turns of {horizon.max_turns[-1]}; train.steps is {train.steps}"
+        for key, horizon in named_horizons.items()
+        if (turns := horizon.highest_within(last)) < horizon.max_turns[-1]
+    ]
+    window = train.watch.window
+    if window > train.steps and not isinstance(train, OfflineSettings):
+        notes.append(f"train.watch.window {window}: train.steps is {train.steps}, so that nothing is watched")
+    return notes
 
 
 def _forecast(plan: Plan, stage: Stage, *, earlier: Sequence[Forecast]) -> Forecast:

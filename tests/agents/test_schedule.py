@@ -42,6 +42,25 @@ def test_fixed_never_changes(step: int) -> None:
     assert Horizon(type="fixed", max_turns=[15]).max_turns_at(step) == 15
 
 
+@given(
+    horizon=st.sampled_from(
+        [
+            STAGES,
+            Horizon(type="fixed", max_turns=[7]),
+            Horizon(type="linear", max_turns=[4, 19], steps=40),
+            Horizon(type="adaptive", max_turns=[5, 8, 12], raise_when=RaiseRule(window=2, min_steps=9)),
+        ]
+    ),
+    steps=st.integers(1, 320),
+)
+def test_the_highest_horizon_is_that_of_episodes_which_all_ask_for_more(horizon: Horizon, steps: int) -> None:
+    evidence: list[HorizonEvidence] = []
+    for step in range(1, steps + 1):
+        turns = horizon.max_turns_at(step, evidence)
+        evidence.append(HorizonEvidence(max_turns=turns, episodes=8, capped=8, successes=0))
+    assert horizon.highest_within(steps) == turns
+
+
 @pytest.mark.parametrize("step", [0, -3])
 def test_steps_are_counted_from_1(step: int) -> None:
     with pytest.raises(ValueError, match=f"step {step}"):

@@ -21,7 +21,7 @@ from agents.samplers.vllm import PYTHON_VARIABLE
 from envs.errors import ConfigError, MissingDependency
 from envs.files import check_writable, write_atomically
 from flows.cli.app import app
-from flows.commands.preview import preview
+from flows.commands.preview import list_notes, preview
 from flows.lineage.recorder import Recorder
 from flows.lineage.stages import (
     IfChanged,
@@ -61,6 +61,7 @@ SFT = {
     "lr": 1.0e-4,
     "micro_batch_tokens": 8192,
 }
+LINEAR = {"type": "linear", "max_turns": [4, 16]}
 FIXED = {"type": "fixed", "max_turns": [10]}
 ONE_SAMPLE = {
     "rollout.items_per_step": 1,
@@ -345,6 +346,38 @@ def test_a_file_that_a_stage_reads_and_nobody_writes_is_missed_at_once(project: 
     Path("constraints.txt").unlink()
     message = refusal({})
     assert message.startswith("constraints.txt is not there, and stage ")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "notes"),
+    [
+        (NAME, {}, []),
+        (
+            NAME,
+            {"train.steps": 3},  # a trial of a longer training, which may not be refused
+            [
+                "horizon: training ends at 10 turns of 26; train.steps is 3",
+                "train.watch.window 5: train.steps is 3, so that nothing is watched",
+            ],
+        ),
+        (
+            NAME,
+            {"data.parts.deeper.horizon": {"type": "linear", "max_turns": [5, 9], "steps": 600}},
+            ["data.parts.deeper.horizon: training ends at 5 turns of 9; train.steps is 51"],
+        ),
+        # Its last round samples at step 37.
+        ("textcraft-agentevol-cpu", {"horizon": LINEAR | {"steps": 37}}, []),
+        (
+            "textcraft-agentevol-cpu",
+            {"horizon": LINEAR | {"steps": 54}},
+            ["horizon: training ends at 12 turns of 16; train.steps is 54"],
+        ),
+    ],
+)
+def test_what_training_does_not_reach_is_noted(
+    project: Path, name: str, overrides: dict[str, Any], notes: list[str]
+) -> None:
+    assert list_notes(make_plan(name, overrides=overrides, workspace=None)) == notes
 
 
 @pytest.mark.heavy
