@@ -189,7 +189,9 @@ def base() -> None:
 def deploy(
     pipelines: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PIPELINE…", help="Names of pipelines.", show_default="all pipelines"),
+        typer.Argument(
+            metavar="PIPELINE…", help="Names of pipelines.", show_default="all, evaluations and sweeps"
+        ),
     ] = None,
     pool: Annotated[str, typer.Option(help="Name of the Prefect work pool that runs them.")] = "local",
     secret: Annotated[
@@ -201,7 +203,10 @@ def deploy(
         ),
     ] = None,
 ) -> None:
-    """Make Prefect deployments of pipelines, evaluations and sweeps, for workers to run (PREFECT_API_URL)."""
+    """Make Prefect deployments of pipelines, evaluations and sweeps, for workers to run (PREFECT_API_URL).
+
+    What is set on Prefect's page of a deployment is kept: schedules, tags, limits.
+    """
     from flows.orchestrator.runs import check_server, server_url
     from tasks.config.pipelines import load_pipeline, pipeline_names
 
@@ -216,7 +221,7 @@ def deploy(
     from flows.commands.deploy import deploy as deploy_pipelines
     from flows.orchestrator.limits import missing_limits, needed_slots
 
-    for name in deploy_pipelines(chosen_pipelines, pool=pool, secrets=secrets):
+    for name in deploy_pipelines(chosen_pipelines, are_all=not pipelines, pool=pool, secrets=secrets):
         typer.echo(name)
     needed_limits = {limit for pipeline in chosen_pipelines.values() for limit in needed_slots(pipeline)}
     for line in missing_limits(sorted(needed_limits)):

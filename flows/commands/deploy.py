@@ -2,10 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, to_line
 from tasks.config.pipelines import Pipeline
+from tasks.tracking.provenance import head_commit
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.orchestration import SyncPrefectClient
 
 ENTRYPOINT = "flows/train_agent.py:train_agent"
 """Path relative to the project's folder."""
@@ -16,18 +21,24 @@ SWEEP, SWEEP_ENTRYPOINT = "any-pipeline", "flows/sweep/flow.py:sweep"
 """Name and flow of the deployment that sweeps: its parameters are those of `wingspan sweep`."""
 
 
-def deploy(pipelines: Mapping[str, Pipeline], *, pool: str, secrets: Mapping[str, str]) -> Iterator[str]:
-    """Deploy `pipelines`, by name, evaluations and sweeps to the work pool `pool`; yields their full names.
+def deploy(
+    pipelines: Mapping[str, Pipeline], *, are_all: bool, pool: str, secrets: Mapping[str, str]
+) -> Iterator[str]:
+    """Deploy `pipelines`, by name, to the work pool `pool`; if they `are_all` that there are, also
+    evaluations and sweeps. Yields the deployments' full names.
 
-    Flow runs work in the folder in which this is called. An earlier deployment of the same name is replaced.
+    Flow runs work in the folder in which this is called. An earlier deployment of the same name gets what is
+    given here, and keeps the rest: schedules, tags, limits, and parameters and variables of other names.
     `secrets` maps environment variables of the flow runs to names of Prefect's Secret blocks. The deployments
     hold these names; a worker reads the values when it starts a run. Raises `ConfigError` for a work pool or
-    a block that the server does not know.
+    a block that the server does not know, and for a deployment that it refuses.
     """
     from prefect.client.orchestration import get_client
-    from prefect.deployments.runner import RunnerDeployment
     from prefect.exceptions import ObjectNotFound
-    from prefect.runner.storage import LocalStorage
+
+    from flows.evaluate_policy import evaluate_policy
+    from flows.sweep.flow import sweep
+    from flows.train_agent import train_agent
 
     with get_client(sync_client=True) as client:
         try:
@@ -44,23 +55,84 @@ def deploy(pipelines: Mapping[str, Pipeline], *, pool: str, secrets: Mapping[str
                     f"--secret {variable}={block}: there is no Secret block {block!r}; create it on "
                     f"Prefect's page, or by Secret(value=…).save({block!r}) in Python"
                 ) from None
-    variables = {variable: f"{{{{ prefect.blocks.secret.{block} }}}}" for variable, block in secrets.items()}
+        variables = {
+            variable: f"{{{{ prefect.blocks.secret.{block} }}}}" for variable, block in secrets.items()
+        }
 
-    def make(entrypoint: str, name: str, description: str, **parameters: Any) -> str:
-        deployment = RunnerDeployment.from_entrypoint(
-            entrypoint,
-            name=name,
-            description=description,
-            parameters=parameters,
+        def make(
+            flow: "Flow[..., Any]", entrypoint: str, name: str, description: str, **parameters: Any
+        ) -> str:
+            fields = _fields(flow, entrypoint=entrypoint, description=description)
+            _apply(client, flow, name, fields=fields, parameters=parameters, pool=pool, variables=variables)
+            return f"{flow.name}/{name}"
+
+        for name, pipeline in pipelines.items():
+            yield make(train_agent, ENTRYPOINT, name, pipeline.description, pipeline=name)
+        if are_all:
+            description = "Evaluate any policy on any environment."
+            yield make(evaluate_policy, EVALUATION_ENTRYPOINT, EVALUATION, description)
+            description = "Run any pipeline with several seeds and parameters, and compare."
+            yield make(sweep, SWEEP_ENTRYPOINT, SWEEP, description)
+
+
+def _fields(flow: "Flow[..., Any]", *, entrypoint: str, description: str) -> dict[str, Any]:
+    """What every `wingspan deploy` sets anew."""
+    from prefect.runner.storage import LocalStorage
+    from prefect.utilities.callables import parameter_schema
+
+    return {
+        "version": (head_commit() or "")[:8] or flow.version,
+        "description": description,
+        "entrypoint": entrypoint,
+        "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
+        # Without it a worker copies the folder, and deletes the copy with what the run has written.
+        "pull_steps": [LocalStorage(str(Path.cwd())).to_pull_step()],
+    }
+
+
+def _apply(
+    client: "SyncPrefectClient",
+    flow: "Flow[..., Any]",
+    name: str,
+    *,
+    fields: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    pool: str,
+    variables: Mapping[str, str],
+) -> None:
+    """Create the deployment, or change these `fields` of the one that is there.
+
+    Not by `Flow.deploy`, whose update also sends the defaults of what it was not given: it would remove
+    schedules and tags, and resume a deployment that was paused.
+    """
+    from prefect.client.schemas.actions import DeploymentUpdate
+    from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+
+    full_name = f"{flow.name}/{name}"
+    try:
+        found = client.read_deployment_by_name(full_name)
+    except ObjectNotFound:
+        client.create_deployment(
+            client.create_flow(flow),
+            name,
+            parameters=dict(parameters),
             work_pool_name=pool,
-            job_variables={"env": variables} if variables else {},
+            job_variables={"env": dict(variables)} if variables else {},
+            enforce_parameter_schema=True,
+            **fields,
         )
-        # Else a worker copies the folder, and deletes the copy with what the run has written.
-        deployment.storage = LocalStorage(str(Path.cwd()))
-        deployment.apply()
-        return f"{deployment.flow_name}/{name}"
-
-    for name, pipeline in pipelines.items():
-        yield make(ENTRYPOINT, name, pipeline.description, pipeline=name)
-    yield make(EVALUATION_ENTRYPOINT, EVALUATION, "Evaluate any policy on any environment.")
-    yield make(SWEEP_ENTRYPOINT, SWEEP, "Run any pipeline with several seeds and parameters, and compare.")
+        return
+    changes = {**fields, "parameters": {**found.parameters, **parameters}}
+    if variables:
+        environment = found.job_variables.get("env") or {}
+        changes["job_variables"] = {**found.job_variables, "env": {**environment, **variables}}
+    if pool != found.work_pool_name:  # else it would go back to the pool's default queue
+        changes["work_pool_name"] = pool
+    try:
+        client.update_deployment(found.id, DeploymentUpdate(**changes))
+    except PrefectHTTPStatusError as error:
+        reason = to_line(error.response.json().get("detail", error), limit=300)
+        raise ConfigError(
+            f"Prefect refuses deployment {full_name} ({reason}); change what its page says, or delete it: "
+            f"prefect deployment delete {full_name}"
+        ) from None

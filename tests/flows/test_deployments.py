@@ -1,5 +1,5 @@
-"""Deployments on a Prefect server; a run that a process worker has started is cancelled in training, and the
-command that its log names goes on."""
+"""A deployed run that a process worker has started is cancelled in training, and the command that its log
+names goes on."""
 
 import os
 import re
@@ -15,17 +15,15 @@ from uuid import UUID
 import pytest
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.states import Cancelling
 from pydantic import SecretStr
 
 from envs.errors import ConfigError
-from flows.commands.deploy import ENTRYPOINT, deploy
+from flows.commands.deploy import deploy
 from flows.endings.guardian import MARK
-from tasks.config.pipelines import load_pipeline, pipeline_names
 from tests.support.prefect_server import prefect_client, prefect_server, process_worker
-from tests.support.project import NAME, ROOT, RUN_TIMEOUT_S, Project
+from tests.support.project import NAME, RUN_TIMEOUT_S, Project
 from tests.support.waiting import wait_until
 from tests.support.yaml_files import edit_yaml
 
@@ -88,7 +86,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         served = Served(project, client, environment)
         secret = ("--secret", f"{SECRET_VARIABLE}={SECRET_BLOCK}")
         with pytest.raises(ConfigError, match=f"there is no Secret block '{SECRET_BLOCK}'"):
-            list(deploy({}, pool=POOL, secrets={SECRET_VARIABLE: SECRET_BLOCK}))
+            list(deploy({}, are_all=False, pool=POOL, secrets={SECRET_VARIABLE: SECRET_BLOCK}))
         Secret(value=SecretStr(CANARY)).save(SECRET_BLOCK)
         assert f"train-agent/{NAME}" in served.run("wingspan", "deploy", NAME, "--pool", POOL, *secret)
         yield served
@@ -164,38 +162,3 @@ def cancel(served: Served, flow_run_id: UUID) -> None:
     wait_until(lambda: served.state(flow_run_id) == "CANCELLED")
     # Not for a moment crashed, which hooks and automations would notice.
     assert "Crashed" not in served.state_names(flow_run_id)
-
-
-def test_every_pipeline_is_deployed_without_being_listed(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    names = pipeline_names(ROOT / "pipelines.yaml")
-    pipelines = {name: load_pipeline(name) for name in names}
-    client = served.client
-    with pytest.raises(ConfigError, match=r"--pool nowhere.*prefect work-pool create nowhere"):
-        list(deploy(pipelines, secrets={}, pool="nowhere"))
-    client.create_work_pool(WorkPoolCreate(name="here", type="process"))
-    deployments = list(deploy(pipelines, secrets={}, pool="here"))
-    assert deployments == [
-        *(f"train-agent/{name}" for name in names),
-        "evaluate-policy/any-policy",
-        "sweep/any-pipeline",
-    ]
-    evaluation = client.read_deployment_by_name(deployments[-2])
-    assert evaluation.entrypoint == "flows/evaluate_policy.py:evaluate_policy"
-    schema = evaluation.parameter_openapi_schema
-    assert schema
-    assert {"policy", "envs", "samples"} <= schema["properties"].keys()
-    sweep = client.read_deployment_by_name(deployments[-1])
-    assert sweep.entrypoint == "flows/sweep/flow.py:sweep"
-    assert sweep.parameter_openapi_schema
-    assert {"seeds", "vary", "at_once"} <= sweep.parameter_openapi_schema["properties"].keys()
-    for name in names:
-        deployment = client.read_deployment_by_name(f"train-agent/{name}")
-        assert deployment.parameters == {"pipeline": name}
-        assert deployment.work_pool_name == "here"
-        step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
-        assert deployment.pull_steps == [step]  # no copy of the folder
-        assert deployment.entrypoint == ENTRYPOINT
-        assert deployment.description

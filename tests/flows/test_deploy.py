@@ -1,0 +1,119 @@
+"""`wingspan deploy` on a Prefect server: what the deployments are, and what a later call leaves as it is."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from prefect.blocks.system import Secret
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
+from pydantic import SecretStr
+
+from envs.errors import ConfigError
+from flows.cli.run import deploy as deploy_by_command
+from flows.commands.deploy import ENTRYPOINT, deploy
+from tasks.config.pipelines import load_pipeline, pipeline_names
+from tests.support.prefect_database import add_database
+from tests.support.prefect_server import prefect_client, prefect_server
+from tests.support.project import NAME, ROOT
+
+pytestmark = pytest.mark.slow
+POOL = "here"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncPrefectClient]:
+    """Of a server of its own, with a work pool."""
+    folder = tmp_path_factory.mktemp("prefect")
+    add_database(folder)
+    environment = os.environ | {"PREFECT_HOME": str(folder)}
+    with prefect_server(folder, environment=environment) as url, prefect_client(url) as client:
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def in_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def environment_of(deployment: DeploymentResponse) -> dict[str, str]:
+    environment: dict[str, str] = deployment.job_variables["env"]
+    return environment
+
+
+def test_every_pipeline_is_deployed_without_being_listed(client: SyncPrefectClient) -> None:
+    names = pipeline_names(ROOT / "pipelines.yaml")
+    pipelines = {name: load_pipeline(name) for name in names}
+    with pytest.raises(ConfigError, match=r"--pool nowhere.*prefect work-pool create nowhere"):
+        list(deploy(pipelines, are_all=True, secrets={}, pool="nowhere"))
+    deployments = list(deploy(pipelines, are_all=True, secrets={}, pool=POOL))
+    assert deployments == [
+        *(f"train-agent/{name}" for name in names),
+        "evaluate-policy/any-policy",
+        "sweep/any-pipeline",
+    ]
+    evaluation = client.read_deployment_by_name(deployments[-2])
+    assert evaluation.entrypoint == "flows/evaluate_policy.py:evaluate_policy"
+    schema = evaluation.parameter_openapi_schema
+    assert schema
+    assert {"policy", "envs", "samples"} <= schema["properties"].keys()
+    sweep = client.read_deployment_by_name(deployments[-1])
+    assert sweep.entrypoint == "flows/sweep/flow.py:sweep"
+    assert sweep.parameter_openapi_schema
+    assert {"seeds", "vary", "at_once"} <= sweep.parameter_openapi_schema["properties"].keys()
+    for name in names:
+        deployment = client.read_deployment_by_name(f"train-agent/{name}")
+        assert deployment.parameters == {"pipeline": name}
+        assert deployment.work_pool_name == POOL
+        step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+        assert deployment.pull_steps == [step]  # no copy of the folder
+        assert deployment.entrypoint == ENTRYPOINT
+        assert deployment.description
+
+
+def test_what_was_set_on_the_page_is_kept(client: SyncPrefectClient) -> None:
+    for block in ("judge", "search"):
+        Secret(value=SecretStr("canary")).save(block)
+    deploy_by_command([NAME], pool=POOL, secret=["JUDGE_KEY=judge"])
+    full_name = f"train-agent/{NAME}"
+    deployment = client.read_deployment_by_name(full_name)
+    cron = CronSchedule(cron="0 3 * * *")
+    client.create_deployment_schedules(deployment.id, [DeploymentScheduleCreate(schedule=cron)])
+    environment = environment_of(deployment)
+    update = DeploymentUpdate(
+        tags=["nightly"],
+        paused=True,
+        concurrency_limit=1,
+        description="changed by hand",
+        enforce_parameter_schema=False,
+        work_pool_name=POOL,
+        work_queue_name="urgent",
+        parameters={**deployment.parameters, "promote": False},
+        job_variables={"env": {**environment, "HF_HUB_OFFLINE": "1"}, "working_dir": "/tmp"},
+    )
+    client.update_deployment(deployment.id, update)
+    before = client.read_deployment_by_name(full_name)
+
+    deploy_by_command([NAME], pool=POOL, secret=[])
+    after = client.read_deployment_by_name(full_name)
+    assert [schedule.schedule for schedule in after.schedules] == [cron]
+    kept = {"schedules", "tags", "paused", "global_concurrency_limit", "enforce_parameter_schema"}
+    kept |= {"work_queue_name", "parameters", "job_variables"}
+    assert after.model_dump(include=kept) == before.model_dump(include=kept)
+    assert (after.tags, after.paused, after.work_queue_name) == (["nightly"], True, "urgent")
+    assert after.description == load_pipeline(NAME).description
+
+    deploy_by_command([NAME], pool=POOL, secret=["SEARCH_KEY=search"])
+    environment = environment_of(client.read_deployment_by_name(full_name))
+    assert environment == environment_of(before) | {"SEARCH_KEY": "{{ prefect.blocks.secret.search }}"}
+
+
+def test_one_pipeline_is_deployed_alone(client: SyncPrefectClient) -> None:
+    list(deploy({}, are_all=True, pool=POOL, secrets={}))
+    client.create_work_pool(WorkPoolCreate(name="gpus", type="process"))
+    deploy_by_command([NAME], pool="gpus", secret=[])
+    assert client.read_deployment_by_name(f"train-agent/{NAME}").work_pool_name == "gpus"
+    assert client.read_deployment_by_name("sweep/any-pipeline").work_pool_name == POOL
