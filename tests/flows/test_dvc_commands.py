@@ -7,6 +7,8 @@ import csv
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.dvc_toy import NAME, OTHER_RATE, RATE, commit, git, make_project
+from tests.support.dvc_toy import NAME, OTHER_RATE, RATE, ROOT, commit, git, make_project
 
 pytestmark = pytest.mark.heavy
 RUN = f"runs/{NAME}"
@@ -112,8 +114,23 @@ def test_experiments_are_listed_with_what_differs(show: Any) -> None:
 
 
 def test_a_queued_experiment_leaves_the_workspace_as_it_is(project: Path) -> None:
+    assert changed_files(project) == ""
+
+
+def changed_files(project: Path) -> str:
+    """As `git status` lists them: later runs would be recorded as those of uncommitted code."""
     status = subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True, check=True)
-    assert status.stdout == b""
+    return status.stdout.decode()
+
+
+def test_the_documented_commands_that_look_leave_no_files_for_git(project: Path, show: Any) -> None:
+    section = (ROOT / "docs" / "dvc.md").read_text().partition("## Look and compare")[2].partition("\n## ")[0]
+    commands = re.findall(r"^dvc (.*)", section, flags=re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:
+        show(*shlex.split(command, comments=True))
+    assert (project / "dvc_plots" / "index.html").exists()
+    assert changed_files(project) == ""
 
 
 @pytest.fixture(params=["folder", "s3"])
