@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.errors import ConfigError, to_line
+from tasks.config.override_schema import override_schemas
 from tasks.config.pipelines import Pipeline
 from tasks.tracking.provenance import head_commit
 
@@ -60,14 +61,22 @@ def deploy(
         }
 
         def make(
-            flow: "Flow[..., Any]", entrypoint: str, name: str, description: str, **parameters: Any
+            flow: "Flow[..., Any]",
+            entrypoint: str,
+            name: str,
+            description: str,
+            *,
+            pipelines: Mapping[str, Pipeline] = pipelines,
+            **parameters: Any,
         ) -> str:
             fields = _fields(flow, entrypoint=entrypoint, description=description)
+            fields["parameter_openapi_schema"] = describe_parameters(flow, pipelines)
             _apply(client, flow, name, fields=fields, parameters=parameters, pool=pool, variables=variables)
             return f"{flow.name}/{name}"
 
         for name, pipeline in pipelines.items():
-            yield make(train_agent, ENTRYPOINT, name, pipeline.description, pipeline=name)
+            own = {name: pipeline}
+            yield make(train_agent, ENTRYPOINT, name, pipeline.description, pipelines=own, pipeline=name)
         if are_all:
             description = "Evaluate any policy on any environment."
             yield make(evaluate_policy, EVALUATION_ENTRYPOINT, EVALUATION, description)
@@ -78,16 +87,35 @@ def deploy(
 def _fields(flow: "Flow[..., Any]", *, entrypoint: str, description: str) -> dict[str, Any]:
     """What every `wingspan deploy` sets anew."""
     from prefect.runner.storage import LocalStorage
-    from prefect.utilities.callables import parameter_schema
 
     return {
         "version": (head_commit() or "")[:8] or flow.version,
         "description": description,
         "entrypoint": entrypoint,
-        "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
         # Without it a worker copies the folder, and deletes the copy with what the run has written.
         "pull_steps": [LocalStorage(str(Path.cwd())).to_pull_step()],
     }
+
+
+def describe_parameters(flow: "Flow[..., Any]", pipelines: Mapping[str, Pipeline]) -> dict[str, Any]:
+    """The JSON schema by which Prefect's page and API check the parameters of `flow` before a run: `pipeline`
+    is one of `pipelines`, and `overrides` and `vary` have keys and values that these can have."""
+    from prefect.utilities.callables import parameter_schema
+
+    schema: dict[str, Any] = parameter_schema(flow).model_dump(exclude_unset=True)
+    properties = schema["properties"]
+    text, *_ = properties["pipeline"].get("anyOf", [properties["pipeline"]])
+    text["enum"] = list(pipelines)
+    schemas = override_schemas(list(pipelines.values()))
+    lists = {key: {"type": "array", "items": schema, "minItems": 1} for key, schema in schemas.items()}
+    for name, content in (("overrides", schemas), ("vary", lists)):
+        if name in properties:
+            # The page does not look below `then`: it shows an editor of the object, not hundreds of fields.
+            properties[name] |= {
+                "if": {"type": "object"},
+                "then": {"properties": content, "additionalProperties": False},
+            }
+    return schema
 
 
 def _apply(

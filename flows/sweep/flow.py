@@ -23,6 +23,7 @@ import typer
 from prefect import flow
 from prefect.runtime import flow_run
 
+from agents.settings import Positive, Seed
 from envs.errors import WingspanError
 from flows.cli.app import PROGRAM
 from flows.endings.cancelling import end_when_cancelled
@@ -67,10 +68,10 @@ class SweepResult:
 @flow(name="sweep", flow_run_name="{pipeline}")
 def sweep(
     pipeline: str,
-    seeds: list[int] | None = None,
+    seeds: list[Seed] | None = None,
     vary: dict[str, list[Any]] | None = None,
     overrides: dict[str, Any] | None = None,
-    at_once: int = 1,
+    at_once: Positive = 1,
     folder: str | None = None,
 ) -> dict[str, Any]:
     """Train `pipeline` with each of `seeds` and each combination of `vary`, compare, and promote the best.

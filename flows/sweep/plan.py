@@ -216,8 +216,6 @@ def _check_at_once(plan: SweepPlan) -> None:
     """Raise `ConfigError` if this machine lacks the cores or the memory for that many runs, or if they use
     GPUs. The largest needs count, so it does not matter which runs work at the same time."""
     count = min(plan.at_once, len(plan.runs))
-    if plan.at_once < 1:
-        raise ConfigError(f"--at-once {plan.at_once}: give 1 or more")
     if count == 1:
         return
     if any(run.pipeline.backend.device != "cpu" for run in plan.runs) or cluster_address():

@@ -32,7 +32,7 @@ from tasks.config.training import (
 )
 
 PIPELINES_FILE = Path("pipelines.yaml")
-_NAMED_BLOCKS = ("algorithm", "loss")
+NAMED_BLOCKS = ("algorithm", "loss")
 """Blocks for which a name may stand alone: `train.algorithm: grpo` is `train.algorithm: {name: grpo}`."""
 
 
@@ -202,7 +202,7 @@ def _blocks(file: Path) -> dict[str, Any]:
 def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
-        if parent in _NAMED_BLOCKS and isinstance(values.get(parent), str):
+        if parent in NAMED_BLOCKS and isinstance(values.get(parent), str):
             values[parent] = {"name": values[parent]}
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import model_validator
 
 from agents.clients.endpoint import Endpoint
-from agents.settings import Settings
+from agents.settings import Positive, Settings
 from agents.types import EpisodeLimits
 from envs.errors import ConfigError
 from envs.registry import Split, get_env
@@ -40,13 +40,13 @@ class EvaluationRequest(Settings):
     where: Mapping[str, Sequence[str | int | float]] = {}
     """Metadata key → the values to select."""
     split: str = "test"
-    items: int | None = None
+    items: Positive | None = None
     """How many items, evenly over their order; None takes all."""
-    samples: int = 1
+    samples: Positive = 1
     ks: tuple[int, ...] | None = None
     """Of pass@k and pass^k; None takes powers of two up to `samples`."""
     temperature: float | None = None
-    max_turns: int | None = None
+    max_turns: Positive | None = None
     seed: int | None = None
     format: str | None = None
     pipeline: str | None = None
@@ -62,10 +62,6 @@ class EvaluationRequest(Settings):
             if self.envs.count(env) > 1:
                 raise ConfigError(f"{env} is given twice; name each environment once")
         check_split(self.split)
-        for name in ("samples", "items", "max_turns"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}; give 1 or more")
         for k in self.ks or ():
             if not 1 <= k <= self.samples:
                 raise ConfigError(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prefect.blocks.system import Secret
@@ -9,6 +10,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import PrefectHTTPStatusError
 from pydantic import SecretStr
 
 from envs.errors import ConfigError
@@ -21,6 +23,7 @@ from tests.support.project import NAME, ROOT
 
 pytestmark = pytest.mark.slow
 POOL = "here"
+OTHER = "babyai-cpu"
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +80,8 @@ def test_every_pipeline_is_deployed_without_being_listed(client: SyncPrefectClie
 def test_what_was_set_on_the_page_is_kept(client: SyncPrefectClient) -> None:
     for block in ("judge", "search"):
         Secret(value=SecretStr("canary")).save(block)
-    deploy_by_command([NAME], pool=POOL, secret=["JUDGE_KEY=judge"])
-    full_name = f"train-agent/{NAME}"
+    deploy_by_command([OTHER], pool=POOL, secret=["JUDGE_KEY=judge"])
+    full_name = f"train-agent/{OTHER}"
     deployment = client.read_deployment_by_name(full_name)
     cron = CronSchedule(cron="0 3 * * *")
     client.create_deployment_schedules(deployment.id, [DeploymentScheduleCreate(schedule=cron)])
@@ -97,16 +100,16 @@ def test_what_was_set_on_the_page_is_kept(client: SyncPrefectClient) -> None:
     client.update_deployment(deployment.id, update)
     before = client.read_deployment_by_name(full_name)
 
-    deploy_by_command([NAME], pool=POOL, secret=[])
+    deploy_by_command([OTHER], pool=POOL, secret=[])
     after = client.read_deployment_by_name(full_name)
     assert [schedule.schedule for schedule in after.schedules] == [cron]
     kept = {"schedules", "tags", "paused", "global_concurrency_limit", "enforce_parameter_schema"}
     kept |= {"work_queue_name", "parameters", "job_variables"}
     assert after.model_dump(include=kept) == before.model_dump(include=kept)
     assert (after.tags, after.paused, after.work_queue_name) == (["nightly"], True, "urgent")
-    assert after.description == load_pipeline(NAME).description
+    assert after.description == load_pipeline(OTHER).description
 
-    deploy_by_command([NAME], pool=POOL, secret=["SEARCH_KEY=search"])
+    deploy_by_command([OTHER], pool=POOL, secret=["SEARCH_KEY=search"])
     environment = environment_of(client.read_deployment_by_name(full_name))
     assert environment == environment_of(before) | {"SEARCH_KEY": "{{ prefect.blocks.secret.search }}"}
 
@@ -117,3 +120,69 @@ def test_one_pipeline_is_deployed_alone(client: SyncPrefectClient) -> None:
     deploy_by_command([NAME], pool="gpus", secret=[])
     assert client.read_deployment_by_name(f"train-agent/{NAME}").work_pool_name == "gpus"
     assert client.read_deployment_by_name("sweep/any-pipeline").work_pool_name == POOL
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (f"train-agent/{NAME}", {"pipeline": "nosuch"}, "'nosuch' is not one of"),
+    (f"train-agent/{NAME}", {"pipeline": OTHER}, f"'{OTHER}' is not one of"),
+    (f"train-agent/{NAME}", {"overrides": {"train.lrr": 1}}, "'train.lrr' was unexpected"),
+    (f"train-agent/{NAME}", {"overrides": {"train.lr": "abc"}}, "'abc' is not of type 'number'"),
+    (f"train-agent/{NAME}", {"overrides": {"rollout.group_size": 0}}, "0 is less than the minimum of 1"),
+    (f"train-agent/{NAME}", {"overrides": {"train.algorithm": "nosuch"}}, "'nosuch'"),
+    (f"train-agent/{NAME}", {"overrides": 1}, "1 is not valid"),
+    ("sweep/any-pipeline", {"pipeline": "nosuch"}, "'nosuch' is not one of"),
+    ("sweep/any-pipeline", {"pipeline": NAME, "at_once": 0}, "0 is less than the minimum of 1"),
+    ("sweep/any-pipeline", {"pipeline": NAME, "overrides": {"train.lrr": 1}}, "'train.lrr' was unexpected"),
+    ("sweep/any-pipeline", {"pipeline": NAME, "vary": {"train.lr": 1e-3}}, "not of type 'array'"),
+    (
+        "sweep/any-pipeline",
+        {"pipeline": NAME, "vary": {"train.lr": ["abc"]}},
+        "'abc' is not of type 'number'",
+    ),
+    ("sweep/any-pipeline", {"pipeline": NAME, "vary": {"train.lrr": [1]}}, "'train.lrr' was unexpected"),
+    ("evaluate-policy/any-policy", {"samples": 0}, "0 is less than the minimum of 1"),
+    ("evaluate-policy/any-policy", {"pipeline": "nosuch"}, "'nosuch'"),
+    ("evaluate-policy/any-policy", {"overrides": {"agent.tool": []}}, "'agent.tool' was unexpected"),
+]
+ACCEPTED: list[tuple[str, dict[str, Any]]] = [
+    (f"train-agent/{NAME}", {}),
+    (f"train-agent/{NAME}", {"overrides": None, "workspace": None}),
+    (f"train-agent/{NAME}", {"overrides": {"train.lr": 1e-4, "warmup": None, "train.algorithm": "gspo"}}),
+    (f"train-agent/{NAME}", {"overrides": {"train.algorithm": {"name": "dapo", "loss": {"clip_high": 0.3}}}}),
+    ("sweep/any-pipeline", {"pipeline": NAME, "seeds": [0, 1], "vary": {"train.lr": [3e-4, 1e-4]}}),
+    ("evaluate-policy/any-policy", {"pipeline": None, "samples": 8}),
+    ("evaluate-policy/any-policy", {"pipeline": NAME, "overrides": {"agent.tools": ["calculator"]}}),
+]
+
+
+def test_a_run_with_parameters_that_cannot_be_is_refused(client: SyncPrefectClient) -> None:
+    pipelines = {name: load_pipeline(name) for name in (NAME, OTHER)}
+    list(deploy(pipelines, are_all=True, pool=POOL, secrets={}))
+
+    def create(name: str, parameters: dict[str, Any]) -> None:
+        if name.startswith("evaluate"):
+            parameters = {"policy": "models/textcraft-base", "envs": ["textcraft"]} | parameters
+        client.create_flow_run_from_deployment(client.read_deployment_by_name(name).id, parameters=parameters)
+
+    for name, parameters in ACCEPTED:
+        create(name, parameters)
+    before = len(client.read_flow_runs())
+    for name, parameters, reason in REFUSED:
+        with pytest.raises(PrefectHTTPStatusError) as caught:
+            create(name, parameters)
+        detail = caught.value.response.json()["detail"]
+        assert reason in detail, (name, parameters)
+        assert len(detail) < 1200
+    assert len(client.read_flow_runs()) == before
+
+
+def test_a_default_that_the_pipeline_no_longer_has_is_named(client: SyncPrefectClient) -> None:
+    deploy_by_command(["textcraft-gpu"], pool=POOL, secret=[])
+    deployment = client.read_deployment_by_name("train-agent/textcraft-gpu")
+    defaults = {**deployment.parameters, "overrides": {"train.lrr": 1}}
+    of_before = DeploymentUpdate(parameters=defaults, parameter_openapi_schema={"properties": {}})
+    client.update_deployment(deployment.id, of_before)
+    with pytest.raises(
+        ConfigError, match=r"train-agent/textcraft-gpu \(.*'train.lrr' was unexpected.*its page"
+    ):
+        deploy_by_command(["textcraft-gpu"], pool=POOL, secret=[])

@@ -1,0 +1,69 @@
+"""The JSON schema of overrides, `{"train.lr": 1e-3}`, for servers that check a run's parameters before it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.registry import ALGORITHMS
+from tasks.config.pipelines import NAMED_BLOCKS, Pipeline
+
+_OBJECT = {"type": "object"}
+_ANNOTATIONS = ("title", "description", "default")
+"""Of a schema: its default is that of the type, and not that of a pipeline."""
+
+
+def override_schemas(pipelines: Sequence[Pipeline]) -> dict[str, dict[str, Any]]:
+    """The JSON schema of every parameter of `pipelines`, by dotted key, those of all algorithms included.
+
+    A block may be given as a whole, as an object; its content is left to the check of the pipeline, which
+    completes it first. Of names that users choose, as for parts of the data, there are those of `pipelines`.
+    """
+    algorithms = dict(ALGORITHMS)
+    models: list[Any] = [Pipeline, *algorithms.values()]
+    references, document = models_json_schema(
+        [(model, "validation") for model in models], ref_template="{model}"
+    )
+    definitions = document["$defs"]
+    options = [references[algorithm, "validation"] for algorithm in algorithms.values()]
+    for name, option in zip(algorithms, options, strict=True):
+        definitions[option["$ref"]]["properties"]["name"] = {"const": name}
+    definitions[Algorithm.__name__] = {"anyOf": options}
+    values = [pipeline.model_dump(mode="json") for pipeline in pipelines]
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    for key, schema in _flatten(references[Pipeline, "validation"], "", values, definitions):
+        if schema not in found.setdefault(key, []):
+            found[key].append(schema)
+    for key in found:
+        if key.rpartition(".")[2] in NAMED_BLOCKS:
+            found[key] = [*found[key], *found[f"{key}.name"]]
+    return {
+        key: schemas[0] if len(schemas) == 1 else {"anyOf": schemas} for key, schemas in found.items() if key
+    }
+
+
+def _flatten(
+    schema: Mapping[str, Any], key: str, values: Sequence[Any], definitions: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Keys and schemas of what `schema`, at `key`, allows; `values` are those that pipelines have there."""
+    if "$ref" in schema:
+        yield from _flatten(definitions[schema["$ref"]], key, values, definitions)
+        return
+    if options := schema.get("anyOf", schema.get("oneOf")):
+        for option in options:
+            yield from _flatten(option, key, values, definitions)
+        return
+    if schema.get("type") != "object":
+        yield key, {name: value for name, value in schema.items() if name not in _ANNOTATIONS}
+        return
+    yield key, _OBJECT
+    blocks = [value for value in values if isinstance(value, Mapping)]
+    properties = schema.get("properties")
+    if properties is None:
+        (content,) = schema.get("patternProperties", {"": schema.get("additionalProperties")}).values()
+        properties = {name: content for block in blocks for name in block if "." not in name}
+    for name, content in properties.items():
+        inner = [block[name] for block in blocks if name in block]
+        yield from _flatten(content, f"{key}.{name}" if key else name, inner, definitions)
