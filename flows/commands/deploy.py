@@ -1,4 +1,4 @@
-"""Prefect deployments: one for each pipeline, all of the same flow; one for evaluations; one for sweeps."""
+"""Prefect deployments: one for each pipeline, all of the same flow; one for each other kind of work."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 ENTRYPOINT = "flows/train_agent.py:train_agent"
 """Path relative to the project's folder."""
+PREPARATION, PREPARATION_ENTRYPOINT = "any-pipeline", "flows/prepare_data.py:prepare_data"
+"""Name and flow of the deployment that prepares the data of a pipeline."""
 EVALUATION, EVALUATION_ENTRYPOINT = "any-policy", "flows/evaluate_policy.py:evaluate_policy"
 """Name and flow of the deployment that evaluates: its parameters are those of `wingspan evaluate`."""
 
@@ -25,8 +27,8 @@ SWEEP, SWEEP_ENTRYPOINT = "any-pipeline", "flows/sweep/flow.py:sweep"
 def deploy(
     pipelines: Mapping[str, Pipeline], *, are_all: bool, pool: str, secrets: Mapping[str, str]
 ) -> Iterator[str]:
-    """Deploy `pipelines`, by name, to the work pool `pool`; if they `are_all` that there are, also
-    evaluations and sweeps. Yields the deployments' full names.
+    """Deploy `pipelines`, by name, to the work pool `pool`; if they `are_all` that there are, also what works
+    with any of them: the preparation of data, evaluations and sweeps. Yields the deployments' full names.
 
     Flow runs work in the folder in which this is called. An earlier deployment of the same name gets what is
     given here, and keeps the rest: schedules, tags, limits, and parameters and variables of other names.
@@ -38,6 +40,7 @@ def deploy(
     from prefect.exceptions import ObjectNotFound
 
     from flows.evaluate_policy import evaluate_policy
+    from flows.prepare_data import prepare_data
     from flows.sweep.flow import sweep
     from flows.train_agent import train_agent
 
@@ -78,6 +81,8 @@ def deploy(
             own = {name: pipeline}
             yield make(train_agent, ENTRYPOINT, name, pipeline.description, pipelines=own, pipeline=name)
         if are_all:
+            description = "Write the items of any pipeline, and prove that its environments work."
+            yield make(prepare_data, PREPARATION_ENTRYPOINT, PREPARATION, description)
             description = "Evaluate any policy on any environment."
             yield make(evaluate_policy, EVALUATION_ENTRYPOINT, EVALUATION, description)
             description = "Run any pipeline with several seeds and parameters, and compare."

@@ -1,15 +1,22 @@
 """`wingspan deploy` on a Prefect server: what the deployments are, and what a later call leaves as it is."""
 
+import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectHTTPStatusError
 from pydantic import SecretStr
 
@@ -17,6 +24,7 @@ from envs.errors import ConfigError
 from flows.cli.run import deploy as deploy_by_command
 from flows.commands.deploy import ENTRYPOINT, deploy
 from tasks.config.pipelines import load_pipeline, pipeline_names
+from tasks.data.items import split
 from tests.support.prefect_database import add_database
 from tests.support.prefect_server import prefect_client, prefect_server
 from tests.support.project import NAME, ROOT
@@ -55,6 +63,7 @@ def test_every_pipeline_is_deployed_without_being_listed(client: SyncPrefectClie
     deployments = list(deploy(pipelines, are_all=True, secrets={}, pool=POOL))
     assert deployments == [
         *(f"train-agent/{name}" for name in names),
+        "prepare-data/any-pipeline",
         "evaluate-policy/any-policy",
         "sweep/any-pipeline",
     ]
@@ -140,6 +149,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "'abc' is not of type 'number'",
     ),
     ("sweep/any-pipeline", {"pipeline": NAME, "vary": {"train.lrr": [1]}}, "'train.lrr' was unexpected"),
+    ("prepare-data/any-pipeline", {"pipeline": "nosuch"}, "'nosuch' is not one of"),
+    ("prepare-data/any-pipeline", {"pipeline": NAME, "overrides": {"dta": 1}}, "'dta' was unexpected"),
     ("evaluate-policy/any-policy", {"samples": 0}, "0 is less than the minimum of 1"),
     ("evaluate-policy/any-policy", {"pipeline": "nosuch"}, "'nosuch'"),
     ("evaluate-policy/any-policy", {"overrides": {"agent.tool": []}}, "'agent.tool' was unexpected"),
@@ -150,6 +161,7 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     (f"train-agent/{NAME}", {"overrides": {"train.lr": 1e-4, "warmup": None, "train.algorithm": "gspo"}}),
     (f"train-agent/{NAME}", {"overrides": {"train.algorithm": {"name": "dapo", "loss": {"clip_high": 0.3}}}}),
     ("sweep/any-pipeline", {"pipeline": NAME, "seeds": [0, 1], "vary": {"train.lr": [3e-4, 1e-4]}}),
+    ("prepare-data/any-pipeline", {"pipeline": NAME, "overrides": {"data.split_seed": 1}, "workspace": "w"}),
     ("evaluate-policy/any-policy", {"pipeline": None, "samples": 8}),
     ("evaluate-policy/any-policy", {"pipeline": NAME, "overrides": {"agent.tools": ["calculator"]}}),
 ]
@@ -186,3 +198,34 @@ def test_a_default_that_the_pipeline_no_longer_has_is_named(client: SyncPrefectC
         ConfigError, match=r"train-agent/textcraft-gpu \(.*'train.lrr' was unexpected.*its page"
     ):
         deploy_by_command(["textcraft-gpu"], pool=POOL, secret=[])
+
+
+def test_data_are_prepared_once_for_all_runs_in_the_workspace(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    url = str(client.api_url)
+    environment = os.environ | {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": url}
+    workspace, seed = tmp_path / "run", 7
+    parameters = {"overrides": {"data.split_seed": seed}, "workspace": str(workspace)}
+    code = f"from flows.prepare_data import prepare_data; print(prepare_data({NAME!r}, **{parameters!r}))"
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    for states in (["Completed", "Completed"], ["Cached", "Cached"]):
+        result = run("-c", code)
+        flow_run = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)[0]
+        assert flow_run.state_name == "Completed"
+        this_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
+        task_runs = client.read_task_runs(flow_run_filter=this_run)
+        assert sorted(task_run.name.rpartition("-")[0] for task_run in task_runs) == ["prepare", "provision"]
+        assert [task_run.state_name for task_run in task_runs] == states
+    items = split(load_pipeline(NAME, overrides={"data.split_seed": seed}).data)
+    lines = (workspace / "data" / "test.jsonl").read_text().splitlines()
+    assert [json.loads(line)["item_id"] for line in lines] == [item.item_id for item in items.test]
+    assert f"'train': {len(items.train)}, 'test': {len(items.test)}" in result
+    arguments = ("--set", f"data.split_seed={seed}", "--workspace", str(workspace))
+    plan = run("-c", "from flows.cli.app import main; main()", "plan", NAME, *arguments)
+    assert re.findall(r"^ *(\w+) +skip", plan, flags=re.MULTILINE) == ["prepare", "provision"], plan
