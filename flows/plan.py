@@ -1,6 +1,5 @@
 """The plan of a run, checked before anything expensive starts, and the lock on its workspace."""
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from flows.lineage.stages import (
     declared_stages,
     default_workspace,
     has_inputs,
+    workspace_of,
 )
 from flows.lineage.versioning import check_lock, check_yaml
 from flows.orchestrator.runs import check_server
@@ -36,7 +36,6 @@ from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.prompts import check_prompts
 from tasks.config.variables import trainer_variables
 from tasks.data.files import check_data
-from tasks.data.hashes import text_md5
 from tasks.data.items import read_items, split
 from tasks.data.training_files import read_training_files
 from tasks.rollout.teacher import check_teacher
@@ -87,7 +86,7 @@ def make_plan(
     """
     pipeline = load_pipeline(name, overrides=dict(overrides))
     home = default_workspace(name)
-    folder = workspace or (_workspace_of(home, overrides) if overrides else home)
+    folder = workspace_of(name, overrides=overrides, workspace=workspace)
     is_home = folder.resolve() == home.resolve()
     folder = home if is_home else folder  # as dvc.lock names it
     if is_home and overrides:
@@ -189,11 +188,6 @@ def lock(workspace: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
-
-
-def _workspace_of(home: Path, overrides: Mapping[str, Any]) -> Path:
-    text = json.dumps(dict(overrides), sort_keys=True)
-    return home.with_name(f"{home.name}-{text_md5(text)[:8]}")
 
 
 def check_model(pipeline: Pipeline) -> None:

@@ -207,9 +207,10 @@ def deploy(
 ) -> None:
     """Make Prefect deployments of pipelines, data preparation, evaluations and sweeps (PREFECT_API_URL).
 
-    What is set on Prefect's page of a deployment is kept: schedules, tags, limits.
+    What is set on Prefect's page of a deployment is kept: schedules, tags, limits. Runs of this folder that
+    were killed are marked as crashed.
     """
-    from flows.orchestrator.runs import check_server, server_url
+    from flows.orchestrator.runs import check_server, mark_killed_runs, server_url
     from tasks.config.pipelines import load_pipeline, pipeline_names
 
     secrets = parse_secrets(secret or [])
@@ -223,6 +224,7 @@ def deploy(
     from flows.commands.deploy import deploy as deploy_pipelines
     from flows.orchestrator.limits import missing_limits, needed_slots
 
+    mark_killed_runs()
     for name in deploy_pipelines(chosen_pipelines, are_all=not pipelines, pool=pool, secrets=secrets):
         typer.echo(name)
     needed_limits = {limit for pipeline in chosen_pipelines.values() for limit in needed_slots(pipeline)}

@@ -78,6 +78,15 @@ def default_workspace(name: str) -> Path:
     return RUNS / name
 
 
+def workspace_of(name: str, *, overrides: Mapping[str, Any], workspace: Path | None) -> Path:
+    """The workspace of a run of pipeline `name`: `workspace`, if the run names one."""
+    home = default_workspace(name)
+    if workspace is not None or not overrides:
+        return workspace or home
+    text = json.dumps(dict(overrides), sort_keys=True)
+    return home.with_name(f"{home.name}-{text_md5(text)[:8]}")
+
+
 def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[str, Stage]:
     """The stages of pipeline `name`, as `dvc.yaml` declares them, in its order.
 

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import httpx
+import psutil
 
 from envs.errors import ConfigError, WingspanError, describe, to_line
-from envs.files import check_writable, read_json, write_json
-from flows.lineage.stages import Receipt
+from envs.files import check_writable, is_locked, read_json, write_json
+from flows.lineage.stages import Receipt, workspace_of
+from tasks.runs.folders import LOCK
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -223,7 +225,8 @@ def take_over(workspace: Path, *, flow_run_id: UUID | None) -> None:
     """Note that `flow_run_id` works in `workspace` from now on.
 
     Another run that was killed there could not set its state: it is marked as crashed. The caller holds the
-    lock of the workspace, so that run is certainly dead. A retry of Prefect's has the same id.
+    lock of the workspace, so that run is certainly dead. A retry of Prefect's has the same id. Runs that were
+    killed in other workspaces are marked as well.
     """
     from prefect.client.orchestration import get_client
     from prefect.states import Crashed
@@ -238,6 +241,45 @@ def take_over(workspace: Path, *, flow_run_id: UUID | None) -> None:
             _end_run(client, UUID(record["flow_run_id"]), state, unless_final=True)
     if flow_run_id is not None:
         write_json(file, {"flow_run_id": str(flow_run_id)}, indent=None)
+    mark_killed_runs()
+
+
+def mark_killed_runs() -> None:
+    """Mark as crashed the runs in workspaces of this folder whose process was killed.
+
+    A run that was killed together with its worker, as when the machine was switched off, is running for
+    Prefect until somebody says otherwise, and keeps its place in a deployment's concurrency limit.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Crashed
+
+    is_running = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING]))
+    with get_client(sync_client=True) as client:
+        for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(state=is_running)):
+            if _is_killed(run.id, run.parameters):
+                _end_run(client, run.id, Crashed(message="The process was killed."), unless_final=True)
+
+
+def _is_killed(flow_run_id: UUID, parameters: Mapping[str, Any]) -> bool:
+    """Whether the flow run, with `parameters` of `train_agent`, was the last to work in its workspace, and is
+    gone. False for any other."""
+    name, folder = parameters.get("pipeline"), parameters.get("workspace")
+    if not isinstance(name, str):
+        return False
+    workspace = workspace_of(
+        name, overrides=parameters.get("overrides") or {}, workspace=Path(folder) if folder else None
+    )
+    lock = workspace / LOCK
+    try:
+        if read_json(workspace / RECORD).get("flow_run_id") != str(flow_run_id) or is_locked(lock):
+            return False
+        pid = lock.read_text().strip()
+    except (OSError, ConfigError):  # not a workspace that this user can read
+        return False
+    # The process may have left the workspace just now, and be about to set the run's state.
+    return not (pid.isdecimal() and psutil.pid_exists(int(pid)))
 
 
 def cancel(flow_run_id: UUID) -> None:

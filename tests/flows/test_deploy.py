@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from prefect.blocks.system import Secret
@@ -18,11 +20,13 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectHTTPStatusError
+from prefect.states import Running
 from pydantic import SecretStr
 
 from envs.errors import ConfigError
 from flows.cli.run import deploy as deploy_by_command
 from flows.commands.deploy import ENTRYPOINT, deploy
+from flows.orchestrator.runs import take_over
 from tasks.config.pipelines import load_pipeline, pipeline_names
 from tasks.data.items import split
 from tests.support.prefect_database import add_database
@@ -229,3 +233,56 @@ def test_data_are_prepared_once_for_all_runs_in_the_workspace(
     arguments = ("--set", f"data.split_seed={seed}", "--workspace", str(workspace))
     plan = run("-c", "from flows.cli.app import main; main()", "plan", NAME, *arguments)
     assert re.findall(r"^ *(\w+) +skip", plan, flags=re.MULTILINE) == ["prepare", "provision"], plan
+
+
+WORK = """
+import sys, time
+from pathlib import Path
+from uuid import UUID
+from flows.orchestrator.runs import take_over
+from flows.plan import lock
+workspace = Path(sys.argv[1])
+with lock(workspace):
+    take_over(workspace, flow_run_id=UUID(sys.argv[2]))
+    print("at work", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_killed_runs_are_crashed_at_the_next_deployment_or_run(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    deploy_by_command([NAME], pool=POOL, secret=[])
+    deployment = client.read_deployment_by_name(f"train-agent/{NAME}")
+    environment = os.environ | {"PREFECT_API_URL": str(client.api_url)}
+
+    def start(workspace: Path) -> tuple[subprocess.Popen[str], UUID]:
+        parameters = {"workspace": str(workspace)}
+        run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+        client.set_flow_run_state(run.id, Running(), force=True)
+        command = [sys.executable, "-c", WORK, str(workspace), str(run.id)]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "at work\n"
+        return process, run.id
+
+    def state(flow_run_id: UUID) -> str | None:
+        return client.read_flow_run(flow_run_id).state_name
+
+    with ExitStack() as stack:
+        processes, ids = zip(*(start(tmp_path / name) for name in ("first", "second", "third")), strict=True)
+        for process in processes:
+            stack.enter_context(process)
+            stack.callback(process.kill)
+        deploy_by_command([NAME], pool=POOL, secret=[])
+        assert [state(run_id) for run_id in ids] == ["Running"] * 3
+        processes[0].kill()
+        processes[0].wait()
+        deploy_by_command([NAME], pool=POOL, secret=[])
+        assert [state(run_id) for run_id in ids] == ["Crashed", "Running", "Running"]
+        processes[1].kill()
+        processes[1].wait()
+        other = tmp_path / "other"
+        other.mkdir()
+        take_over(other, flow_run_id=uuid4())
+        assert [state(run_id) for run_id in ids] == ["Crashed", "Crashed", "Running"]
