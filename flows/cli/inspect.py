@@ -18,10 +18,21 @@ def pipelines() -> None:
 
 def runs() -> None:
     """List the recorded runs with their state, steps and success, and mark those that were killed."""
+    from envs.errors import to_line
     from flows.cli.tables import print_table
     from flows.commands.runs import COLUMNS, run_rows
+    from tasks.tracking.connection import tracking_uri
 
-    print_table(COLUMNS, list(run_rows()))
+    rows = list(run_rows())
+    if rows:
+        print_table(COLUMNS, rows)
+        return
+    place = to_line(tracking_uri())
+    typer.echo(
+        f"no run is recorded in {place}; `wingspan run NAME` records one, and MLFLOW_TRACKING_URI names "
+        "another place to look in",
+        err=True,
+    )
 
 
 def envs(

@@ -231,6 +231,16 @@ def test_prefect_reports_nothing_to_its_makers(
     assert not (tmp_path / "prefect" / ".sdk_telemetry" / "notice_shown").exists()
 
 
+@pytest.mark.heavy
+def test_without_runs_it_is_said_where_they_would_be(
+    project: Path, tmp_path: Path, wingspan_here: Command
+) -> None:
+    place = f"sqlite:///{tmp_path}/empty.db"
+    done = wingspan_here("runs", cwd=project, MLFLOW_TRACKING_URI=place)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"no run is recorded in {place}; `wingspan run NAME` records one" in done.stderr
+
+
 def test_pipelines_are_listed(project: Path) -> None:
     names = read_yaml(ROOT / "pipelines.yaml")["pipelines"]
     finished_workspace = project / "runs" / "babyai-cpu"
