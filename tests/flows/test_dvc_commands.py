@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.support.dvc_toy import NAME, OTHER_RATE, RATE, ROOT, commit, git, make_project
+from tests.support.ssh_server import ssh_server
 
 pytestmark = pytest.mark.heavy
 RUN = f"runs/{NAME}"
@@ -133,13 +134,20 @@ def test_the_documented_commands_that_look_leave_no_files_for_git(project: Path,
     assert changed_files(project) == ""
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "s3", "ssh"])
 def remote(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a remote, known to DVC by its configuration: a folder, or a bucket of a local server."""
+    """The name of a remote, known to DVC by its configuration: a folder, or on a server of S3 or SSH."""
     name: str = request.param
     if name == "folder":
         dvc("remote", "add", "--quiet", name, str(tmp_path / "remote"))
         yield name
+        return
+    if name == "ssh":
+        pytest.importorskip("dvc_ssh")
+        with ssh_server(password="test", key_file=tmp_path / "key") as port:
+            dvc("remote", "add", "--quiet", name, f"ssh://user@127.0.0.1:{port}{tmp_path}/remote")
+            dvc("remote", "modify", "--quiet", name, "password", "test")
+            yield name
         return
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
