@@ -50,11 +50,14 @@ def copy_over(source: Path, target: Path) -> None:
 
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder that replaces `folder` as a whole at the end; if the block raises, `folder` stays."""
+    """An empty folder that replaces `folder` as a whole at the end; if the block raises, `folder` stays.
+
+    Missing folders above it are created.
+    """
     new, old = (folder.with_name(f".{folder.name}.{word}") for word in ("making", "replaced"))
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    new.mkdir()
+    new.mkdir(parents=True)
     yield new
     if folder.exists():
         folder.rename(old)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.huggingface.files import find_file
+from envs.files import replaced_folder
 
 ADAPTER = "adapter"
 """In the folder of a policy that was trained with `train.lora`: the adapter alone, in peft's format."""
@@ -21,16 +22,13 @@ def copy_policy(source: Path, target: Path) -> None:
     verl writes into `config.json` its own attention implementation, and `bfloat16` whatever the
     weights are: the first goes, the second is set right.
     """
-    fresh = target.with_name(target.name + ".new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(source, fresh)
-    dtype = next(iter(_read_header(min(fresh.glob("*.safetensors"))).values()))["dtype"]
-    path = fresh / "config.json"
-    config = json.loads(path.read_text())
-    config.pop("attn_implementation", None)
-    path.write_text(json.dumps(config | {"dtype": _DTYPES[dtype]}, indent=2, sort_keys=True) + "\n")
-    shutil.rmtree(target, ignore_errors=True)
-    fresh.rename(target)
+    with replaced_folder(target) as fresh:
+        shutil.copytree(source, fresh, dirs_exist_ok=True)
+        dtype = next(iter(_read_header(min(fresh.glob("*.safetensors"))).values()))["dtype"]
+        path = fresh / "config.json"
+        config = json.loads(path.read_text())
+        config.pop("attn_implementation", None)
+        path.write_text(json.dumps(config | {"dtype": _DTYPES[dtype]}, indent=2, sort_keys=True) + "\n")
 
 
 def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:

@@ -1,15 +1,19 @@
 """Which checkpoints count as whole, which are deleted, and where verl is told to resume."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from envs.errors import WingspanError
 from tasks.verl import checkpoints
 from tasks.verl.checkpoints import Resumption
+from tasks.verl.policies import copy_policy
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -128,3 +132,29 @@ def test_without_a_whole_checkpoint_nothing_is_deleted_and_the_remedy_is_told(
     with pytest.raises(WingspanError, match=rf"{re.escape(f'global_step_8/{message}')}.*{re.escape(remedy)}"):
         checkpoints.resume(folder)
     assert checkpoints.complete_steps(folder) == [4, 8]
+
+
+def test_a_kill_while_a_policy_is_replaced_leaves_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"name": "{name}"}}')
+        save_file({"weight": np.zeros(1, np.float32)}, tmp_path / name / "model.safetensors")
+    copy_policy(tmp_path / "old", tmp_path / "policy")
+    remove = shutil.rmtree
+
+    def kill(folder: Path, **options: bool) -> None:
+        is_kill = folder.exists()
+        remove(folder, **options)
+        if is_kill:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", kill)
+    with pytest.raises(KeyboardInterrupt):
+        copy_policy(tmp_path / "new", tmp_path / "policy")
+    assert json.loads((tmp_path / "policy" / "config.json").read_text()) == {
+        "name": "new",
+        "dtype": "float32",
+    }
+    assert (tmp_path / "policy" / "model.safetensors").exists()
