@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -72,6 +73,29 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
             f"the tokenizer of model {str(model)!r} cannot be loaded ({describe(error)[:200]}); correct the "
             "name, or save it again"
         ) from None
+
+
+def decoder(*folders: Path | str, special_tokens: bool = True) -> Callable[[Sequence[int]], str | None]:
+    """Tokens to text by the tokenizer of the first of `folders` that has one; to None if none has.
+
+    A folder may be a name on a model hub that was downloaded before.
+    """
+    file = find_tokenizer(*folders)
+    if file is None:
+        return lambda _: None
+    from tokenizers import Tokenizer
+
+    return partial(Tokenizer.from_file(str(file)).decode, skip_special_tokens=not special_tokens)
+
+
+def find_tokenizer(*folders: Path | str) -> Path | None:
+    """The tokenizer's file in the first of `folders` that has one; as for `decoder`."""
+    return next((file for folder in folders if (file := _tokenizer_file(folder)) is not None), None)
+
+
+def _tokenizer_file(folder: Path | str) -> Path | None:
+    is_name = isinstance(folder, str) and folder.count("/") == 1
+    return find_file(folder, "tokenizer.json") if is_name or Path(folder).is_dir() else None
 
 
 class PlainConfig(SimpleNamespace):

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from agents.huggingface.files import find_file
+from agents.huggingface.weights import read_shapes
 from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
 from tasks.config.lora import LoraSettings
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
-from tasks.verl.policies import read_shapes
 
 HUB_TIMEOUT_S = 10.0
 CHECKPOINT_BYTES = 16

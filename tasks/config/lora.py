@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from agents.huggingface.weights import read_shapes
 from agents.settings import Positive, Settings
 from envs.errors import ConfigError, suggest
-from tasks.verl.policies import read_shapes
 
 _OUTSIDE_LAYERS = ("embed_tokens", "lm_head")
 """Modules that may share their weight, so that no adapter of one of them could be merged."""

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import model_validator
 
 from agents.clients.endpoint import Endpoint
+from agents.huggingface.files import decoder
 from agents.rollout.replay import Past
 from agents.settings import Settings
 from envs.errors import ConfigError
@@ -21,7 +22,6 @@ from tasks.forks.parents import Parent
 from tasks.forks.records import MAX_OBSERVATION, PERSON
 from tasks.runs.parameters import find_run_tokenizer
 from tasks.runs.timestamps import now
-from tasks.verl.policies import decoder
 
 _OF_POLICIES = ("policy", "step", "model", "api_key_from", "samples", "temperature", "seed")
 

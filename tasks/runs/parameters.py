@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from agents.huggingface.files import find_tokenizer
 from tasks.runs.folders import RunFolder
 from tasks.runs.lines import parse_json
-from tasks.verl.policies import find_tokenizer
 
 
 def recorded_parameters(folder: Path) -> dict[str, Any]:

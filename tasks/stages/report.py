@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from agents.huggingface.files import decoder
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves, read_changes, read_pipeline_name
 from tasks.config.pipelines import Pipeline
@@ -45,7 +46,6 @@ from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.names import run_page, without_password
 from tasks.tracking.provenance import provenance
 from tasks.tracking.record import read_record
-from tasks.verl.policies import decoder
 from tasks.viewer import links
 
 

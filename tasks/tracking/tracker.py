@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from agents.huggingface.files import decoder
 from envs.errors import WingspanError, describe
 from envs.files import read_json, read_json_lines
 from envs.redaction import redact
@@ -41,7 +42,6 @@ from tasks.tracking.record import unfinished_run, write_record
 from tasks.tracking.search import all_pages
 from tasks.tracking.system_metrics import SystemMonitor
 from tasks.tracking.traces import EpisodeTrace, evaluation_traces, judge_metrics, log_traces, round_traces
-from tasks.verl.policies import decoder
 from tasks.verl.rewinds import RewindPoints, read_rewinds
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from agents.huggingface.files import decoder
 from envs.network.server import RequestRejected
 from tasks.runs.folders import RunFolder, find_runs
 from tasks.runs.parameters import find_run_tokenizer
-from tasks.verl.policies import decoder
 from tasks.viewer.index import RunIndex
 from tasks.viewer.reading import token_pieces
 

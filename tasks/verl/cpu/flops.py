@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agents.huggingface.files import load_config
-from tasks.verl.policies import read_shapes
+from agents.huggingface.weights import read_shapes
 
 if TYPE_CHECKING:
     from tasks.verl.rows import TrainingRow
