@@ -20,7 +20,7 @@ from tasks.tracking.connection import ui_command
 from tasks.tracking.record import recorded_page
 
 if TYPE_CHECKING:
-    from tasks.stages.rounds import RoundResult
+    from tasks.runs.rounds import RoundResult
 
 Step = Mapping[str, float]
 """One training step: a line of `train/metrics.jsonl`."""

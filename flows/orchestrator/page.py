@@ -38,7 +38,7 @@ from tasks.tracking.record import is_recorded
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
-    from tasks.stages.rounds import RoundResult
+    from tasks.runs.rounds import RoundResult
 
 INTERVAL_S = 3.0
 """Between two updates of the page."""
@@ -129,7 +129,7 @@ class PrefectPage:
         self._writer.put(progress_artifact(self._step, pipeline=self._pipeline, phase=phase))
 
     def _read_rounds(self) -> "dict[int, RoundResult]":
-        from tasks.stages.rounds import read_rounds
+        from tasks.runs.rounds import read_rounds
 
         return {result.index: result for result in read_rounds(self._workspace / "train")}
 

@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,16 @@ def read_split(workspace: Path, *, data: DataSettings) -> Split:
     """The items that the prepare stage has written to `workspace`. Raises as `read_items` does."""
     train, test = (read_items(workspace / "data" / f"{side}.jsonl", data=data) for side in ("train", "test"))
     return Split(train=train, test=test)
+
+
+def training_items(pipeline: Pipeline, workspace: Path) -> list[Item]:
+    """The items in the order in which training samples them, `rollout.items_per_step` a step, and after
+    them those that this order does not reach."""
+    items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
+    order = training_order(items, pipeline.data, seed=pipeline.seed)
+    numbers = list(islice(order, pipeline.train.steps * pipeline.rollout.items_per_step))
+    rest = sorted(set(range(len(items))) - set(numbers))
+    return [items[number] for number in (*numbers, *rest)]
 
 
 def item_to_json(item: Item) -> str:

@@ -30,8 +30,8 @@ from tasks.evaluation.outcomes import (
 )
 from tasks.reporting.intervals import mean_interval
 from tasks.reporting.paired import PairedTest
+from tasks.runs.rounds import RoundResult, read_rounds
 from tasks.runs.usage import Usage, read_usage
-from tasks.stages.rounds import RoundResult, read_rounds
 from tasks.verl.rewinds import Rewind, read_rewinds
 
 Summary = Mapping[str, float]

@@ -40,7 +40,7 @@ from tasks.evaluation.pass_at_k import pass_rates
 from tasks.progress import SILENT, Progress, call_every
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
-from tasks.stages.rounds import start_policy
+from tasks.runs.rounds import start_policy
 from tasks.verl.cpu import fork_server
 from tasks.verl.process import environment_of
 

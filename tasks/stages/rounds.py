@@ -1,59 +1,38 @@
-"""Rounds of training, which the online and the offline train stage share.
+"""The end of a round of training, which the online and the offline train stage share.
 
-Owns what a round leaves in `train/`: its result, `rounds/NN.json`, the episodes of its quick evaluation,
-`trajectories/round_NN.jsonl`, the best policy so far and its round, and the lines of `metrics.jsonl`. Which
-policy training starts from and which one it hands on is decided here, too.
+Evaluates the policy, writes the episodes of the evaluation and the round's record, whose format is that of
+`tasks/runs/rounds.py`, and keeps the best policy.
 """
 
 import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
+from dataclasses import asdict
 from pathlib import Path
 
 from agents.types import Trajectory
 from envs.errors import ConfigError
-from envs.files import read_json, read_json_lines, write_atomically, write_json
+from envs.files import read_json_lines, write_atomically, write_json
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
-from tasks.data.items import evaluation_turns, read_items, spread, training_order
+from tasks.data.items import evaluation_turns, read_items, spread
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.rollout.runner import RolloutSpec
+from tasks.runs.rounds import (
+    BEST,
+    BEST_ROUND,
+    RoundResult,
+    TrainedRound,
+    episode_file,
+    find_best,
+    read_rounds,
+    round_file,
+    start_policy,
+)
 from tasks.verl.checkpoints import policy_folder
 from tasks.verl.policies import copy_policy
-
-BEST = "best"
-"""In `train/`: the policy of the round with the most successful quick evaluation, in Hugging Face format."""
-_BEST_ROUND = "best.json"
-"""`{"index": of the round whose policy is in `BEST`}`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRound:
-    """A round that is trained and not evaluated yet."""
-
-    index: int
-    """From 0."""
-    first_step: int
-    last_step: int
-    seconds: float
-    """Wall time, including start-up; of the last attempt if one was interrupted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundResult(TrainedRound):
-    """One finished round, as in `train/rounds/NN.json`; `seconds` include the evaluation."""
-
-    evaluation: dict[str, float]
-    """`summarise` of the quick evaluation: one sample of each test item, at `evaluate.temperature`."""
-
-
-def start_policy(pipeline: Pipeline, workspace: Path) -> Path | str:
-    """The policy that training starts from: the folder of the warm-up, or else `model`."""
-    return pipeline.model if pipeline.warmup is None else workspace / "warmup"
 
 
 def check_start(pipeline: Pipeline, workspace: Path) -> None:
@@ -68,25 +47,6 @@ def make_round(settings: TrainSettings, index: int) -> TrainedRound:
     first = index * settings.steps_per_round + 1
     last = min(first + settings.steps_per_round - 1, settings.steps)
     return TrainedRound(index=index, first_step=first, last_step=last, seconds=0.0)
-
-
-def round_file(folder: Path, index: int) -> Path:
-    """Of a round's result, in `folder` (`train/`)."""
-    return folder / "rounds" / f"{index:02d}.json"
-
-
-def episode_file(folder: Path, index: int) -> Path:
-    """Of the episodes of a round's quick evaluation, in `folder` (`train/`).
-
-    Its number is the one by which users know the round, which counts from 1.
-    """
-    return folder / "trajectories" / f"round_{index + 1:02d}.jsonl"
-
-
-def read_round(folder: Path, index: int) -> RoundResult | None:
-    """The result of a round in `folder` (`train/`); None if it has not ended."""
-    values = read_json(round_file(folder, index))
-    return RoundResult(**values) if values else None
 
 
 def evaluate_round(
@@ -125,9 +85,9 @@ def evaluate_round(
 
 def _keep(folder: Path, index: int, *, policy: Path) -> None:
     """Copy the `policy` of round `index` to `BEST`. `folder`: `train/`."""
-    (folder / _BEST_ROUND).unlink(missing_ok=True)
+    (folder / BEST_ROUND).unlink(missing_ok=True)
     copy_policy(policy, folder / BEST)
-    write_json(folder / _BEST_ROUND, {"index": index})
+    write_json(folder / BEST_ROUND, {"index": index})
 
 
 def choose_best(folder: Path, checkpoints: Path) -> None:
@@ -143,13 +103,8 @@ def choose_best(folder: Path, checkpoints: Path) -> None:
         best, policy = max(candidates, key=lambda candidate: candidate[0].evaluation["success"])
         _keep(folder, best.index, policy=policy)
     else:
-        (folder / _BEST_ROUND).unlink(missing_ok=True)
+        (folder / BEST_ROUND).unlink(missing_ok=True)
         shutil.rmtree(folder / BEST, ignore_errors=True)
-
-
-def read_rounds(folder: Path) -> list[RoundResult]:
-    """The finished rounds in `folder` (`train/`), in order."""
-    return [RoundResult(**read_json(file)) for file in sorted(folder.glob("rounds/*.json"))]
 
 
 def drop_rounds_after(folder: Path, step: int) -> None:
@@ -168,44 +123,11 @@ def drop_rounds_after(folder: Path, step: int) -> None:
             file.unlink()
 
 
-def find_best(folder: Path) -> RoundResult | None:
-    """The round whose policy is in `BEST` in `folder` (`train/`), if it has ended: the most successful one,
-    unless training went back to before a better one."""
-    kept = read_json(folder / _BEST_ROUND)
-    return read_round(folder, kept["index"]) if kept else None
-
-
-def final_policy(pipeline: Pipeline, folder: Path, *, last: Path) -> Path:
-    """The policy that `train.final_policy` chooses, in `folder` (`train/`) or `last`."""
-    return last if _final_round(pipeline, folder) is None else folder / BEST
-
-
-def final_step(pipeline: Pipeline, folder: Path) -> int:
-    """The training steps of the policy that `train.final_policy` chooses."""
-    best = _final_round(pipeline, folder)
-    return pipeline.train.steps if best is None else best.last_step
-
-
-def _final_round(pipeline: Pipeline, folder: Path) -> RoundResult | None:
-    """None for the last one."""
-    return find_best(folder) if pipeline.train.final_policy == BEST else None
-
-
 def drop_steps_after(path: Path, step: int) -> None:
     """Remove the lines of later steps from a metrics file. Raises `ConfigError` for a damaged line."""
     if path.exists():
         lines = [json.dumps(values) + "\n" for values in read_json_lines(path) if values["step"] <= step]
         write_atomically(path, "".join(lines))
-
-
-def training_items(pipeline: Pipeline, workspace: Path) -> list[Item]:
-    """The items in the order in which training samples them, `rollout.items_per_step` a step, and after
-    them those that this order does not reach."""
-    items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
-    order = training_order(items, pipeline.data, seed=pipeline.seed)
-    numbers = list(islice(order, pipeline.train.steps * pipeline.rollout.items_per_step))
-    rest = sorted(set(range(len(items))) - set(numbers))
-    return [items[number] for number in (*numbers, *rest)]
 
 
 def write_prompts(pipeline: Pipeline, folder: Path) -> None:

@@ -4,7 +4,8 @@ Owns the files under `train/` and `policy/`, the Ray session, and the restart wh
 dies: a new process resumes from the last checkpoint, and later steps are repeated and counted once. The
 same happens where training collapses, with `train.watch.on_collapse: rewind`: `tasks/verl/rewinds.py` says
 from where. The loop over the rounds is in `flows/train_agent.py`, the training step in
-`tasks/verl/actor.py`. What a round leaves, and how it is evaluated, is in `tasks/stages/rounds.py`.
+`tasks/verl/actor.py`, the record of a round in `tasks/runs/rounds.py`, its evaluation in
+`tasks/stages/rounds.py`.
 """
 
 import json
@@ -21,26 +22,28 @@ from envs.types import Item
 from tasks.cluster.session import LOGS, keep_logs
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts
+from tasks.data.items import training_items
 from tasks.data.trajectories import write_trajectories
 from tasks.data.updates import update_file, write_updates
 from tasks.errors import Collapsed, RayDied, SamplerDied, actor_deaths, describe_remote
 from tasks.progress import SILENT, Progress
 from tasks.rollout.runner import RolloutSpec
-from tasks.stages.rounds import (
+from tasks.runs.rounds import (
     RoundResult,
     TrainedRound,
+    final_policy,
+    find_best,
+    read_round,
+    round_file,
+    start_policy,
+)
+from tasks.stages.rounds import (
     check_start,
     choose_best,
     drop_rounds_after,
     drop_steps_after,
     evaluate_round,
-    final_policy,
-    find_best,
     make_round,
-    read_round,
-    round_file,
-    start_policy,
-    training_items,
     write_prompts,
 )
 from tasks.verl import checkpoints

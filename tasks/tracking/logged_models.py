@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.config.pipelines import Pipeline
 from tasks.evaluation.outcomes import EVALUATION, read_evaluation
-from tasks.stages.rounds import BEST, final_step, find_best, read_rounds, round_file, start_policy
+from tasks.runs.rounds import BEST, final_step, find_best, read_rounds, round_file, start_policy
 from tasks.tracking.batches import ItemFile, log_metrics, metrics_of
 from tasks.tracking.names import summary_metric
 

@@ -29,8 +29,8 @@ from tasks.config.parameters import parameters_of
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
 from tasks.evaluation.outcomes import EVALUATION, EVALUATION_TRAJECTORIES, OUTCOMES, read_evaluation
+from tasks.runs.rounds import read_rounds, round_file
 from tasks.runs.usage import read_usage
-from tasks.stages.rounds import read_rounds, round_file
 from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
 from tasks.tracking.connection import connect, experiment_of, has_run, tracking_uri

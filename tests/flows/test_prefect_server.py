@@ -44,7 +44,7 @@ from flows.run import Run
 from tasks.config.pipelines import load_pipeline
 from tasks.data.collapse import Alert
 from tasks.progress import Progress
-from tasks.stages.rounds import RoundResult
+from tasks.runs.rounds import RoundResult
 from tasks.tracking.model import Promotion
 from tests.support.http_server import serving_in_thread
 from tests.support.prefect_database import add_database

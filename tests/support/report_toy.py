@@ -16,8 +16,8 @@ from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import write_items
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.evaluation.outcomes import OUTCOMES, successes_of, summarise_groups
+from tasks.runs.rounds import RoundResult
 from tasks.runs.usage import Usage, write_usage
-from tasks.stages.rounds import RoundResult
 from tasks.verl.rewinds import Rewind, write_rewind
 
 ITEMS = [

@@ -19,7 +19,7 @@ from tasks.data.items import write_items
 from tasks.data.trajectories import NGRAM, repetition, summarise
 from tasks.errors import Collapsed
 from tasks.progress import Progress
-from tasks.stages.rounds import TrainedRound
+from tasks.runs.rounds import TrainedRound
 from tasks.stages.train import TrainSession
 from tests.support.report_toy import ITEMS, make_trajectory
 from tests.support.scripted_process import ScriptedProcess

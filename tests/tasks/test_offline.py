@@ -24,8 +24,8 @@ from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
 from tasks.data.training_files import check_tokens, read_training_files
 from tasks.data.trajectories import read_trajectories, summarise, write_trajectories
 from tasks.progress import Progress
+from tasks.runs.rounds import TrainedRound
 from tasks.stages.offline import OfflineSession
-from tasks.stages.rounds import TrainedRound
 from tests.support.adapters import check_adapter
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import toy_tokenizer

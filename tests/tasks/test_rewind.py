@@ -20,7 +20,7 @@ from tasks.progress import Progress
 from tasks.rollout.history import History
 from tasks.rollout.runner import make_training_spec
 from tasks.rollout.step import StepSample
-from tasks.stages.rounds import RoundResult, episode_file
+from tasks.runs.rounds import RoundResult, episode_file
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.rewinds import RewindPoints, most_checkpoints, read_rewinds, seed_after

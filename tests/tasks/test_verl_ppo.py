@@ -16,7 +16,7 @@ from tasks.config.capacity import checkpoint_bytes, read_model_size
 from tasks.data.trajectories import read_trajectories, summarise
 from tasks.progress import Progress
 from tasks.rollout.history import History
-from tasks.stages.rounds import episode_file
+from tasks.runs.rounds import episode_file
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.policies import copy_policy

@@ -1,0 +1,90 @@
+"""Rounds of training, as a run's folder records them.
+
+Owns the format of what a round leaves in `train/`: its result, `rounds/NN.json`, the episodes of its quick
+evaluation, `trajectories/round_NN.jsonl`, the best policy so far and its round. Which policy training starts
+from and which one it hands on is decided here, too. The online and the offline train stage write these files
+(`tasks/stages/rounds.py`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.files import read_json
+from tasks.config.pipelines import Pipeline
+
+BEST = "best"
+"""In `train/`: the policy of the round with the most successful quick evaluation, in Hugging Face format."""
+BEST_ROUND = "best.json"
+"""`{"index": of the round whose policy is in `BEST`}`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRound:
+    """A round that is trained and not evaluated yet."""
+
+    index: int
+    """From 0."""
+    first_step: int
+    last_step: int
+    seconds: float
+    """Wall time, including start-up; of the last attempt if one was interrupted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult(TrainedRound):
+    """One finished round, as in `train/rounds/NN.json`; `seconds` include the evaluation."""
+
+    evaluation: dict[str, float]
+    """`summarise` of the quick evaluation: one sample of each test item, at `evaluate.temperature`."""
+
+
+def start_policy(pipeline: Pipeline, workspace: Path) -> Path | str:
+    """The policy that training starts from: the folder of the warm-up, or else `model`."""
+    return pipeline.model if pipeline.warmup is None else workspace / "warmup"
+
+
+def round_file(folder: Path, index: int) -> Path:
+    """Of a round's result, in `folder` (`train/`)."""
+    return folder / "rounds" / f"{index:02d}.json"
+
+
+def episode_file(folder: Path, index: int) -> Path:
+    """Of the episodes of a round's quick evaluation, in `folder` (`train/`).
+
+    Its number is the one by which users know the round, which counts from 1.
+    """
+    return folder / "trajectories" / f"round_{index + 1:02d}.jsonl"
+
+
+def read_round(folder: Path, index: int) -> RoundResult | None:
+    """The result of a round in `folder` (`train/`); None if it has not ended."""
+    values = read_json(round_file(folder, index))
+    return RoundResult(**values) if values else None
+
+
+def read_rounds(folder: Path) -> list[RoundResult]:
+    """The finished rounds in `folder` (`train/`), in order."""
+    return [RoundResult(**read_json(file)) for file in sorted(folder.glob("rounds/*.json"))]
+
+
+def find_best(folder: Path) -> RoundResult | None:
+    """The round whose policy is in `BEST` in `folder` (`train/`), if it has ended: the most successful one,
+    unless training went back to before a better one."""
+    kept = read_json(folder / BEST_ROUND)
+    return read_round(folder, kept["index"]) if kept else None
+
+
+def final_policy(pipeline: Pipeline, folder: Path, *, last: Path) -> Path:
+    """The policy that `train.final_policy` chooses, in `folder` (`train/`) or `last`."""
+    return last if _final_round(pipeline, folder) is None else folder / BEST
+
+
+def final_step(pipeline: Pipeline, folder: Path) -> int:
+    """The training steps of the policy that `train.final_policy` chooses."""
+    best = _final_round(pipeline, folder)
+    return pipeline.train.steps if best is None else best.last_step
+
+
+def _final_round(pipeline: Pipeline, folder: Path) -> RoundResult | None:
+    """None for the last one."""
+    return find_best(folder) if pipeline.train.final_policy == BEST else None
