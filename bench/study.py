@@ -48,9 +48,9 @@ from flows.sweep.plan import plan_variants
 from tasks.comparison.curves import Curve, interpolate
 from tasks.comparison.runs import read_run
 from tasks.config.pipelines import Pipeline, load_pipeline
-from tasks.reporting.intervals import t_interval
+from tasks.evaluation.intervals import t_interval
+from tasks.evaluation.paired import paired_test
 from tasks.reporting.pages import markdown
-from tasks.reporting.paired import paired_test
 from tasks.tracking.record import read_record
 
 HEADER = (

@@ -5,9 +5,9 @@ from itertools import pairwise
 from statistics import fmean
 
 from tasks.comparison.runs import AXES, FinishedRun
+from tasks.evaluation.intervals import t_interval
 from tasks.reporting.chart_style import Plot, render_plot
 from tasks.reporting.charts import SettingCurves, settings_over, smooth
-from tasks.reporting.intervals import t_interval
 
 POINTS = 60
 """Of a mean curve."""

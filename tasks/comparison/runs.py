@@ -13,7 +13,7 @@ from envs.types import Item
 from tasks.comparison.sides import GREEDY, SUCCESS, Side, Source, check_same_items, same_data_remedy
 from tasks.data.items import describe_turns
 from tasks.evaluation.outcomes import EVALUATION_TRAJECTORIES, OUTCOMES, Samples, compare_samples, success_of
-from tasks.reporting.paired import PairedTest
+from tasks.evaluation.paired import PairedTest
 from tasks.reporting.results import (
     POLICIES,
     Results,

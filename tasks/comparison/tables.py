@@ -9,9 +9,9 @@ from typing import Any
 from tasks.comparison.runs import FinishedRun
 from tasks.comparison.scores import Difference, is_rate, only_first_solves, score
 from tasks.comparison.sides import SUCCESS, ComparedItem, Side
+from tasks.evaluation.intervals import MIN_BOOTSTRAP
 from tasks.evaluation.outcomes import Samples, compare_samples
 from tasks.evaluation.record import Rate
-from tasks.reporting.intervals import MIN_BOOTSTRAP
 from tasks.reporting.pages import DASH, duration, format_count, format_p, gigabytes, percent, points
 from tasks.reporting.results import grouping_keys
 from tasks.viewer.links import RunPages

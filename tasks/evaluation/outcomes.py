@@ -8,7 +8,7 @@ from typing import Any
 from agents.types import Trajectory
 from envs.files import read_json
 from tasks.data.trajectories import success_rates, summarise
-from tasks.reporting.paired import PairedTest, paired_test
+from tasks.evaluation.paired import PairedTest, paired_test
 
 EVALUATION = "evaluation.json"
 """In the workspace: policy → mode → summary, as `summarise_groups` makes it."""

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from agents.settings import Settings, describe_invalid
 from envs.errors import ConfigError, describe
 from envs.files import write_atomically
-from tasks.reporting.intervals import mean_interval
-from tasks.reporting.pages import percent
+from tasks.evaluation.intervals import mean_interval
 
 RECORD = "record.json"
 TRAJECTORIES = "trajectories.jsonl"
@@ -23,7 +22,7 @@ TRAJECTORIES = "trajectories.jsonl"
 
 
 class Rate(Settings):
-    """A mean over items with its 95% interval (`tasks/reporting/intervals.py`)."""
+    """A mean over items with its 95% interval (`tasks/evaluation/intervals.py`)."""
 
     mean: float
     low: float
@@ -45,7 +44,7 @@ class Rate(Settings):
     def format(self, *, is_share: bool) -> str:
         """With its interval: `62.5% [35.4, 84.8]` for a share, `3.5 [2.11, 4.9]` for another number."""
         if is_share:
-            return f"{percent(self.mean)} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+            return f"{self.mean:.1%} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
         return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 

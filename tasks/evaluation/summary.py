@@ -6,9 +6,9 @@ from statistics import fmean
 
 from agents.types import Trajectory
 from tasks.data.trajectories import MAX_KINDS
+from tasks.evaluation.intervals import bootstrap
 from tasks.evaluation.pass_at_k import passes
 from tasks.evaluation.record import GroupResult, ItemOutcome, Rate
-from tasks.reporting.intervals import bootstrap
 
 
 def outcome_of(group: Sequence[Trajectory], *, max_turns: int) -> ItemOutcome:

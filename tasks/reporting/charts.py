@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from tasks.evaluation.intervals import wilson
 from tasks.reporting.chart_style import AFTER, BANDS, BEFORE, GRAY, INK, MARKERS, PAPER, PARTS, SERIES, THIRD
-from tasks.reporting.intervals import wilson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

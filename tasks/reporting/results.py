@@ -18,6 +18,7 @@ from tasks.config.parameters import flat
 from tasks.data.collapse import ALERTS
 from tasks.data.hashes import text_md5
 from tasks.data.trajectories import read_trajectories
+from tasks.evaluation.intervals import mean_interval
 from tasks.evaluation.outcomes import (
     EVALUATION_TRAJECTORIES,
     OUTCOMES,
@@ -28,8 +29,7 @@ from tasks.evaluation.outcomes import (
     read_outcomes,
     success_of,
 )
-from tasks.reporting.intervals import mean_interval
-from tasks.reporting.paired import PairedTest
+from tasks.evaluation.paired import PairedTest
 from tasks.runs.rounds import RoundResult, read_rounds
 from tasks.runs.usage import Usage, read_usage
 from tasks.verl.rewinds import Rewind, read_rewinds

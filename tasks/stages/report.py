@@ -19,14 +19,14 @@ from tasks.config.parameters import group_leaves, read_changes, read_pipeline_na
 from tasks.config.pipelines import Pipeline
 from tasks.data.hashes import path_md5
 from tasks.data.items import training_turns
+from tasks.evaluation.intervals import MIN_BOOTSTRAP, mean_interval
 from tasks.evaluation.outcomes import compare_samples, item_means
+from tasks.evaluation.paired import PairedTest
 from tasks.progress import SILENT, Progress
 from tasks.reporting import charts, figures
 from tasks.reporting.excerpts import LISTED, choose_pairs, failing_items
 from tasks.reporting.figure_files import write_figures
-from tasks.reporting.intervals import MIN_BOOTSTRAP, mean_interval
 from tasks.reporting.pages import duration, render_page, write_page
-from tasks.reporting.paired import PairedTest
 from tasks.reporting.results import (
     MODES,
     PARAMETERS,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from envs.errors import WingspanError
 from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, read_outcomes
-from tasks.reporting.paired import PairedTest
+from tasks.evaluation.paired import PairedTest
 from tasks.tracking.connection import connect
 from tasks.tracking.record import read_record
 

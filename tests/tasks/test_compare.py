@@ -18,7 +18,7 @@ from tasks.comparison.scores import Difference, compare_seeds, holm, only_first_
 from tasks.comparison.sides import ComparedItem
 from tasks.comparison.tables import Table, group_tables, paired_table, summarise
 from tasks.evaluation.outcomes import OUTCOMES
-from tasks.reporting.paired import paired_test
+from tasks.evaluation.paired import paired_test
 from tasks.reporting.results import read_results
 from tasks.stages.report import totals
 from tests.support.html_page import Page

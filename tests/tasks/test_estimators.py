@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.evaluation.intervals import bootstrap, mean_interval, t_interval, wilson
+from tasks.evaluation.paired import MAX_EXACT, paired_test
 from tasks.evaluation.pass_at_k import default_ks, pass_at_k, pass_hat_k, passes
-from tasks.reporting.intervals import bootstrap, mean_interval, t_interval, wilson
-from tasks.reporting.paired import MAX_EXACT, paired_test
 
 
 @pytest.fixture(scope="module")

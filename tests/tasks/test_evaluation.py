@@ -24,12 +24,12 @@ from tasks.config.parameters import write_changes
 from tasks.data.hashes import path_md5
 from tasks.data.trajectories import read_trajectories, write_trajectories
 from tasks.evaluation.evaluate import default_folder, evaluate_policy, plan_evaluation
+from tasks.evaluation.intervals import wilson
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.pass_at_k import pass_rates
 from tasks.evaluation.record import EvaluationRecord, read_record
 from tasks.evaluation.request import EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
-from tasks.reporting.intervals import wilson
 from tasks.verl import checkpoints
 from tests.support.chat_server import chat_server, fails, says
 from tests.support.evaluation_toy import FIRST, record_of

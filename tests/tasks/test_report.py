@@ -12,11 +12,11 @@ import pytest
 from agents.horizon import Horizon
 from tasks.comparison.runs import read_run
 from tasks.config.parameters import changed_parameters, write_changes
+from tasks.evaluation.intervals import bootstrap, wilson
 from tasks.reporting.chart_style import PARTS
 from tasks.reporting.charts import smooth, smoothing_window, success_over_steps, tick_label
 from tasks.reporting.excerpts import Verdict, choose_pairs
 from tasks.reporting.figures import LINES
-from tasks.reporting.intervals import bootstrap, wilson
 from tasks.reporting.pages import DASH, PAGES
 from tasks.reporting.results import count_dropped, environment_steps, phases, read_results, stages_of
 from tasks.stages.report import horizon_steps, report

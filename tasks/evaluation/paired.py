@@ -6,7 +6,7 @@ from math import sqrt
 from statistics import fmean
 from typing import Literal
 
-from tasks.reporting.intervals import MIN_BOOTSTRAP, bootstrap
+from tasks.evaluation.intervals import MIN_BOOTSTRAP, bootstrap
 
 MAX_EXACT = 18
 """Items with a difference up to which every assignment of signs is counted: 2^18 of them."""
