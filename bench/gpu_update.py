@@ -33,8 +33,9 @@ import torch
 
 from tasks.config.capacity import RESERVE_BYTES, read_model_size, training_parts
 from tasks.config.pipelines import load_pipeline
-from tasks.verl import gpu_model, sft
+from tasks.verl import sft
 from tasks.verl.cpu.flops import UPDATE_PASSES, ModelFlops, Work, needed_pairs
+from tasks.verl.gpu import model as gpu_model
 
 TOKENIZER = Path("models/textcraft-base")
 SHAPES = {"0.5b": (896, 4864, 24, 14), "1.5b": (1536, 8960, 28, 12), "3b": (2048, 11008, 36, 16)}

@@ -212,7 +212,7 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     from agents.prompting.images import has_vision
     from tasks.config.capacity import checkpoint_bytes, read_model_size
     from tasks.config.memory import check_memory, memory_needs
-    from tasks.verl.gpu_model import flash_attention_version, gpu_model_options
+    from tasks.verl.gpu.model import flash_attention_version, gpu_model_options
     from tasks.verl.rewinds import most_checkpoints
 
     purpose = GPU_PURPOSE

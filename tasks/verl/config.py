@@ -19,7 +19,7 @@ from tasks.config.lora import LoraSettings, check_targets
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import BackendSettings, TrainSettings
 from tasks.verl.cpu import CPU_MODEL_OPTIONS
-from tasks.verl.gpu_model import ADAMW_OPTIONS, gpu_model_options
+from tasks.verl.gpu.model import ADAMW_OPTIONS, gpu_model_options
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

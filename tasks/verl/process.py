@@ -19,9 +19,9 @@ from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied, SamplerDied, actor_deaths, describe_remote, names_dead_engine
 from tasks.python_path import python_path
 from tasks.rollout.runner import RolloutSpec
-from tasks.verl import gpu_model
 from tasks.verl.actor import StepRecord, Trainer
 from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV, fork_server
+from tasks.verl.gpu import model as gpu_model
 
 if TYPE_CHECKING:
     from tasks.rollout.served_policy import ServedAt

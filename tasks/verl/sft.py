@@ -23,7 +23,7 @@ from tasks.config.lora import LoraSettings
 from tasks.data.supervised import SupervisedRow
 from tasks.errors import Diverged
 from tasks.verl.cpu import CPU_MODEL_OPTIONS, fork_server
-from tasks.verl.gpu_model import ADAMW_OPTIONS, gpu_model_options
+from tasks.verl.gpu.model import ADAMW_OPTIONS, gpu_model_options
 from tasks.verl.local_worker import join_process_group
 from tasks.verl.policies import copy_policy
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl import cpu as verl_cpu
-from tasks.verl import gpu_model
 from tasks.verl.config import verl_config
+from tasks.verl.gpu import model as gpu_model
 from tasks.verl.local_worker import join_process_group
 from tests.support import varlen_on_cpu
 

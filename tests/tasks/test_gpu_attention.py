@@ -22,7 +22,7 @@ def positions(device: str) -> torch.Tensor:
 def test_output_and_gradients_are_those_of_separate_sequences(
     heads: int, key_heads: int, width: int, window: int | None
 ) -> None:
-    from tasks.verl.gpu_attention import packed_attention
+    from tasks.verl.gpu.attention import packed_attention
     from tests.support.varlen_on_cpu import reference_attention
 
     generator = torch.Generator().manual_seed(0)
@@ -61,7 +61,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.heavy
 @pytest.mark.parametrize("setting", [{"dropout": 0.1}, {"softcap": 30.0}, {"s_aux": torch.ones(2)}])
 def test_what_the_kernels_do_not_compute_is_refused(setting: dict[str, Any]) -> None:
-    from tasks.verl.gpu_attention import packed_attention
+    from tasks.verl.gpu.attention import packed_attention
 
     states = torch.zeros(1, 2, sum(LENGTHS), 8)
     with pytest.raises(ConfigError, match=r"toy has .*, which torch's kernels on GPUs do not compute"):

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from envs.errors import ConfigError, MissingDependency
-from tasks.verl.gpu_model import VARLEN_ATTENTION, gpu_model_options
+from tasks.verl.gpu.model import VARLEN_ATTENTION, gpu_model_options
 
 
 def pretend_installed(folder: Path, flash_attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_a_model_that_scales_its_logits_is_refused(verl: ModuleType, name: str) 
 
     select_targets = fsdp_utils._select_fsdp2_wrap_targets
     try:
-        from tasks.verl.gpu_plugin import check_logits
+        from tasks.verl.gpu.plugin import check_logits
 
         check_logits(Qwen2Config())
         check_logits(Qwen2Config(**{name: 1.0}))

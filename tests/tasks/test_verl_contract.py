@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 from tasks.verl.config import check_pipeline, verl_config
-from tasks.verl.gpu_model import VARLEN_ATTENTION
+from tasks.verl.gpu.model import VARLEN_ATTENTION
 from tasks.verl.process import environment_of
 from tests.support.verl_toy import toy_pipeline
 

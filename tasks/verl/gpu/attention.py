@@ -14,7 +14,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from envs.errors import ConfigError
-from tasks.verl.gpu_model import VARLEN_ATTENTION
+from tasks.verl.gpu.model import VARLEN_ATTENTION
 
 _attend: Any = varlen_attn
 if "enable_gqa" in inspect.signature(varlen_attn).parameters:

@@ -1,7 +1,7 @@
 """Patches verl 0.9.1 on GPUs; a verl plugin.
 
-It registers the attention of packed rows (`tasks/verl/gpu_attention.py`), makes the log-probs in chunks
-(`tasks/verl/gpu_model.py`) work under FSDP2, loads a critic with the same attention
+It registers the attention of packed rows (`tasks/verl/gpu/attention.py`), makes the log-probs in chunks
+(`tasks/verl/gpu/model.py`) work under FSDP2, loads a critic with the same attention
 (`tasks/verl/value_model.py`), and merges and saves adapters (`tasks/verl/lora.py`).
 
 verl's chunked forward reads `lm_head.weight` and never calls that module. Where the embeddings are not
@@ -16,7 +16,7 @@ import verl.utils.fsdp_utils as verl_fsdp
 import verl.utils.model as verl_model
 
 from envs.errors import ConfigError
-from tasks.verl import gpu_attention
+from tasks.verl.gpu import attention
 from tasks.verl.value_model import load_valuehead_model
 
 _LOGIT_FACTORS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
@@ -46,7 +46,7 @@ def check_logits(config: Any) -> None:
             )
 
 
-gpu_attention.register()
+attention.register()
 verl_fsdp._select_fsdp2_wrap_targets = select_targets
 verl_model.load_valuehead_model = load_valuehead_model
 
