@@ -4,15 +4,23 @@ What an environment returns is checked where it is made: `Observation` and `Step
 a value of another type and for a number that is not finite.
 """
 
+import base64
+import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from envs.errors import ConfigError
-from envs.texts import replace_surrogates
-from envs.values import read_flag, read_number, show
+from envs.values import read_flag, read_number, replace_surrogates, show
 
 Role = Literal["system", "user", "assistant", "tool"]
+IMAGE_FIELDS = ("image", "images")
+"""Fields of an item that hold one source of an image (`Image.read`), or a list of them."""
+_URI = "data:"
+_MARK = ";base64,"
+_MAX_CHARS = 60  # of a source in an error message; a source may be a whole image
+_MAGIC = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +52,63 @@ class Item:
                 f"environment {self.env!r}: item {self.item_id!r} has no number; call it {self.env}_0, or so"
             ) from None
 
+    @property
+    def image_sources(self) -> list[str]:
+        """The sources of its images, for `Image.read`."""
+        image, images = (self.fields.get(field) for field in IMAGE_FIELDS)
+        return [*([] if image is None else [image]), *(images or [])]
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image as the bytes of a file."""
+    """An image as the bytes of a file; no pixels are decoded."""
 
     data: bytes
     media_type: str
     """E.g. `image/png`."""
+
+    @classmethod
+    def recognize(cls, data: bytes) -> "Image":
+        """Recognize PNG, JPEG, GIF or WebP by the first bytes; raise `ValueError` for anything else."""
+        for magic, media_type in _MAGIC.items():
+            if data.startswith(magic):
+                return cls(data, media_type)
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            return cls(data, "image/webp")
+        raise ValueError(f"begins with {data[:8]!r}, which is no known format")
+
+    @classmethod
+    def read(cls, source: str, *, folder: Path = Path()) -> "Image":
+        """Read the image of a data URI, or of a file whose path is relative to `folder`.
+
+        Raises `ValueError`, which describes what is wrong with the source.
+        """
+        if source.startswith(_URI):
+            head, mark, payload = source.partition(_MARK)
+            try:
+                data = base64.b64decode(payload, validate=True)
+            except binascii.Error as error:
+                raise ValueError(f"{source[:_MAX_CHARS]!r} is no base64: {error}") from None
+            if not mark or not data:
+                raise ValueError(f"{source[:_MAX_CHARS]!r} is not data:MEDIA_TYPE{_MARK}… with an image")
+            return cls(data, head.removeprefix(_URI))
+        try:
+            data = (folder / source).read_bytes()
+        except (OSError, ValueError) as error:
+            cause = error.strerror if isinstance(error, OSError) else error
+            raise ValueError(
+                f"{source[:_MAX_CHARS]!r} is no file that can be read ({cause}) "
+                f"and no data:MEDIA_TYPE{_MARK}…"
+            ) from None
+        try:
+            return cls.recognize(data)
+        except ValueError as error:
+            raise ValueError(f"{source!r} {error}; give PNG, JPEG, GIF or WebP") from None
+
+    @property
+    def data_uri(self) -> str:
+        """`data:image/png;base64,…`, from which `read` restores the image."""
+        return f"{_URI}{self.media_type}{_MARK}{base64.b64encode(self.data).decode()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,16 @@
-"""Reads values that foreign code returns, such as an environment's or a reward's; `ValueError` says what is
-wrong with one."""
+"""Values from outside: what foreign code returns, and what JSON and its schemas hold.
+
+`read_number` and `read_flag` raise `ValueError`, which says what is wrong with a value that an environment or
+a reward returned. JSON can spell lone surrogates, which UTF-8 cannot: `replace_surrogates` removes them.
+"""
 
 import math
+import re
+from collections.abc import Mapping
 from numbers import Real
+from typing import Any
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_number(value: object, name: str) -> float:
@@ -35,3 +43,31 @@ def is_flag(value: object) -> bool:
 def show(value: object) -> str:
     """E.g. `a str, 'no'`, cut to a readable length."""
     return f"a {type(value).__name__}, {repr(value)[:80]}"
+
+
+def replace_surrogates(text: str, *, by: str = "\ufffd") -> str:
+    """`text` with `by` for each lone surrogate."""
+    return text if text.isascii() else _SURROGATE.sub(by, text)
+
+
+def replace_surrogates_within(value: Any, *, by: str = "\ufffd") -> Any:
+    """A JSON value with `by` for each lone surrogate in its texts and keys."""
+    if isinstance(value, str):
+        return replace_surrogates(value, by=by)
+    if isinstance(value, list):
+        return [replace_surrogates_within(element, by=by) for element in value]
+    if isinstance(value, dict):
+        return {
+            replace_surrogates(key, by=by): replace_surrogates_within(element, by=by)
+            for key, element in value.items()
+        }
+    return value
+
+
+def find_definition(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of `root` that `reference` points to, such as `#/$defs/Town`, or an empty mapping if it
+    points nowhere."""
+    part: Any = root
+    for key in reference.removeprefix("#/").split("/"):
+        part = part.get(key) if isinstance(part, Mapping) else None
+    return part if isinstance(part, Mapping) else {}

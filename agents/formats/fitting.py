@@ -11,7 +11,7 @@ from typing import Any
 from agents.formats.calls import ToolCall
 from agents.formats.json_values import MAX_DIGITS, Value, decode_at
 from agents.formats.react import PLAIN_INPUT
-from envs.json_schema import find_definition
+from envs.values import find_definition
 
 _INTEGER = re.compile(rf"[+-]?[0-9]{{1,{MAX_DIGITS}}}")
 _NULL = ("null", "None")

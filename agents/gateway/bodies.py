@@ -24,7 +24,6 @@ from agents.gateway.conversation import ChatTurn, Tool
 from agents.gateway.generation import Auto, GenerationRequest, Tools
 from agents.prompting.images import check_image
 from agents.types import Label
-from envs.images import read_image
 from envs.network.server import RequestRejected
 from envs.types import Image, Item
 
@@ -83,7 +82,7 @@ def _part(part: object) -> str | Image:
         raise ValueError("an image has no image_url")
     if not source.startswith("data:"):
         raise ValueError(f"{source[:60]!r}: nothing is downloaded; send the image as a data: URL")
-    image = read_image(source)
+    image = Image.read(source)
     try:
         check_image(image)
     except ValueError as error:

@@ -17,7 +17,6 @@ from agents.prompting.renderer import images_of
 from agents.rollout.conversation import Continuation, ModelTurn, add_summary
 from agents.types import MIN_COMPLETION, Completion, EpisodeLimits, FinishReason, SamplingParams
 from envs.errors import ConfigError, SamplerFailed
-from envs.images import data_uri
 from envs.network.client import TryAgain
 from envs.types import Image, Message
 
@@ -219,4 +218,4 @@ def _chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _image_parts(images: Sequence[Image]) -> list[dict[str, Any]]:
-    return [{"type": "image_url", "image_url": {"url": data_uri(image)}} for image in images]
+    return [{"type": "image_url", "image_url": {"url": image.data_uri}} for image in images]

@@ -12,8 +12,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from pydantic.json_schema import GenerateJsonSchema
 
 from envs.errors import ConfigError
-from envs.json_schema import find_definition
-from envs.texts import replace_surrogates_within
+from envs.values import find_definition, replace_surrogates_within
 
 _MAX_VALUE_CHARS = 60
 """Characters of a rejected value that are shown."""

@@ -8,10 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
-from envs.images import recognize_image
-from envs.texts import replace_surrogates
 from envs.types import Image, StepResult
-from envs.values import is_flag, read_number
+from envs.values import is_flag, read_number, replace_surrogates
 
 MIN_LENGTH = 100
 """Characters: the smallest limit of an observation, which must hold the note on what is left out."""
@@ -155,7 +153,7 @@ def _images(values: Iterable[Any]) -> Iterable[Image]:
         if not isinstance(value, bytes):
             raise TypeError(f"an image is {type(value).__name__}; return bytes or envs.types.Image")
         try:
-            yield recognize_image(value)
+            yield Image.recognize(value)
         except ValueError as error:
             raise ValueError(f"an image {error}; return envs.types.Image with its media type") from None
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from envs.json_schema import find_definition
+from envs.values import find_definition
 
 HIDDEN_FIELDS = ("metadata", "done", "reward")
 """Fields of every observation and action that only programs need."""

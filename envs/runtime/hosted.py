@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from envs import errors
 from envs.errors import EnvCrashed, WingspanError
-from envs.images import read_image
-from envs.types import Item, Observation, StepResult
+from envs.types import Image, Item, Observation, StepResult
 
 GRACE_S = 5.0
 """Seconds an instance may take to close before its process is killed."""
@@ -117,7 +116,7 @@ class HostedEnv:
 
     def _decode(self, values: dict[str, Any]) -> dict[str, Any]:
         self._state = values.pop("state")
-        return {**values, "images": tuple(read_image(uri) for uri in values["images"])}
+        return {**values, "images": tuple(Image.read(uri) for uri in values["images"])}
 
 
 def restore_error(answer: dict[str, Any], *, subject: str) -> WingspanError:

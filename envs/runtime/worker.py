@@ -15,7 +15,6 @@ from typing import Any
 
 from envs.base import Environment, HasProcess, Inspectable, read_state_key
 from envs.errors import ConfigError
-from envs.images import data_uri
 from envs.types import Item, Observation, StepResult
 
 CHUNK = 1 << 16
@@ -60,7 +59,7 @@ class Worker:
 
 
 def _encode(result: Observation | StepResult, env: Environment) -> dict[str, Any]:
-    images = [data_uri(image) for image in result.images]
+    images = [image.data_uri for image in result.images]
     return {**asdict(result), "images": images, "state": read_state_key(env)}
 
 

@@ -18,7 +18,6 @@ from agents.tools.registry import get_tool
 from agents.tools.toolbox import Toolbox
 from agents.types import OTHER_SAMPLING
 from envs.errors import ConfigError, describe, suggest
-from envs.images import image_sources
 from envs.plugins import load_object
 from envs.registry import EnvSpec, get_env
 from envs.types import Item
@@ -185,7 +184,7 @@ def program_of(settings: AgentSettings) -> "AgentProgram":
 
 def check_vision(items: Iterable[Item], *, has_vision: bool) -> None:
     """Raise `ConfigError`, naming an item, for images if the model reads only text."""
-    item = next((item for item in items if image_sources(item)), None)
+    item = next((item for item in items if item.image_sources), None)
     if item is not None and not has_vision:
         raise ConfigError(
             f"{item.item_id} has images, and the model reads only text; use a vision-language model, or "

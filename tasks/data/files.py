@@ -16,9 +16,8 @@ import PIL.Image
 
 from agents.prompting.images import check_image
 from envs.errors import ConfigError, suggest
-from envs.images import FIELDS, data_uri, image_sources, read_image, recognize_image
 from envs.registry import EnvSpec, Split, get_env
-from envs.types import Image, Item, Role
+from envs.types import IMAGE_FIELDS, Image, Item, Role
 from tasks.config.data import DataSettings
 from tasks.data.sources import SourceRow, check_exists, find_foreign, read_rows
 
@@ -181,7 +180,7 @@ def _check_messages(messages: object, *, location: str) -> None:
 
 def _load_images(columns: Mapping[str, Any], *, folder: Path, location: str) -> dict[str, Any]:
     """`columns` with images instead of file names, so that an item is complete and changes with its files."""
-    single, several = FIELDS
+    single, several = IMAGE_FIELDS
     loaded_columns = {**columns}
     if loaded_columns.get(single) is not None:
         loaded_columns[single] = _load_image(
@@ -203,9 +202,9 @@ def _load_image(source: object, *, folder: Path, location: str) -> str:
     try:
         match source:
             case str():
-                image = read_image(source, folder=folder)
+                image = Image.read(source, folder=folder)
             case {"bytes": bytes(data)}:  # of Parquet, as Hugging Face writes it
-                image = recognize_image(data)
+                image = Image.recognize(data)
             case PIL.Image.Image():  # of Hugging Face's datasets
                 image = Image(_png(source), "image/png")
             case _:
@@ -215,7 +214,7 @@ def _load_image(source: object, *, folder: Path, location: str) -> str:
         check_image(image)
     except ValueError as error:
         raise ConfigError(f"{location}: {error}") from None
-    return data_uri(image)
+    return image.data_uri
 
 
 def _png(image: PIL.Image.Image) -> bytes:
@@ -280,7 +279,7 @@ def _content(item: Item) -> str:
     else:
         return item.item_id
     texts = [[message["role"], message["content"].strip()] for message in messages]
-    return json.dumps([texts, image_sources(item)])
+    return json.dumps([texts, item.image_sources])
 
 
 def _join_names(names: Sequence[str] | Mapping[str, Any]) -> str:

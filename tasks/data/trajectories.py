@@ -14,7 +14,6 @@ from typing import Any
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.files import iterate_json_lines, write_atomically
-from envs.images import data_uri, read_image
 from envs.types import Image, Item
 from tasks.algorithms.equality import have_equal_rewards
 
@@ -44,7 +43,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
     for record in (values, *values["turns"]):
         for name in _IMAGE_FIELDS:
             if images := record.pop(name, None):  # most have none
-                record[name] = [data_uri(Image(**image)) for image in images]
+                record[name] = [Image(**image).data_uri for image in images]
     return values
 
 
@@ -80,7 +79,7 @@ def _turn_from_dict(values: dict[str, Any]) -> Turn:
 
 
 def _read_images(values: Mapping[str, Any], name: str) -> tuple[Image, ...]:
-    return tuple(read_image(uri) for uri in values.get(name, []))
+    return tuple(Image.read(uri) for uri in values.get(name, []))
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:

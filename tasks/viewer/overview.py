@@ -11,7 +11,7 @@ from typing import Any
 
 from envs.errors import ConfigError
 from envs.files import is_locked
-from envs.texts import replace_surrogates
+from envs.values import replace_surrogates
 from tasks.evaluation.record import is_record, read_record
 from tasks.runs.folders import LOCK, RunFolder
 from tasks.runs.parameters import recorded_parameters, try_read_json, try_read_lines

@@ -16,7 +16,6 @@ from agents.samplers.sampler import ScriptedSampler
 from agents.samplers.transformers import TransformersSampler
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import SamplerFailed
-from envs.images import data_uri
 from envs.types import Image, Message
 from tests.agents.test_images import PAD, encode
 from tests.support.gallery import SMALL, TALL, WIDE, make_image
@@ -58,7 +57,7 @@ def seeing(sampler: Any, **options: Any) -> Gateway:
 
 
 def part(image: Image) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_uri(image)}}
+    return {"type": "image_url", "image_url": {"url": image.data_uri}}
 
 
 def text(words: str) -> dict[str, Any]:
@@ -109,7 +108,7 @@ def test_responses_show_them_too_and_so_do_tools() -> None:
     async def work() -> None:
         sampler = RecordingSampler(["Red.", "Blue."])
         gateway = seeing(sampler)
-        image_part = {"type": "input_image", "image_url": data_uri(SMALL), "detail": "auto"}
+        image_part = {"type": "input_image", "image_url": SMALL.data_uri, "detail": "auto"}
         segments_text: Any = {
             "role": "user",
             "content": [image_part, {"type": "input_text", "text": "What?"}],
@@ -163,7 +162,7 @@ def test_a_real_model_that_sees_is_sampled_on_them(tmp_path: Path) -> None:
         (True, [{"type": "image_url"}], "has no image_url"),
         (True, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,!!"}}], "no base64"),
         (True, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}], "not an image"),
-        (True, [{"type": "image_url", "image_url": {"url": data_uri(SMALL), "detail": "low"}}], "detail"),
+        (True, [{"type": "image_url", "image_url": {"url": SMALL.data_uri, "detail": "low"}}], "detail"),
         (False, [part(SMALL)], "reads text only"),
     ],
 )

@@ -20,7 +20,6 @@ from agents.tools.tool import tool
 from agents.types import Trajectory
 from envs.builtin.question.env import QuestionEnv
 from envs.errors import ConfigError
-from envs.images import data_uri, read_image, recognize_image
 from envs.registry import EnvSpec, Split, register_env
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
@@ -43,7 +42,7 @@ from tests.support.verl_toy import toy_pipeline
 
 
 def image_part(image: Image) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_uri(image)}}
+    return {"type": "image_url", "image_url": {"url": image.data_uri}}
 
 
 @pytest.mark.parametrize(
@@ -56,15 +55,15 @@ def image_part(image: Image) -> dict[str, Any]:
     ],
 )
 def test_kinds_are_recognised_and_written_as_uris(head: bytes, media_type: str) -> None:
-    image = recognize_image(head + b"x")
+    image = Image.recognize(head + b"x")
     assert image == Image(head + b"x", media_type)
-    assert read_image(data_uri(image)) == image
+    assert Image.read(image.data_uri) == image
 
 
 @pytest.mark.parametrize("head", [b"", b"RIFF\0\0\0\0WAVE", b"BM"])
 def test_other_kinds_are_not(head: bytes) -> None:
     with pytest.raises(ValueError, match="no known format"):
-        recognize_image(head)
+        Image.recognize(head)
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ def test_a_row_may_show_pictures(project: Path) -> None:
     split = rows_of(
         project,
         {"question": "How wide?", "image": "wide.png", "answer": "120"},
-        {"messages": [{"role": "user", "content": "And?"}], "images": [data_uri(TALL), "wide.png"]},
+        {"messages": [{"role": "user", "content": "And?"}], "images": [TALL.data_uri, "wide.png"]},
         {"question": "None?", "images": []},
     )
     (project / "wide.png").unlink()  # items are whole
@@ -147,9 +146,9 @@ def test_a_picture_that_cannot_be_read_is_refused_with_its_row(
 
 def test_the_same_words_to_another_picture_are_another_question(project: Path) -> None:
     body = {"question": "How wide?"}
-    rows_of(project, {**body, "image": data_uri(TALL)}, test=[{**body, "image": "wide.png"}])
+    rows_of(project, {**body, "image": TALL.data_uri}, test=[{**body, "image": "wide.png"}])
     with pytest.raises(ConfigError, match="are the same"):
-        rows_of(project, {**body, "image": data_uri(WIDE)}, test=[{**body, "image": "wide.png"}])
+        rows_of(project, {**body, "image": WIDE.data_uri}, test=[{**body, "image": "wide.png"}])
 
 
 def test_a_player_of_text_refuses_items_with_pictures(project: Path) -> None:
@@ -228,7 +227,7 @@ def test_an_endpoint_gets_pictures_as_uris() -> None:
     script = in_turn(calls(("look", {"left": True}), ("look", {"left": False})), says("Done."))
     with chat_server(script) as server:
         [trajectory] = rollout(
-            [{"question": "What is there?", "image": data_uri(TALL)}],
+            [{"question": "What is there?", "image": TALL.data_uri}],
             agent="hermes",
             tools=[look],
             model=Endpoint(server.url, "toy", backoff_s=0.01),

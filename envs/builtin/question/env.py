@@ -4,9 +4,8 @@ The environment has no items of its own (docs/data.md), and rewards judge the an
 """
 
 from envs.errors import ConfigError
-from envs.images import item_images
 from envs.registry import EnvSpec, Split, no_expert
-from envs.types import Item, Observation, StepResult
+from envs.types import Image, Item, Observation, StepResult
 
 INSTRUCTIONS = "You are asked one question. Answer it."
 SOURCE = "your data (docs/data.md)"
@@ -25,7 +24,7 @@ class QuestionEnv:
 
         Raises `ConfigError` if it has neither question nor messages, or an image that cannot be read.
         """
-        question, images = _read_question(item), item_images(item)
+        question, images = _read_question(item), _read_images(item)
         self._is_waiting = True
         return Observation(question, images) if images else question
 
@@ -50,6 +49,13 @@ def _read_question(item: Item) -> str:
         f"{item.item_id} has no question: its fields are {', '.join(item.fields) or 'none'}; give it a "
         "'question', or 'messages' that end with the question"
     )
+
+
+def _read_images(item: Item) -> tuple[Image, ...]:
+    try:
+        return tuple(Image.read(source) for source in item.image_sources)
+    except ValueError as error:
+        raise ConfigError(f"{item.item_id}: image {error}; put the file back") from None
 
 
 def no_items(seed: int) -> Split:
