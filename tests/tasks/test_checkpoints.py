@@ -144,9 +144,9 @@ def test_a_kill_while_a_policy_is_replaced_leaves_a_whole_one(
     copy_policy(tmp_path / "old", tmp_path / "policy")
     remove = shutil.rmtree
 
-    def kill(folder: Path, **options: bool) -> None:
+    def kill(folder: Path, ignore_errors: bool = False) -> None:
         is_kill = folder.exists()
-        remove(folder, **options)
+        remove(folder, ignore_errors=ignore_errors)
         if is_kill:
             raise KeyboardInterrupt
 
