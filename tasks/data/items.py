@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agents.horizon import Horizon, HorizonEvidence
 from envs.errors import ConfigError, suggest
+from envs.files import write_atomically
 from envs.registry import Split, get_env
 from envs.types import Item
 from tasks.config.data import DataSettings
@@ -161,8 +162,7 @@ def describe_turns(turns: Mapping[str, Any]) -> str:
 
 def write_items(path: Path, items: Iterable[Item]) -> None:
     """Write `items` to `path`, replacing it; the same items give the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_to_lines(items), encoding="utf-8")
+    write_atomically(path, _to_lines(items))
 
 
 def items_md5(items: Iterable[Item]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from agents.huggingface.files import decoder
+from envs.files import write_atomically
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves, read_changes, read_pipeline_name
 from tasks.config.pipelines import Pipeline
@@ -109,7 +110,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     )
     path = write_page(workspace / "report", page=page, plots=plots)
     text = json.dumps(pipeline.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    path.with_name(PARAMETERS).write_text(text + "\n")
+    write_atomically(path.with_name(PARAMETERS), text + "\n")
     metrics = main_figures(results, changes=changes)
     write_figures(workspace, metrics=metrics, results=results, groupings=all_groupings)
     return path

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from envs.errors import ConfigError
+from envs.files import write_atomically
 from tasks.config.pipelines import Pipeline
 from tasks.data.demonstrations import prepare_cloning
 from tasks.data.items import read_split
@@ -44,5 +45,5 @@ def warmup(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         )
         # One thread: the trainer starts up meanwhile, and spinning threads slow each other down.
         lines = train_apart(request, environment=environment_of(pipeline), on_step=progress.on_step)
-    (target / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    write_atomically(target / "metrics.jsonl", "".join(line + "\n" for line in lines))
     return target
