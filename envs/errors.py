@@ -23,6 +23,8 @@ from collections.abc import Iterable, Sequence
 
 from envs.redaction import redact
 
+_REASON_CHARS = 200
+
 
 class WingspanError(Exception):
     """Base class; the text is one line that names the value, the place and the remedy, without secrets."""
@@ -96,21 +98,25 @@ class boundary:  # in lower case, as contextlib's; a class, because a generator 
     """Convert an exception of foreign code in the block into `fault`: `<subject> raised KeyError: 'x'`.
 
     So is `SystemExit`, which ends the foreign code, not this program. A `WingspanError` passes through, as
-    do cancellation and Ctrl-C.
+    do cancellation and Ctrl-C. Before a `remedy`, with which the text then ends, the exception's text is cut.
     """
 
-    __slots__ = ("_fault", "_subject")
+    __slots__ = ("_fault", "_remedy", "_subject")
 
-    def __init__(self, fault: type[WingspanError], subject: str) -> None:
+    def __init__(self, fault: type[WingspanError], subject: str, *, remedy: str | None = None) -> None:
         self._fault = fault
         self._subject = subject
+        self._remedy = remedy
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception | SystemExit) and not isinstance(error, WingspanError):
-            raise self._fault(f"{self._subject} raised {describe(error)}") from error
+            reason = describe(error)
+            if self._remedy is not None:
+                reason = f"{reason[:_REASON_CHARS]}; {self._remedy}"
+            raise self._fault(f"{self._subject} raised {reason}") from error
 
 
 def list_names(names: Sequence[str], *, limit: int = 8) -> str:

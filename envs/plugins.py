@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from envs.errors import ConfigError, describe, suggest
+from envs.errors import ConfigError, boundary, describe, suggest
 
 T = TypeVar("T")
 
@@ -126,13 +126,9 @@ class Registry(Mapping[str, T]):
         return {**entries, name: entry}
 
     def _load(self, point: EntryPoint, origin: str) -> T:
-        try:
+        subject = f"loading {self._kind} {point.name!r} of {origin}"
+        with boundary(ConfigError, subject, remedy="correct or uninstall it"):
             value = point.load()
-        except Exception as error:
-            raise ConfigError(
-                f"{self._kind} {point.name!r} of {origin} cannot be loaded: {describe(error)}; correct or "
-                "uninstall it"
-            ) from error
         return self._validate(point.name, value)
 
 

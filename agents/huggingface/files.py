@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from agents.process_memory import no_garbage_collection
-from envs.errors import ConfigError, describe
+from envs.errors import ConfigError, boundary
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -62,17 +62,14 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
             f"model {str(model)!r} has no tokenizer: the folder has no {TOKENIZER_FILES[0]}; save one there "
             "with tokenizer.save_pretrained"
         )
-    try:
+    subject, remedy = f"loading the tokenizer of model {str(model)!r}", "correct the name, or save it again"
+    # Of transformers, the hub's client, or a damaged file.
+    with boundary(ConfigError, subject, remedy=remedy):
         if _is_plain(folder):
             return _import_plain_tokenizer().from_pretrained(str(model))
         from agents.huggingface.models import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(str(model))
-    except Exception as error:  # of transformers, tokenizers, the hub's client, or a damaged file
-        raise ConfigError(
-            f"the tokenizer of model {str(model)!r} cannot be loaded ({describe(error)[:200]}); correct the "
-            "name, or save it again"
-        ) from None
 
 
 def decoder(*folders: Path | str, special_tokens: bool = True) -> Callable[[Sequence[int]], str | None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.huggingface.files import load_config
-from envs.errors import ConfigError, EnvCrashed, MissingDependency, describe, to_line
+from envs.errors import ConfigError, EnvCrashed, MissingDependency, boundary, describe, to_line
 from envs.requirements.detection import pip_install
 from envs.types import Image
 
@@ -125,12 +125,8 @@ def decode_image(image: Image) -> "PIL.Image.Image":
     import PIL.Image
     import PIL.ImageOps
 
-    try:
+    with boundary(EnvCrashed, f"reading an image ({image.media_type}, {len(image.data)} bytes)"):
         return PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(image.data))).convert("RGB")
-    except Exception as error:  # Pillow raises whatever its decoders do
-        raise EnvCrashed(
-            f"an image ({image.media_type}, {len(image.data)} bytes) cannot be read: {describe(error)}"
-        ) from None
 
 
 def check_image(image: Image) -> None:

@@ -17,7 +17,7 @@ from agents.rollout.scripted import write_action
 from agents.tools.registry import get_tool
 from agents.tools.toolbox import Toolbox
 from agents.types import OTHER_SAMPLING
-from envs.errors import ConfigError, describe, suggest
+from envs.errors import ConfigError, boundary, describe, suggest
 from envs.plugins import load_object
 from envs.registry import EnvSpec, get_env
 from envs.types import Item
@@ -213,13 +213,9 @@ def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> A
 
 def _make_user_agent(name: str, schemas: Sequence[Schema]) -> Agent:
     make = load_object(name, key="agent.format") if ":" in name else AGENTS.find(name)
-    try:
+    subject, remedy = f"agent.format: making {name!r}", "name a subclass of agents.agent.Agent"
+    with boundary(ConfigError, subject, remedy=remedy):
         agent = make(schemas)
-    except Exception as error:  # of a user's code, or of another object of that name
-        raise ConfigError(
-            f"agent.format: {name!r} cannot be made with the schemas of the tools ({describe(error)}); name "
-            "a subclass of agents.agent.Agent"
-        ) from error
     if not isinstance(agent, Agent):
         raise ConfigError(
             f"agent.format {name!r} makes a {type(agent).__name__}; make it a subclass of agents.agent.Agent"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from envs.errors import ConfigError, describe
+from envs.errors import ConfigError, boundary, describe
 
 FOLDER = "data"
 """Of the project; DVC's dependency (dvc.yaml)."""
@@ -152,12 +152,10 @@ def _read_csv(path: Path) -> list[SourceRow]:
 def _read_parquet(path: Path) -> list[SourceRow]:
     import pandas
 
-    try:
+    with boundary(ConfigError, f"reading {path} as Parquet", remedy="save it again"):
         # Arrow's types: whole numbers stay whole and lists stay lists where values are missing.
         frame = pandas.read_parquet(path, dtype_backend="pyarrow")
         values = frame.to_dict("records")
-    except Exception as error:  # of pandas, of pyarrow, or of the disk
-        raise ConfigError(f"{path} cannot be read as Parquet: {describe(error)}") from None
     return _number_rows(values, source=str(path))
 
 
@@ -166,13 +164,9 @@ def _read_hub(source: str) -> list[SourceRow]:
     assert form is not None
     import datasets
 
-    try:
+    remedy = f"correct the name, the config or the split, or put the rows in a file below {FOLDER}/"
+    with boundary(ConfigError, f"loading {source}", remedy=remedy):
         values = list(datasets.load_dataset(form["name"], form["config"], split=form["split"]))
-    except Exception as error:  # of the package, of the network, or of the decoding of a column
-        raise ConfigError(
-            f"{source} cannot be loaded: {describe(error)}; correct the name, the config or the split, or "
-            f"put the rows in a file below {FOLDER}/"
-        ) from None
     return _number_rows(values, source=source)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.huggingface.files import load_tokenizer
-from envs.errors import ConfigError
+from envs.errors import ConfigError, boundary
 
 if TYPE_CHECKING:
     import torch
@@ -53,10 +53,10 @@ def add_whole_words(
     first = {"type": "Split", "pattern": {"Regex": whole}, "behavior": "Isolated", "invert": False}
     contents["pre_tokenizer"]["pretokenizers"] = [first, *steps]
     text = json.dumps(contents, ensure_ascii=False)
-    try:
+    with boundary(
+        ConfigError, f"warmup.whole_words {list(patterns)}", remedy="correct the regular expressions"
+    ):
         Tokenizer.from_str(text)
-    except Exception as error:  # it raises nothing narrower
-        raise ConfigError(f"warmup.whole_words {list(patterns)}: {error}") from None
     path.write_text(text)
     return load_tokenizer(folder)
 

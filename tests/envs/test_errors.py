@@ -18,6 +18,17 @@ def test_a_foreign_exception_becomes_ours_on_one_line_with_its_cause(error: Base
     assert error_info.value.__cause__ is error
 
 
+def test_a_remedy_ends_the_text_of_a_long_exception() -> None:
+    with (
+        pytest.raises(ConfigError) as error_info,
+        boundary(ConfigError, "loading x", remedy="correct the name"),
+    ):
+        raise OSError("a\n" * 1000)
+    assert str(error_info.value).startswith("loading x raised OSError: a a a ")
+    assert str(error_info.value).endswith("; correct the name")
+    assert len(str(error_info.value)) < 250
+
+
 @pytest.mark.parametrize(
     "error", [ConfigError("wrong"), asyncio.CancelledError(), KeyboardInterrupt()], ids=repr
 )

@@ -201,7 +201,7 @@ def break_the_template(model: Path) -> None:
     ("damage", "message"),
     [
         (lose_the_tokenizer, "has no tokenizer: the folder has no tokenizer.json"),
-        (cut_the_tokenizer, "cannot be loaded"),
+        (cut_the_tokenizer, "loading the tokenizer of model"),
         (lose_the_template, "has no chat template; save one next to it as chat_template.jinja"),
         (break_the_template, "refuses user: no conversations"),
     ],
