@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.huggingface import hub
 from agents.huggingface.files import find_file
 from agents.prompting.images import has_vision
 from agents.samplers.vllm import find_python
@@ -209,7 +210,8 @@ def check_model(pipeline: Pipeline) -> None:
             f"model hub; download it: hf download {pipeline.model} --local-dir models/{folder.name}, and set "
             f"model: models/{folder.name}"
         )
-    _ask_hub(pipeline.model)
+    if find_file(pipeline.model, "config.json") is None:
+        hub.check_model(pipeline.model)
 
 
 def _check_context(pipeline: Pipeline, folder: Path) -> None:
@@ -222,20 +224,6 @@ def _check_context(pipeline: Pipeline, folder: Path) -> None:
             f"rollout.context_length {context_length}: model {pipeline.model!r} reads {longest} tokens "
             f"(max_position_embeddings in its config.json); set it to {longest} or less"
         )
-
-
-def _ask_hub(model: str) -> None:
-    from huggingface_hub import HfApi
-
-    if find_file(model, "config.json") is not None:
-        return
-    try:
-        HfApi().model_info(model, timeout=10)
-    except Exception as error:  # whatever the hub's client raises, the model is not available
-        raise ConfigError(
-            f"model {model!r} is neither a folder nor on the hub ({type(error).__name__}); give a folder in "
-            "Hugging Face format, or a name on a model hub that this machine can reach"
-        ) from None
 
 
 def check_workers(pipeline: Pipeline) -> None:

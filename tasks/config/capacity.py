@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.huggingface import hub
 from agents.huggingface.files import find_file
 from agents.huggingface.weights import read_shapes
 from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
@@ -23,7 +24,6 @@ from tasks.config.lora import LoraSettings
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
 
-HUB_TIMEOUT_S = 10.0
 CHECKPOINT_BYTES = 16
 """Per trained parameter, in fp32: the weight, AdamW's two moments, the weight in another format."""
 CRITIC_CHECKPOINT_BYTES = 12
@@ -169,9 +169,10 @@ def read_model_size(model: str | Path) -> ModelSize | None:
     config = find_file(model, "config.json")
     parameters = _count_local(config.parent) if config is not None else None
     if parameters is None and not Path(model).is_dir():
-        parameters = _ask_hub(str(model))  # first: without a connection, a download retries for 20 s
+        # Asked first: without a connection, a download retries for 20 s.
+        parameters = hub.count_parameters(str(model))
     if parameters is not None and config is None:
-        config = _download_config(str(model))
+        config = hub.download_config(str(model))
     if parameters is None or config is None:
         return None
     text = read_config(config.parent)
@@ -196,24 +197,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     config |= config.get("text_config", {})
     return config
-
-
-def _download_config(model: str) -> Path | None:
-    from huggingface_hub import hf_hub_download
-
-    with suppress(Exception):  # whatever the hub's client raises, the size is unknown
-        return Path(hf_hub_download(model, "config.json", etag_timeout=HUB_TIMEOUT_S))
-    return None
-
-
-def _ask_hub(model: str) -> int | None:
-    from huggingface_hub import HfApi
-
-    with suppress(Exception):
-        info = HfApi().model_info(model, timeout=HUB_TIMEOUT_S)
-        if info.safetensors is not None:
-            return int(info.safetensors.total)
-    return None
 
 
 def _count_local(folder: Path) -> int | None:

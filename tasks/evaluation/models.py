@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from agents.clients.endpoint import Endpoint
+from agents.huggingface import hub
 from agents.samplers.local import LocalModel
 from agents.settings import Settings
-from envs.errors import ConfigError, describe
+from envs.errors import ConfigError
 from tasks.data.hashes import path_md5
 from tasks.tracking.names import without_password
 from tasks.verl import checkpoints
@@ -145,12 +146,4 @@ def _download(name: str) -> Path:
             f"no policy {name!r}: there is no such folder; give one, the name of a model on a hub "
             "(OWNER/NAME), or the address of an endpoint (http…)"
         )
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name))
-    except Exception as error:  # whatever the hub's client raises, the model is not available
-        raise ConfigError(
-            f"no policy {name!r}: it is neither a folder nor a model that the hub gives "
-            f"({describe(error)[:150]}); correct the name, or download it first"
-        ) from None
+    return hub.download_model(name)

@@ -265,9 +265,7 @@ def test_a_model_of_a_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch: p
     policy = find_policy(NamedPolicy(policy="someone/tiny"))
     assert isinstance(policy, SavedPolicy)
     assert (policy.folder / "config.json").exists()
-    with pytest.raises(
-        ConfigError, match="'someone/other': it is neither a folder nor a model that the hub gives"
-    ):
+    with pytest.raises(ConfigError, match="'someone/other' is not a folder, and asking the hub"):
         find_policy(NamedPolicy(policy="someone/other"))
 
 
