@@ -24,8 +24,6 @@ from flows.cli.run import base, deploy, plan_run, run, stage
 from flows.cli.serve import serve_env, serve_policy, serve_retriever, serve_sites, view
 from flows.cli.sweep import sweep
 
-PROGRAM = (sys.executable, "-c", "from flows.cli.app import main; main()")
-"""Starts `wingspan` in another process; its arguments follow."""
 app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -24,7 +24,7 @@ DataSetName = Annotated[
 @data_app.command("list")
 def list_data() -> None:
     """List the data sets: whether they are here, their size, what they are."""
-    from flows.cli.tables import print_table
+    from flows.display.tables import print_table
 
     print_table(COLUMNS, [*map(_row, DATA_SETS.values())])
 

@@ -10,8 +10,8 @@ from flows.cli.options import PipelineName
 
 def pipelines() -> None:
     """List the pipelines of pipelines.yaml, and the test success of those that were run."""
-    from flows.cli.tables import print_table
     from flows.commands.inventory import PIPELINE_COLUMNS, pipeline_rows
+    from flows.display.tables import print_table
 
     print_table(PIPELINE_COLUMNS, pipeline_rows())
 
@@ -19,8 +19,8 @@ def pipelines() -> None:
 def runs() -> None:
     """List the recorded runs with their state, steps and success, and mark those that were killed."""
     from envs.errors import to_line
-    from flows.cli.tables import print_table
     from flows.commands.runs import COLUMNS, run_rows
+    from flows.display.tables import print_table
     from tasks.tracking.connection import tracking_uri
 
     rows = list(run_rows())
@@ -42,8 +42,8 @@ def envs(
     ] = None,
 ) -> None:
     """List the environments and whether they can be played here, or show one with what it lacks."""
-    from flows.cli.tables import print_table
     from flows.commands.inventory import COLUMNS, environment_facts, environment_rows
+    from flows.display.tables import print_table
 
     if name is None:
         print_table(COLUMNS, environment_rows())
@@ -61,8 +61,8 @@ def doctor(
 
     Exits with status 1 if the pipeline cannot run here.
     """
-    from flows.cli.tables import print_table
     from flows.commands.doctor import COLUMNS, State, examine
+    from flows.display.tables import print_table
 
     findings = examine(pipeline)
     print_table(COLUMNS, [finding.row for finding in findings if show_all or finding.is_needed])

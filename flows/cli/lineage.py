@@ -20,8 +20,8 @@ def lineage(
     import json
     from tempfile import TemporaryDirectory
 
-    from flows.cli.tables import print_table
     from flows.commands.lineage import STAGE_COLUMNS, describe, fact_rows, stage_rows
+    from flows.display.tables import print_table
     from tasks.tracking.references import find_run, read_registration
 
     with TemporaryDirectory() as downloads:
@@ -73,8 +73,8 @@ def _reproduce(reference: str, *, folder: Path | None, with_patch: bool, tempora
     import tempfile
     from contextlib import nullcontext
 
-    from flows.cli.tables import print_table
     from flows.commands.reproduce import prepare_request, reproduce, temporary_folder
+    from flows.display.tables import print_table
     from tasks.reporting.reproduction import COLUMNS
 
     own_folder = Path(tempfile.gettempdir())  # the guardian removes it

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -68,11 +67,6 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
             raise ConfigError(f"--set {text!r} is not KEY=VALUE, e.g. --set train.lr=1e-3")
         overrides[key] = _parse_value(value, option=f"--set {text!r}")
     return overrides
-
-
-def to_options(overrides: Mapping[str, Any]) -> list[str]:
-    """`{"train.lr": 0.001}` → `["--set", "train.lr=0.001"]`: the inverse of `parse_settings`."""
-    return [part for key, value in overrides.items() for part in ("--set", f"{key}={json.dumps(value)}")]
 
 
 def parse_secrets(secrets: list[str]) -> dict[str, str]:

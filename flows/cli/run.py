@@ -11,15 +11,13 @@ import typer
 
 from envs.errors import ConfigError, describe
 from flows.cli.options import IfChanged, PipelineName, Settings, Workspace, parse_secrets, parse_settings
+from flows.program import PROGRAM, REPRODUCTION
 
 if TYPE_CHECKING:
     from flows.plan import Plan
 
 BASE_MODEL = Path("models/textcraft-base")
 """The output of stage `base` in dvc.yaml."""
-REPRODUCTION = "WINGSPAN_REPRODUCTION"
-"""Environment variable of the run that `wingspan reproduce` starts: what can be done next is for that to say,
-which may remove the run's folder."""
 
 
 def run(
@@ -115,7 +113,6 @@ def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Works
     The time is estimated from earlier runs of the pipeline, which are named. Makes every check that `wingspan
     run` makes before it starts. Exits with status 2 if the run would be refused.
     """
-    from flows.cli.tables import print_table
     from flows.commands.costs import COST_COLUMNS, list_costs
     from flows.commands.preview import (
         COLUMNS,
@@ -126,6 +123,7 @@ def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Works
         list_options,
         preview,
     )
+    from flows.display.tables import print_table
 
     plan, forecasts = preview(pipeline, overrides=parse_settings(settings or []), workspace=workspace)
     typer.echo(f"{plan.name} in {plan.workspace}: all checks passed")
@@ -167,7 +165,6 @@ def _take_code_from_here() -> None:
     """
     here, imported_root = Path("flows"), Path(__file__).parents[1]
     if (here / "__init__.py").exists() and not here.samefile(imported_root):
-        from flows.cli.app import PROGRAM
         from tasks.python_path import python_path
 
         environment = os.environ | {"PYTHONPATH": python_path(Path.cwd())}

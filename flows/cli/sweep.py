@@ -41,8 +41,8 @@ def sweep(
     temporary = tempfile.gettempdir()
     from rich.console import Console
 
-    from flows.cli.tables import print_table
     from flows.commands.compare import show
+    from flows.display.tables import print_table
     from flows.endings.guardian import guard
     from flows.endings.stopping import DIED, Stoppable, resume_hint
     from flows.orchestrator.runs import TemporaryServer, server_url

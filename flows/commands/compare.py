@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from flows.cli.tables import print_plain, print_table
+from flows.display.tables import print_plain, print_table
 from tasks.comparison.compare import Comparison
 from tasks.comparison.tables import Table
 

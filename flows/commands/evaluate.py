@@ -3,9 +3,9 @@
 from rich.console import Console
 
 from envs.errors import WingspanError, describe
-from flows.cli.tables import print_plain, print_table
 from flows.display.display import Display
 from flows.display.state import StageState
+from flows.display.tables import print_plain, print_table
 from tasks.evaluation.evaluate import default_folder, evaluate_policy, plan_evaluation
 from tasks.evaluation.models import find_policy
 from tasks.evaluation.record import EvaluationRecord

@@ -9,9 +9,9 @@ from agents.rollout.group import Callbacks
 from agents.types import Trajectory, Turn
 from envs.files import check_writable
 from envs.types import Item, Message
-from flows.cli.tables import print_table
 from flows.commands.play import read_lines
 from flows.commands.turns import TurnPrinter
+from flows.display.tables import print_table
 from tasks.forks.fork import run_fork, run_person
 from tasks.forks.parents import find_parent
 from tasks.forks.records import append_fork, value_of

@@ -15,7 +15,7 @@ from agents.types import StopReason, Turn
 from envs.base import Environment
 from envs.registry import EnvSpec, ExpertStep, find_item, get_env
 from envs.types import Item, Message
-from flows.cli.tables import print_plain
+from flows.display.tables import print_plain
 
 PROMPT = "> "
 HELP = "?: this help   expert: what the scripted expert would do   Ctrl-D: leave   anything else: an action"

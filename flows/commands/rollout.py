@@ -17,8 +17,8 @@ from agents.types import Trajectory
 from envs.errors import ConfigError, describe
 from envs.files import try_lock
 from envs.types import Item
-from flows.cli.tables import print_table
 from flows.commands.turns import TurnPrinter
+from flows.display.tables import print_table
 from tasks.config.environments import check_environments
 from tasks.config.judges import check_judges
 from tasks.config.pipelines import Pipeline

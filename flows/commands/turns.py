@@ -7,7 +7,7 @@ from rich.text import Text
 
 from agents.types import Trajectory, Turn
 from envs.types import Image, Item, Message
-from flows.cli.tables import print_plain
+from flows.display.tables import print_plain
 
 _STYLES = {
     "task": "magenta",

@@ -15,10 +15,10 @@ from rich.control import Control
 from rich.live import Live
 from rich.segment import ControlType, Segment, Segments
 
-from flows.cli.tables import print_plain
 from flows.display.forecast import HorizonAt
 from flows.display.frame import FORMATS, Frames, RunView, describe_metrics, describe_position, format_clock
 from flows.display.state import Clock, StageState, StageView
+from flows.display.tables import print_plain
 from tasks.progress import Progress
 from tasks.rollout.current_episode import EpisodeReader
 

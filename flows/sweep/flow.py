@@ -25,13 +25,13 @@ from prefect.runtime import flow_run
 
 from agents.settings import Positive, Seed
 from envs.errors import WingspanError
-from flows.cli.app import PROGRAM
 from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
 from flows.orchestrator.artifacts import artifact_key
 from flows.orchestrator.events import emit_promoted
 from flows.orchestrator.runs import cancel, orchestrate
+from flows.program import PROGRAM
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
 from tasks.comparison.compare import Comparison, compare
 from tasks.comparison.runs import read_run

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
-from flows.cli.options import to_options
 from flows.plan import check_run, find_disk_need, make_plan
+from flows.program import to_options
 from tasks.cluster.address import cluster_address
 from tasks.comparison.sides import check_same_items, same_data_remedy
 from tasks.config.capacity import read_model_size
