@@ -125,7 +125,11 @@ def list_names(names: Sequence[str], *, limit: int = 8) -> str:
     return ", ".join(names[:limit]) + rest or "none"
 
 
-def suggest(name: str, candidates: Iterable[str]) -> str:
-    """Return `did you mean 'x'? ` for the candidate closest to `name`; empty if none is close."""
-    nearest = difflib.get_close_matches(name, [*candidates], n=1)
-    return f"did you mean {nearest[0]!r}? " if nearest else ""
+def suggest(name: str, candidates: Iterable[str], *, limit: int = 1, prefix: str = "") -> str:
+    """Return `did you mean 'x'? ` for the `limit` candidates closest to `name`; empty if none is close.
+
+    Each is written after `prefix`, which is not compared.
+    """
+    nearest = difflib.get_close_matches(name, [*candidates], n=limit)
+    names = ", ".join(repr(f"{prefix}{candidate}") for candidate in nearest)
+    return f"did you mean {names}? " if names else ""

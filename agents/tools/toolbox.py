@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from itertools import chain
 from typing import Any
 
 from agents.tools.tool import Tool, collect_tools
 from agents.tools.types import ToolResult, ToolStatus, ToolUsage
 from envs.base import EnvCheck, Environment
-from envs.errors import ConfigError
+from envs.errors import ConfigError, suggest
 
 _MAX_NAME_CHARS = 80
 """Characters of an unknown name that are shown."""
@@ -81,7 +80,6 @@ class Toolbox:
 
     def _unknown(self, name: str) -> str:
         quoted_name = repr(name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}...")
-        near = get_close_matches(name.lower()[:_MAX_NAME_CHARS], self.tools, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
+        hint = suggest(name.lower()[:_MAX_NAME_CHARS], self.tools)
         there = f"The tools are: {', '.join(self.tools)}" if self.tools else "There are no tools"
-        return f"there is no tool {quoted_name}{hint} {there}"
+        return f"there is no tool {quoted_name}{f'; {hint}' if hint else '. '}{there}"

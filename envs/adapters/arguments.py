@@ -5,14 +5,13 @@ target is the package's name of the environment; options are keyword arguments o
 JSON if possible (`false`, `5`, `[1, 2]`), else texts.
 """
 
-import difflib
 import json
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 from urllib.parse import unquote
 
-from envs.errors import ConfigError, MissingDependency, list_names
+from envs.errors import ConfigError, MissingDependency, list_names, suggest
 from envs.requirements.detection import pip_install
 
 MAX_LISTED = 12
@@ -43,11 +42,8 @@ def _parse_value(text: str) -> Any:
 def unknown_target(target: str, *, family: str, targets: Iterable[str]) -> ConfigError:
     """The error for a target that the package does not have; suggests the nearest ones that it has."""
     names = sorted(targets)
-    near = difflib.get_close_matches(target, names, n=3, cutoff=0.5)
-    if near:
-        hint = f"did you mean {', '.join(repr(f'{family}:{name}') for name in near)}?"
-    else:
-        hint = f"it has {list_names(names, limit=MAX_LISTED)}"
+    hint = suggest(target, names, limit=3, prefix=f"{family}:")
+    hint = hint.rstrip() or f"it has {list_names(names, limit=MAX_LISTED)}"
     return ConfigError(f"unknown env {f'{family}:{target}'!r}; {hint}")
 
 

@@ -47,3 +47,5 @@ def test_a_line_is_cut_and_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_nearest_name_is_suggested() -> None:
     assert suggest("textcarft", ["babyai", "textcraft"]) == "did you mean 'textcraft'? "
     assert suggest("zzz", iter(["babyai"])) == ""
+    hint = suggest("Taxi", ["Taxi-v3", "Taxi-v4", "Ant-v5"], limit=2, prefix="gymnasium:")
+    assert hint == "did you mean 'gymnasium:Taxi-v4', 'gymnasium:Taxi-v3'? "
