@@ -163,7 +163,7 @@ def _explain_no_receipt(plan: Plan, stage: Stage) -> str:
 
 def _resumption(stage: Stage) -> str | None:
     """Where interrupted training would resume; None if it would start over, and for other stages."""
-    if stage.name != "train" or not would_resume(stage, if_changed="refuse"):
+    if not would_resume(stage, if_changed="refuse"):
         return None
     steps = checkpoints.complete_steps(stage.workspace / "train" / "checkpoints")
     return f"it resumes after step {steps[-1]}" if steps else "it was stopped before its first checkpoint"

@@ -60,6 +60,8 @@ class Stage:
     params: Mapping[str, Any]
     """By dotted key within the pipeline, e.g. `{"train": {"lr": 3e-4, …}, "seed": 0}`."""
     outs: tuple[Path, ...]
+    is_resumable: bool = False
+    """Whether it goes on where it was stopped, for which DVC keeps its outputs (`persist: true`)."""
     user_code: tuple[Path, ...] = ()
     """Those of `deps` that are the user's code, outside of the packages."""
 
@@ -125,6 +127,7 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
             deps=tuple(resolve(dep) for dep in body["deps"]),
             params={key: lookup(values, key) for key in keys},
             outs=tuple(resolve(out) for kind in _OUTPUTS for out in body.get(kind, [])),
+            is_resumable=any(map(_is_kept, body.get("outs", []))),
         )
     stages = {name: _add_user_files(stage, pipeline) for name, stage in stages.items()}
     return stages if pipeline.warmup is not None else _without_warmup(stages)
@@ -224,12 +227,17 @@ def claim_checkpoints(train: Stage, *, if_changed: IfChanged) -> bool:
     return False
 
 
-def would_resume(train: Stage, *, if_changed: IfChanged) -> bool:
-    """Whether `train/` holds training that would be resumed. Raises `ConfigError` for a missing input."""
-    mark = train.workspace / FINISHED
+def would_resume(stage: Stage, *, if_changed: IfChanged) -> bool:
+    """Whether `stage` is training, and `train/` holds some that would be resumed.
+
+    Raises `ConfigError` for a missing input.
+    """
+    if not stage.is_resumable:
+        return False
+    mark = stage.workspace / FINISHED
     if mark.exists():
-        return mark.read_text() == stage_key(train)
-    changes = changed_inputs(train)
+        return mark.read_text() == stage_key(stage)
+    changes = changed_inputs(stage)
     return changes is not None and (not changes or if_changed == "resume")
 
 
@@ -321,6 +329,10 @@ def _is_of_hub(path: Path) -> bool:
     return not (path.parts[0] in (*CODE, DATA, str(RUNS)) or path.is_absolute() or path.suffix)
 
 
+def _is_kept(out: Any) -> bool:
+    return isinstance(out, dict) and any(options.get("persist") for options in out.values())
+
+
 def _interpolate(template: str, *, key: str, item: Mapping[str, Any]) -> str:
     def value_of(match: re.Match[str]) -> str:
         expression = match[1]
@@ -354,7 +366,7 @@ def _add_user_files(stage: Stage, pipeline: Pipeline) -> Stage:
     if "agent" in stage.params:
         modules += agent_code(agent)
         files += [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
-    if stage.name == "train":
+    if "train" in stage.params:
         algorithm = pipeline.train.algorithm
         modules += algorithm_code(algorithm)
         if isinstance(algorithm, OfflineAlgorithm):

@@ -20,6 +20,7 @@ from flows.lineage.stages import (
     holds,
     make_receipt,
     stage_key,
+    would_resume,
 )
 from flows.run import STAGES
 from tasks.algorithms.registry import ALGORITHMS, register_algorithm
@@ -151,6 +152,15 @@ def test_a_downloaded_data_set_is_an_input_of_all_that_play_its_environment(
     assert changed_keys(before, keys(pipeline)) == {"prepare", *AGENT_STAGES}
     assert keys(pipeline, code=False)["train"] != before["train"]
     assert keys() == without
+
+
+def test_the_stage_whose_outputs_dvc_keeps_is_resumable(project: Path) -> None:
+    stages = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)
+    assert [name for name, stage in stages.items() if stage.is_resumable] == ["train"]
+    mark = Path("runs", NAME) / FINISHED
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_text(stage_key(stages["evaluate"]))
+    assert not would_resume(stages["evaluate"], if_changed="refuse")
 
 
 def test_contents_and_not_times_change_keys(project: Path) -> None:

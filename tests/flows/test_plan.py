@@ -156,7 +156,7 @@ def refusal(overrides: dict[str, Any]) -> str:
         (SHORT, "prompts of data.parts.two-step have 77 tokens or more"),
         (SHORT | {"warmup": None}, "tokens or more, and rollout.max_tokens_per_turn 10 do not fit behind"),
         ({"model": "Qwen/Qwen2.5-0.5B"}, "hf download Qwen/Qwen2.5-0.5B --local-dir models/Qwen2.5-0.5B"),
-        ({"agent.format": "json:JSONDecoder", "warmup": None}, "'json:JSONDecoder' cannot be made"),
+        ({"agent.format": "json:JSONDecoder", "warmup": None}, "making 'json:JSONDecoder' raised TypeError"),
         ({"agent.reward": "qa_exact_match"}, "add a column 'answer' to the data"),
     ],
 )  # fmt: skip
