@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -107,7 +107,7 @@ class Endpoint(RequestLimits):
     @classmethod
     def of(cls, settings: EndpointSettings) -> Self:
         """The endpoint of `settings`. Raises `ConfigError` for an invalid URL or name of a variable."""
-        limits = settings.model_dump(include={"request_timeout_s", "tries", "requests_per_s", "concurrent"})
+        limits = settings.model_dump(include={limit.name for limit in fields(RequestLimits)})
         return cls(settings.url, settings.model, api_key_variable=settings.key_from, **limits)
 
     def __post_init__(self) -> None:

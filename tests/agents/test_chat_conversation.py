@@ -10,6 +10,7 @@ from agents.clients.endpoint import ChatClient, Endpoint
 from agents.formats.calls import ParsedTurn
 from agents.rollout.chat_conversation import ChatConversation
 from agents.rollout.rollout import rollout
+from agents.settings import EndpointSettings
 from agents.tools.tool import tool
 from agents.types import EpisodeLimits, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.errors import ConfigError
@@ -227,6 +228,14 @@ def test_a_wrong_key_or_model_ends_all_at_once(monkeypatch: pytest.MonkeyPatch) 
             == "5"
         )
     assert set(server.keys) == {"Bearer right"}
+
+
+def test_the_endpoint_of_settings_has_their_defaults_and_limits() -> None:
+    place: dict[str, Any] = {"url": "http://127.0.0.1:9/v1", "model": "toy"}
+    limits: dict[str, Any] = {"request_timeout_s": 2.0, "tries": 3, "requests_per_s": 4.0, "concurrent": 5}
+    assert Endpoint.of(EndpointSettings(**place)) == Endpoint(**place)
+    assert Endpoint.of(EndpointSettings(**place, **limits)) == Endpoint(**place, **limits)
+    assert limits.keys() == EndpointSettings.model_fields.keys() - place.keys() - {"key_from"}
 
 
 def test_a_key_in_the_place_of_its_variable_is_refused_and_not_shown() -> None:
