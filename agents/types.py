@@ -77,8 +77,8 @@ UNLIMITED = EpisodeLimits(
 class Completion:
     """What the policy sampled, exactly."""
 
-    token_ids: list[int]  # [C], the stop token included when one was sampled
-    logprobs: list[float]  # [C], natural log
+    token_ids: tuple[int, ...]  # [C], the stop token included when one was sampled
+    logprobs: tuple[float, ...]  # [C], natural log
     finish_reason: FinishReason
     policy_version: int
     """Global step of the weights that sampled it."""

@@ -101,7 +101,7 @@ def random_trajectories(conversations: int, length: int) -> list[Trajectory]:
     """Each turn in one of as many states as there are turns; some end at the goal."""
     rng = random.Random(0)
     completion = Completion(
-        token_ids=[0] * length, logprobs=[0.0] * length, finish_reason=FinishReason.STOP, policy_version=0
+        token_ids=(0,) * length, logprobs=(0.0,) * length, finish_reason=FinishReason.STOP, policy_version=0
     )
     turns = [
         Turn(completion=completion, text="", action="", observation="", reward=0.0, state=str(state))

@@ -74,7 +74,7 @@ async def play(sampler: Sampler, *, episodes: int, vocab_size: int, seed: int) -
             assert len(completion.token_ids) == COMPLETION, (
                 f"turn {turn} has {len(completion.token_ids)} tokens"
             )
-            conversation += completion.token_ids + tokens(OBSERVATION)
+            conversation += [*completion.token_ids, *tokens(OBSERVATION)]
 
     groups = -(-episodes // GROUP)
     prompts = [tokens(PROMPT) for _ in range(groups)]

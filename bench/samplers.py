@@ -56,8 +56,8 @@ class Subject(ABC):
 
 def _completion(token_ids: Sequence[int], logprobs: Sequence[float]) -> Completion:
     return Completion(
-        token_ids=list(token_ids),
-        logprobs=list(logprobs),
+        token_ids=tuple(token_ids),
+        logprobs=tuple(logprobs),
         finish_reason=FinishReason.LENGTH,
         policy_version=0,
     )

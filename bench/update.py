@@ -164,8 +164,8 @@ def random_rows(pipeline: Pipeline, *, items: int) -> list[TrainingRow]:
         for sample_index in range(pipeline.rollout.group_size):
             response_ids = tokens(max(2, min(room, int(MEDIAN_RESPONSE * rng.lognormvariate(0.0, SPREAD)))))
             completion = Completion(
-                token_ids=response_ids,
-                logprobs=[-1.0] * len(response_ids),
+                token_ids=tuple(response_ids),
+                logprobs=(-1.0,) * len(response_ids),
                 finish_reason=FinishReason.STOP,
                 policy_version=0,
             )

@@ -134,7 +134,7 @@ class Rendering:
             turn = parse(head + text)
         return completion, _read(turn, text, call_prefix)
 
-    def _tokens_of(self, ids: list[int], *, characters: int) -> int:
+    def _tokens_of(self, ids: Sequence[int], *, characters: int) -> int:
         """The smallest number of `ids` whose text has so many characters."""
         decode = self._renderer.decode
         return 1 + bisect_left(range(1, len(ids)), characters, key=lambda count: len(decode(ids[:count])))

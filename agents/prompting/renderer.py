@@ -38,7 +38,7 @@ Span = tuple[int, int]
 """Start and end, exclusive."""
 
 _Encode = Callable[[str], list[int]]
-_Decode = Callable[[list[int]], str]
+_Decode = Callable[[Sequence[int]], str]
 _EncodeWithOffsets = Callable[[str], tuple[list[int], list[Span]]]
 
 

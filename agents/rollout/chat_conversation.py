@@ -144,8 +144,8 @@ class ChatConversation:
             thought=reasoning.strip() if isinstance(reasoning, str) else "",
             parsed=parsed,
             completion=Completion(
-                token_ids=[],
-                logprobs=[],
+                token_ids=(),
+                logprobs=(),
                 finish_reason=FinishReason.LENGTH if reply.finish_reason == "length" else FinishReason.STOP,
                 policy_version=reply.policy_version,
             ),

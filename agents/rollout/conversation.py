@@ -242,7 +242,7 @@ class TokenConversation:
 class _Exchange(NamedTuple):
     """A turn in the context."""
 
-    completion_ids: list[int]
+    completion_ids: tuple[int, ...]
     reply_ids: Sequence[int]
     images: Sequence[Image]
 
@@ -394,7 +394,7 @@ class _Context:
         self.segment_images = () if is_whole else tuple(self.images)
         return True
 
-    def _visible(self, completion_ids: list[int]) -> list[int]:
+    def _visible(self, completion_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The part of a completion that later turns see.
 
         If the chat template has opened the thought, the mark that closes it stays.

@@ -233,7 +233,7 @@ class ReplayedSampler:
     def _encode(self, turn: Turn, params: SamplingParams) -> Completion:
         is_closed = turn.completion.finish_reason is FinishReason.STOP
         ids = [*self._renderer.encode(turn.text), *(params.stop_token_ids[:1] if is_closed else ())]
-        return replace(turn.completion, token_ids=ids, logprobs=[0.0] * len(ids))
+        return replace(turn.completion, token_ids=tuple(ids), logprobs=(0.0,) * len(ids))
 
 
 class ReplayedChat:
@@ -288,7 +288,7 @@ def _message(turn: Turn, *, has_tools: bool) -> Mapping[str, Any]:
 
 
 def _without_tokens(turn: Turn) -> Turn:
-    completion = replace(turn.completion, token_ids=[], logprobs=[])
+    completion = replace(turn.completion, token_ids=(), logprobs=())
     return replace(turn, completion=completion, observation_ids=(), observation_spans=(), prompt_ids=None)
 
 

@@ -158,7 +158,7 @@ class TextConversation:
         self._turn += 1
         if text is None:
             return None
-        completion = Completion(token_ids=[], logprobs=[], finish_reason=FinishReason.STOP, policy_version=0)
+        completion = Completion(token_ids=(), logprobs=(), finish_reason=FinishReason.STOP, policy_version=0)
         return ModelTurn(text=text, completion=completion)
 
     async def add_reply(self, messages: Sequence[Message], *, turns_left: int) -> Continuation:

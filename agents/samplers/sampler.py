@@ -102,8 +102,8 @@ class ScriptedSampler:
         has_stop_token = bool(params.stop_token_ids) and len(ids) <= params.max_tokens
         ids = ids[: params.max_tokens]
         return Completion(
-            token_ids=ids,
-            logprobs=[0.0] * len(ids),
+            token_ids=tuple(ids),
+            logprobs=(0.0,) * len(ids),
             finish_reason=FinishReason.STOP if has_stop_token else FinishReason.LENGTH,
             policy_version=self.policy_version,
         )

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from agents.types import Completion, FinishReason
 
-Decode = Callable[[list[int]], str]
+Decode = Callable[[Sequence[int]], str]
 
 _MARGIN = 8
 """Tokens decoded in addition to those of the longest stop text: decoders change how a text begins."""
@@ -58,7 +58,7 @@ class StopDetector:
         # Most tokens decode to at least one byte; the margin covers the few that decode to none.
         self._window = max((len(stop_text.encode()) for stop_text in stop), default=0) + _MARGIN
 
-    def is_reached(self, token_ids: list[int]) -> bool:
+    def is_reached(self, token_ids: Sequence[int]) -> bool:
         """Whether the text of `token_ids` ([C]) contains a stop text; the last token is new."""
         end = self._decode(token_ids[-self._window :])
         if not any(stop_text in end for stop_text in self._stop):

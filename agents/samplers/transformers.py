@@ -131,10 +131,13 @@ class TransformersSampler:
                     positions = positions.amax().expand(positions.shape[0], 1, 1) + 1
                     inputs["position_ids"] = positions
         return Completion(
-            token_ids=tokens, logprobs=logprobs, finish_reason=reason or FinishReason.LENGTH, policy_version=0
+            token_ids=tuple(tokens),
+            logprobs=tuple(logprobs),
+            finish_reason=reason or FinishReason.LENGTH,
+            policy_version=0,
         )
 
-    def _decode(self, token_ids: list[int]) -> str:
+    def _decode(self, token_ids: Sequence[int]) -> str:
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._folder)
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))

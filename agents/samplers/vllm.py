@@ -204,8 +204,8 @@ class VllmSampler:
                 f"{episode_id}: vLLM refuses the request: {to_line(message['error'], limit=200)}"
             )
         return Completion(
-            token_ids=message["token_ids"],
-            logprobs=message["logprobs"],
+            token_ids=tuple(message["token_ids"]),
+            logprobs=tuple(message["logprobs"]),
             finish_reason=FinishReason(message["reason"]),
             policy_version=message["version"],
         )

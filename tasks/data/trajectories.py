@@ -63,12 +63,17 @@ def trajectory_from_dict(values: dict[str, Any]) -> Trajectory:
 
 def _turn_from_dict(values: dict[str, Any]) -> Turn:
     completion = values["completion"]
-    finish_reason = FinishReason(completion["finish_reason"])
+    completion = {
+        **completion,
+        "token_ids": tuple(completion["token_ids"]),
+        "logprobs": tuple(completion["logprobs"]),
+        "finish_reason": FinishReason(completion["finish_reason"]),
+    }
     prompt_ids = values["prompt_ids"]
     return Turn(
         **{
             **values,
-            "completion": Completion(**{**completion, "finish_reason": finish_reason}),
+            "completion": Completion(**completion),
             "observation_ids": tuple(values["observation_ids"]),
             "observation_spans": tuple((start, end) for start, end in values["observation_spans"]),
             "prompt_ids": None if prompt_ids is None else tuple(prompt_ids),

@@ -105,8 +105,8 @@ class VerlSampler:
             raise SamplerFailed(f"{episode_id}: no tokens came back ({output.stop_reason})")
         ids = list(output.token_ids)
         return Completion(
-            token_ids=ids,
-            logprobs=list(output.log_probs),
+            token_ids=tuple(ids),
+            logprobs=tuple(output.log_probs),
             # A stop text is none of the tokens: who asked for it finds it (`agents/samplers/stop_texts.py`).
             finish_reason=FinishReason.STOP if ids[-1] in params.stop_token_ids else FinishReason.LENGTH,
             # Servers that no trainer has given weights to have no step.

@@ -61,7 +61,7 @@ def test_actions_in_text_and_what_is_asked() -> None:
         ("", "add 2", "The total is 3."),
     ]
     assert trajectory.prompt_ids == ()
-    assert [(t.completion.token_ids, t.completion.logprobs) for t in trajectory.turns] == [([], [])] * 2
+    assert [(t.completion.token_ids, t.completion.logprobs) for t in trajectory.turns] == [((), ())] * 2
     assert server.requests[0] == {
         "model": "toy",
         "messages": [{"role": "user", "content": "Goal: reach 3."}],

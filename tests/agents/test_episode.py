@@ -225,8 +225,8 @@ class RandomSampler:
         if self.stop is not None:
             ids.append(self.stop)
         answer = Completion(
-            token_ids=ids,
-            logprobs=[-self.rng.random() for _ in ids],
+            token_ids=tuple(ids),
+            logprobs=tuple(-self.rng.random() for _ in ids),
             finish_reason=FinishReason.LENGTH if self.stop is None else FinishReason.STOP,
             policy_version=len(self.answers),
         )
@@ -307,8 +307,8 @@ class Faulty:
 
 def a_completion(tokens: int, logprobs: int) -> Completion:
     return Completion(
-        token_ids=[20] * tokens,
-        logprobs=[0.0] * logprobs,
+        token_ids=(20,) * tokens,
+        logprobs=(0.0,) * logprobs,
         finish_reason=FinishReason.LENGTH,
         policy_version=0,
     )

@@ -195,7 +195,7 @@ def test_a_policy_shows_no_pictures_itself() -> None:
         class Forger(ScriptedSampler):
             async def sample(self, prompt_ids: Any, **options: Any) -> Completion:
                 return Completion(
-                    token_ids=[PAD], logprobs=[0.0], finish_reason=FinishReason.LENGTH, policy_version=0
+                    token_ids=(PAD,), logprobs=(0.0,), finish_reason=FinishReason.LENGTH, policy_version=0
                 )
 
         gateway = seeing(Forger([], encode=encode))

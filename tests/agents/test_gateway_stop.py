@@ -43,8 +43,8 @@ def decode(ids: Sequence[int]) -> str:
 
 def completion_of(ids: list[int]) -> Completion:
     return Completion(
-        token_ids=ids,
-        logprobs=[-0.1 * i for i in range(len(ids))],
+        token_ids=tuple(ids),
+        logprobs=tuple(-0.1 * i for i in range(len(ids))),
         finish_reason=FinishReason.STOP,
         policy_version=3,
     )
@@ -68,7 +68,7 @@ def test_a_completion_ends_with_the_first_token_by_which_its_text_has_a_stop(
     cut_completion = cut_at_stop(completion_of(ids), stop, decode=decode)
     length = first_tokens_with(ids, stop)
     assert length is not None
-    assert cut_completion.token_ids == ids[:length]
+    assert cut_completion.token_ids == tuple(ids[:length])
     assert cut_completion.logprobs == completion_of(ids).logprobs[:length]
     assert cut_completion.finish_reason is FinishReason.CUT
     before = text_before(decode(cut_completion.token_ids), stop)
@@ -134,7 +134,7 @@ def test_a_stop_text_within_a_token_leaves_that_token_whole() -> None:
             async with client_of(session.base_url) as client:
                 assert (await ask(client, [QUESTION], stop="ot")).content == "the t"
             (turn,) = session.trajectory().turns
-        assert turn.completion.token_ids == [*encode("the"), token]
+        assert turn.completion.token_ids == (*encode("the"), token)
 
     asyncio.run(work())
 

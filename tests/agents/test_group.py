@@ -201,7 +201,7 @@ def test_plays_of_one_name_draw_alike_and_others_do_not(tmp_path: Path) -> None:
             groups = asyncio.run(main())
         finally:
             sampler.close()
-        return [turn.completion.token_ids for group in groups for t in group for turn in t.turns]
+        return [[*turn.completion.token_ids] for group in groups for t in group for turn in t.turns]
 
     first = words("one", capacity=12)
     assert first == words("one", capacity=2)

@@ -163,7 +163,10 @@ class Viewer:
         ids.append(params.stop_token_ids[0])
         self.sampled_ids += ids
         return Completion(
-            token_ids=ids, logprobs=[-1.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0
+            token_ids=tuple(ids),
+            logprobs=(-1.0,) * len(ids),
+            finish_reason=FinishReason.STOP,
+            policy_version=0,
         )
 
 
@@ -238,7 +241,7 @@ def test_pictures_of_tools_come_with_their_answers() -> None:
             calls = [{"name": "look", "arguments": {"left": left}} for left in (True, False)]
             text = calls if len(self.requests) == 1 else {"answer": "done"}
             ids = [*encode(json.dumps(text)), asked["params"].stop_token_ids[0]]
-            return replace(completion, token_ids=ids, logprobs=[-1.0] * len(ids))
+            return replace(completion, token_ids=tuple(ids), logprobs=(-1.0,) * len(ids))
 
     box = Toolbox([look])
     sampler = Looks(0)
@@ -261,7 +264,7 @@ def test_pictures_of_tools_come_with_their_answers() -> None:
 def test_a_policy_that_says_a_picture_is_not_believed() -> None:
     class Forger(Viewer):
         async def sample(self, prompt_ids: Any, **asked: Any) -> Completion:
-            return replace(await super().sample(prompt_ids, **asked), token_ids=[PAD], logprobs=[-1.0])
+            return replace(await super().sample(prompt_ids, **asked), token_ids=(PAD,), logprobs=(-1.0,))
 
     with pytest.raises(SamplerFailed, match="stands for an image"):
         play_episode(Forger(0), ToyEnv(), toy_item(), policy=ContextPolicy())
@@ -282,7 +285,7 @@ def test_a_summary_goes_on_with_the_pictures_of_the_opening_and_of_its_own_turn(
             )
             text = ([look], [look, cut], {"answer": "done"})[len(self.requests) - 1]
             ids = [*encode(json.dumps(text)), asked["params"].stop_token_ids[0]]
-            return replace(completion, token_ids=ids, logprobs=[-1.0] * len(ids))
+            return replace(completion, token_ids=tuple(ids), logprobs=(-1.0,) * len(ids))
 
     class Opens(ToyEnv):
         async def reset(self, item: Item) -> Any:

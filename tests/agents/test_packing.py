@@ -20,8 +20,8 @@ def a_turn(
     spans: tuple[tuple[int, int], ...] = (),
 ) -> Turn:
     completion = Completion(
-        token_ids=completion_ids,
-        logprobs=logprobs if logprobs is not None else [-0.5] * len(completion_ids),
+        token_ids=tuple(completion_ids),
+        logprobs=tuple(logprobs if logprobs is not None else [-0.5] * len(completion_ids)),
         finish_reason=FinishReason.STOP,
         policy_version=version,
     )
@@ -87,7 +87,7 @@ def test_segments_by_hand() -> None:
 def test_packing_leaves_the_trajectory_as_it_was() -> None:
     turns = [a_turn([11], [21]), a_turn([12], [])]
     pack(a_trajectory(turns, prompt=[1]))
-    assert [t.completion.token_ids for t in turns] == [[11], [12]]
+    assert [t.completion.token_ids for t in turns] == [(11,), (12,)]
     assert [t.observation_ids for t in turns] == [(21,), ()]
 
 

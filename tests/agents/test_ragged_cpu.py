@@ -123,4 +123,4 @@ def test_long_and_short_episodes_sample_what_each_would_alone(kind: str) -> None
         for name, completion in complete(engine, playing, params=params).items():
             reference = reference_logprobs(model, prompts[name], completion.token_ids)
             assert completion.logprobs == pytest.approx(reference, abs=2e-4)
-            prompts[name] += completion.token_ids + random_tokens(rng, rng.choice([1, 2, 25]))
+            prompts[name] += [*completion.token_ids, *random_tokens(rng, rng.choice([1, 2, 25]))]

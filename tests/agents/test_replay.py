@@ -198,7 +198,7 @@ def test_a_model_with_other_tokens_gets_the_texts() -> None:
     # The file's tokens are of one tokenizer: those of the other are left out.
     assert forked.turns[0] == trajectory.turns[0]
     assert forked.prompt_ids == trajectory.prompt_ids
-    assert (forked.turns[1].completion.token_ids, forked.turns[1].text) == ([], "Action: add 2")
+    assert (forked.turns[1].completion.token_ids, forked.turns[1].text) == ((), "Action: add 2")
 
 
 def test_another_observation_is_shown_and_the_environment_is_as_it_was() -> None:

@@ -121,7 +121,7 @@ def test_a_local_model_gives_tokens(tmp_path: Path) -> None:
         episodes = rollout([toy_item()], limits=limits, **(arguments | changes))
         assert {t.stop_reason for t in episodes} == {StopReason.MAX_TURNS}
         assert all(t.prompt_ids for t in episodes)
-        return [[turn.completion.token_ids for turn in t.turns] for t in episodes]
+        return [[[*turn.completion.token_ids] for turn in t.turns] for t in episodes]
 
     first_run = play()
     assert first_run == play()

@@ -24,7 +24,7 @@ PARAMS = (
     SamplingParams(max_tokens=5, temperature=0),
 )
 
-Played = list[tuple[list[int], list[float]]]  # tokens and log-probs of each turn
+Played = list[tuple[tuple[int, ...], tuple[float, ...]]]  # tokens and log-probs of each turn
 
 
 @pytest.fixture(scope="module", params=[*KINDS, "shipped"])
@@ -55,7 +55,7 @@ class EpisodeSet:
         turns = self.turns_by_episode[episode]
         turns.append((completion.token_ids, completion.logprobs))
         observation = _tokens(f"{episode} observes {len(turns)}", (1, 9, 2, 30)[len(turns) % 4])
-        self.prompts[episode] = self.prompts[episode] + completion.token_ids + observation
+        self.prompts[episode] = [*self.prompts[episode], *completion.token_ids, *observation]
         if (int(episode) + len(turns)) % 5 == 0:  # some turn's end is forgotten
             self.prompts[episode] = self.prompts[episode][:-12] + observation
 

@@ -67,7 +67,7 @@ def test_greedy_is_what_generate_gives_over_several_turns(model: Any, rng: rando
                     max_new_tokens=7,
                     do_sample=False,
                 )[0, len(prompt) :].tolist()
-            assert completions[episode].token_ids == reference
+            assert [*completions[episode].token_ids] == reference
             prompts[episode] = prompt + reference + random_tokens(rng, rng.randrange(1, 9))
     assert engine.stats.reused_tokens > 0
 
@@ -83,7 +83,7 @@ def test_logprobs_are_those_of_the_full_forward(model: Any, rng: random.Random, 
                 model, prompts[episode], completion.token_ids, temperature=temperature
             )
             assert completion.logprobs == pytest.approx(reference, abs=1e-4)
-            prompts[episode] += completion.token_ids + random_tokens(rng, rng.randrange(1, 12))
+            prompts[episode] += [*completion.token_ids, *random_tokens(rng, rng.randrange(1, 12))]
 
 
 def test_logprobs_ignore_the_filters(llama: Any, rng: random.Random) -> None:
@@ -119,7 +119,7 @@ def test_requests_join_and_leave_at_any_step(model: Any, rng: random.Random) -> 
             prompt = conversations[episode]
             reference = reference_logprobs(model, prompt, completion.token_ids)
             assert completion.logprobs == pytest.approx(reference, abs=1e-4)
-            prompt += completion.token_ids + random_tokens(rng, rng.choice([1, 2, 5, 67]))
+            prompt += [*completion.token_ids, *random_tokens(rng, rng.choice([1, 2, 5, 67]))]
             num_checked += 1
             if len(prompt) < CONTEXT - 10:
                 ready.append(episode)
@@ -138,7 +138,7 @@ def test_a_warm_engine_samples_what_a_cold_one_does(model: Any, rng: random.Rand
             alone = complete(make_engine(model, seed=3), {episode: prompt}, params=params)[episode]
             assert together[episode].token_ids == alone.token_ids
             assert together[episode].logprobs == pytest.approx(alone.logprobs, abs=1e-4)
-            prompts[episode] = prompt + alone.token_ids + random_tokens(rng, 3)
+            prompts[episode] = [*prompt, *alone.token_ids, *random_tokens(rng, 3)]
 
 
 def test_a_group_computes_its_prompt_once_and_each_turn_only_the_new(llama: Any, rng: random.Random) -> None:
@@ -150,7 +150,7 @@ def test_a_group_computes_its_prompt_once_and_each_turn_only_the_new(llama: Any,
     assert engine.stats.reused_tokens == 7 * 49
     assert engine.stats.sampled_tokens == 8 * 5
     for episode in prompts:
-        prompts[episode] = prompts[episode] + first[episode].token_ids + [5, 6]
+        prompts[episode] = [*prompts[episode], *first[episode].token_ids, 5, 6]
     complete(engine, prompts, params=SamplingParams(max_tokens=5))
     # the last sampled token was never computed
     assert engine.stats.prefilled_tokens == 49 + 8 + 8 * 3
@@ -164,9 +164,9 @@ def test_a_changed_history_is_computed_again(model: Any, rng: random.Random) -> 
     params = SamplingParams(max_tokens=6)
     sample_ids = complete(engine, {"e": prompt}, params=params)["e"].token_ids
     histories = [
-        prompt + sample_ids[:3] + [9, 8, 7],  # diverges within what was sampled
-        prompt + sample_ids[:3] + [9, 8, 7],  # the same again
-        prompt + sample_ids[:2],  # shorter
+        [*prompt, *sample_ids[:3], 9, 8, 7],  # diverges within what was sampled
+        [*prompt, *sample_ids[:3], 9, 8, 7],  # the same again
+        [*prompt, *sample_ids[:2]],  # shorter
         [*prompt[:-1], 3, *sample_ids],  # diverges at the end of the first prompt
         [*prompt[:10], 3, *prompt[11:]],  # diverges within the shared part
         prompt[:5],
@@ -184,7 +184,7 @@ def test_new_weights_leave_nothing_of_the_old_in_the_cache(llama: Any, rng: rand
     params = SamplingParams(max_tokens=TOKENS_PER_STEP + 3)
     old = complete(engine, {"e": prompt}, params=params)["e"]
     assert old.policy_version == 0
-    history = prompt + old.token_ids + [5]
+    history = [*prompt, *old.token_ids, 5]
     # one request is under way, one has not begun: both are answered by the new weights alone
     engine.submit(Request(request_id=0, episode_id="e", prompt_ids=history, params=params))
     engine.step()
@@ -228,7 +228,7 @@ def test_few_slots_evict_the_oldest_and_stay_right(model: Any, rng: random.Rando
         for episode, completion in complete(engine, prompts, params=params).items():
             reference = reference_logprobs(model, prompts[episode], completion.token_ids)
             assert completion.logprobs == pytest.approx(reference, abs=1e-4)
-            prompts[episode] += completion.token_ids + random_tokens(rng, 2)
+            prompts[episode] += [*completion.token_ids, *random_tokens(rng, 2)]
     # each time the two that hold a slot go first, and the other three take their places
     assert engine.stats.evictions == 3 * 3
 
@@ -270,7 +270,7 @@ def test_seed_and_episode_choose_the_tokens(llama: Any, rng: random.Random) -> N
     prompt = random_tokens(rng, 20)
     params = SamplingParams(max_tokens=12)
 
-    def tokens(seed: int, episode: str) -> list[int]:
+    def tokens(seed: int, episode: str) -> tuple[int, ...]:
         return complete(make_engine(llama, seed=seed), {episode: prompt}, params=params)[episode].token_ids
 
     assert tokens(0, "a") == tokens(0, "a")

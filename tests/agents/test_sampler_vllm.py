@@ -123,7 +123,7 @@ def test_greedy_is_what_generate_gives_over_several_turns(sampler: VllmSampler, 
                 do_sample=False,
                 eos_token_id=None,
             )
-        assert completion.token_ids == expected[0, len(conversation) :].tolist()
+        assert [*completion.token_ids] == expected[0, len(conversation) :].tolist()
         assert completion.logprobs == pytest.approx(
             reference_logprobs(model, conversation, completion.token_ids), abs=1e-4
         )

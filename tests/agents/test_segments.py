@@ -31,7 +31,7 @@ class Recorder:
     def __init__(self, inner: Sampler) -> None:
         self.inner = inner
         self.prompts: list[list[int]] = []
-        self.completions: list[list[int]] = []
+        self.completions: list[tuple[int, ...]] = []
 
     async def sample(
         self,
@@ -67,8 +67,8 @@ class RandomWords:
         ids = encode(f"{thoughts}\n\nAction: add 0")[: params.max_tokens - 1]
         ids += [rng.choice([params.stop_token_ids[0], encode("!")[0]])]
         return Completion(
-            token_ids=ids,
-            logprobs=[-rng.random() for _ in ids],
+            token_ids=tuple(ids),
+            logprobs=tuple(-rng.random() for _ in ids),
             finish_reason=FinishReason.STOP,
             policy_version=rng.randint(0, 3),
         )

@@ -85,7 +85,9 @@ def test_an_episode_is_as_wide_as_the_terminal_and_markup_is_text() -> None:
 
 
 def make_turn(action: str, *, failed: bool = False) -> Turn:
-    completion = Completion(token_ids=[1], logprobs=[0.0], finish_reason=FinishReason.STOP, policy_version=0)
+    completion = Completion(
+        token_ids=(1,), logprobs=(0.0,), finish_reason=FinishReason.STOP, policy_version=0
+    )
     return Turn(
         completion=completion,
         text=f"Action: {action}",

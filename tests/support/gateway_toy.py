@@ -131,8 +131,8 @@ class RandomSampler:
         ids += [params.stop_token_ids[0]] if is_stopped else []
         self.samples.append((list(prompt_ids), ids))
         return Completion(
-            token_ids=ids,
-            logprobs=[-0.1 * i for i in range(len(ids))],
+            token_ids=tuple(ids),
+            logprobs=tuple(-0.1 * i for i in range(len(ids))),
             finish_reason=FinishReason.STOP if is_stopped else FinishReason.LENGTH,
             policy_version=5,
         )

@@ -57,8 +57,8 @@ def make_trajectory(
 ) -> Trajectory:
     """An episode whose completions have three tokens with log-probs -0.5, -1.0 and -0.25."""
     completion = Completion(
-        token_ids=[5, 6, 7],
-        logprobs=[-0.5, -1.0, -0.25],
+        token_ids=(5, 6, 7),
+        logprobs=(-0.5, -1.0, -0.25),
         finish_reason=FinishReason.STOP,
         policy_version=version,
     )

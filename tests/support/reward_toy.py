@@ -23,7 +23,7 @@ def make_trajectory(
         turns=tuple(
             Turn(
                 completion=Completion(
-                    token_ids=[11], logprobs=[-0.5], finish_reason=FinishReason.STOP, policy_version=0
+                    token_ids=(11,), logprobs=(-0.5,), finish_reason=FinishReason.STOP, policy_version=0
                 ),
                 text=text,
                 action=text,

@@ -1,6 +1,7 @@
 """Small random models for the CPU engine, and Hugging Face's own forward to compare it with."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,12 +81,12 @@ def complete(
 
 
 def reference_logprobs(
-    model: Any, prompt: list[int], completion_ids: list[int], *, temperature: float = 1.0
+    model: Any, prompt: Sequence[int], completion_ids: Sequence[int], *, temperature: float = 1.0
 ) -> list[float]:
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + completion_ids])).logits[0]
+        logits = model(torch.tensor([[*prompt, *completion_ids]])).logits[0]
     logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, dim=-1)
-    return logprobs[range(len(completion_ids)), completion_ids].tolist()
+    return logprobs[range(len(completion_ids)), [*completion_ids]].tolist()
 
 
 def random_tokens(rng: random.Random, count: int) -> list[int]:

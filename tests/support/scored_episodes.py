@@ -46,7 +46,9 @@ def make_turn(
     observation_ids: tuple[int, ...],
     prompt_ids: tuple[int, ...] | None = None,
 ) -> Turn:
-    completion = Completion(token_ids=ids, logprobs=values, finish_reason=FinishReason.STOP, policy_version=0)
+    completion = Completion(
+        token_ids=tuple(ids), logprobs=tuple(values), finish_reason=FinishReason.STOP, policy_version=0
+    )
     return Turn(
         completion=completion,
         text="",

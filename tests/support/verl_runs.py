@@ -34,7 +34,7 @@ def prepare_toy_run(monkeypatch: pytest.MonkeyPatch, workspace: Path) -> Path:
     return save_tiny_model(workspace / "model")
 
 
-def sampled_tokens(file: Path) -> list[tuple[list[int], list[float]]]:
+def sampled_tokens(file: Path) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """Of each turn of a file of trajectories: its tokens and their log-probs."""
     turns = [turn.completion for trajectory in read_trajectories(file) for turn in trajectory.turns]
     return [(turn.token_ids, turn.logprobs) for turn in turns]
@@ -50,7 +50,7 @@ class Repeats:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._steps: dict[int, tuple[dict[str, float], list[tuple[list[int], list[float]]]]] = {}
+        self._steps: dict[int, tuple[dict[str, float], list[tuple[tuple[int, ...], tuple[float, ...]]]]] = {}
         self.count = 0
 
     def compare(self, values: Mapping[str, float]) -> None:

@@ -569,8 +569,8 @@ def conversation(
 ) -> Trajectory:
     def turn(num_tokens: int, reward: float) -> Turn:
         completion = Completion(
-            token_ids=[7] * num_tokens,
-            logprobs=[-1.0] * num_tokens,
+            token_ids=(7,) * num_tokens,
+            logprobs=(-1.0,) * num_tokens,
             finish_reason=FinishReason.STOP,
             policy_version=0,
         )

@@ -128,8 +128,8 @@ def test_a_run_that_collapsed_is_noticed_within_a_window() -> None:
 
 def completion(tokens: Sequence[int]) -> Completion:
     return Completion(
-        token_ids=list(tokens),
-        logprobs=[-0.1] * len(tokens),
+        token_ids=tuple(tokens),
+        logprobs=(-0.1,) * len(tokens),
         finish_reason=FinishReason.STOP,
         policy_version=0,
     )

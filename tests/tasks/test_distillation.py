@@ -324,7 +324,9 @@ def with_log_probs_of(scorer: LocalScorer, trajectory: Trajectory) -> Trajectory
     turns = [
         replace(
             turn,
-            completion=replace(turn.completion, logprobs=[next(rest) for _ in turn.completion.token_ids]),
+            completion=replace(
+                turn.completion, logprobs=tuple(next(rest) for _ in turn.completion.token_ids)
+            ),
         )
         for turn in trajectory.turns
     ]

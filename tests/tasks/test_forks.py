@@ -48,7 +48,7 @@ def evaluated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def comparable(trajectory: Trajectory) -> Trajectory:
     """Without log-probs: their last bits depend on what was computed together."""
-    turns = [replace(turn, completion=replace(turn.completion, logprobs=[])) for turn in trajectory.turns]
+    turns = [replace(turn, completion=replace(turn.completion, logprobs=())) for turn in trajectory.turns]
     return replace(trajectory, seconds=0.0, labels={}, turns=tuple(turns))
 
 

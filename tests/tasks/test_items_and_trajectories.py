@@ -20,7 +20,7 @@ ITEMS = [
 
 def make(item: Item, *, reward: float, turns: int = 1, error: str | None = None) -> Trajectory:
     completion = Completion(
-        token_ids=[5, 6, 7], logprobs=[-0.5, -1.0, -0.25], finish_reason=FinishReason.STOP, policy_version=4
+        token_ids=(5, 6, 7), logprobs=(-0.5, -1.0, -0.25), finish_reason=FinishReason.STOP, policy_version=4
     )
     turn = Turn(
         completion=completion,

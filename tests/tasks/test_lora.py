@@ -190,7 +190,7 @@ def test_the_sampler_has_the_trainers_log_probs(trained: tuple[Any, Path], model
         completion = asyncio.run(sampler.sample(prompt, params=params, episode_id="e"))
     finally:
         sampler.close()
-    ids = prompt + completion.token_ids
+    ids = [*prompt, *completion.token_ids]
     assert completion.policy_version == 1
     assert completion.token_ids != before.token_ids
     data = TensorDict(

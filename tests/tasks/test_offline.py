@@ -40,7 +40,10 @@ TEST_ITEMS = toy_items(4, first=100)
 def turn(ids: Sequence[int], *, observation: Sequence[int] = (), prompt: Sequence[int] | None = None) -> Turn:
     return Turn(
         completion=Completion(
-            token_ids=list(ids), logprobs=[-1.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0
+            token_ids=tuple(ids),
+            logprobs=(-1.0,) * len(ids),
+            finish_reason=FinishReason.STOP,
+            policy_version=0,
         ),
         text=toy_tokenizer().decode(list(ids), skip_special_tokens=True),
         action="",
@@ -226,7 +229,7 @@ def test_training_files_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"jsonl:2: parity_1 has {2 + len(ids)} tokens"):
         read(tokens=1 + len(ids))
     other = replace(good.turns[0], text="two")
-    for wrong in (other, replace(other, completion=replace(other.completion, token_ids=[10**6]))):
+    for wrong in (other, replace(other, completion=replace(other.completion, token_ids=(10**6,)))):
         with pytest.raises(ConfigError, match="not those of m's tokenizer"):
             check_tokens([replace(good, turns=(wrong,))], toy_tokenizer(), model="m")
     write_trajectories(file, [good, episode("parity_101", [turn(ids)])])
@@ -412,7 +415,7 @@ def log_prob_gap(folder: Path, trajectories: Sequence[Trajectory], temperature: 
     for trajectory in trajectories:
         prompt, sampled = list(trajectory.prompt_ids), trajectory.turns[0].completion
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + sampled.token_ids])).logits[0, len(prompt) - 1 : -1]
+            logits = model(torch.tensor([[*prompt, *sampled.token_ids]])).logits[0, len(prompt) - 1 : -1]
         log_probs = (logits / temperature).log_softmax(-1)[range(len(sampled.token_ids)), sampled.token_ids]
         gaps += (log_probs - torch.tensor(sampled.logprobs)).abs().tolist()
     return sum(gaps) / len(gaps)

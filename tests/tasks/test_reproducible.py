@@ -17,7 +17,7 @@ from tests.support.verl_update import policy_worker, update
 
 torch = pytest.importorskip("torch")
 
-Turns = list[tuple[list[int], list[float]]]  # tokens and log-probs of each
+Turns = list[tuple[tuple[int, ...], tuple[float, ...]]]  # tokens and log-probs of each
 Run = tuple[list[Turns], list[dict[str, list[float]]], dict[str, Any]]
 
 

@@ -346,8 +346,8 @@ def conversations(groups: Sequence[Sequence[TurnChain]]) -> Conversations:
 def trajectory_of(turn_chain: TurnChain, *, group: int, sample_index: int) -> Trajectory:
     def turn(step: Step) -> Turn:
         completion = Completion(
-            token_ids=[7] * step.tokens,
-            logprobs=[-1.0] * step.tokens,
+            token_ids=(7,) * step.tokens,
+            logprobs=(-1.0,) * step.tokens,
             finish_reason=FinishReason.STOP,
             policy_version=0,
         )

@@ -288,7 +288,7 @@ def sample_steps(
 
 def episode(item: Item, sample_index: int, reward: float | None, stop: StopReason) -> Trajectory:
     completion = Completion(
-        token_ids=[4, 5], logprobs=[-0.5, -1.5], finish_reason=FinishReason.STOP, policy_version=0
+        token_ids=(4, 5), logprobs=(-0.5, -1.5), finish_reason=FinishReason.STOP, policy_version=0
     )
     turn = Turn(completion=completion, text="", action="", observation="", reward=reward or 0.0)
     return Trajectory(

@@ -95,7 +95,7 @@ def write_round(workspace: Path, index: int, *, steps: tuple[int, int]) -> None:
 def episode(index: int, *, sample_index: int = 0, **labels: str) -> Trajectory:
     """Of 10 s: two turns of 3 s of sampling and 1 s of the environment each."""
     completion = Completion(
-        token_ids=[1, 2], logprobs=[-0.5, -0.5], finish_reason=FinishReason.STOP, policy_version=5
+        token_ids=(1, 2), logprobs=(-0.5, -0.5), finish_reason=FinishReason.STOP, policy_version=5
     )
     turns = [
         Turn(

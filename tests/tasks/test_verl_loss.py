@@ -271,13 +271,13 @@ def exact(model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float64)
 
 
-def next_tokens(policy: Any, context: tuple[int, ...], sampled_ids: list[int]) -> Any:
+def next_tokens(policy: Any, context: tuple[int, ...], sampled_ids: Sequence[int]) -> Any:
     """[C, V]: log-probs at the places of `sampled`."""
     logits = policy(torch.tensor([[*context, *sampled_ids]])).logits[0, len(context) - 1 : -1]
     return (logits / TEMPERATURE).log_softmax(-1)
 
 
-def take_probabilities(distribution: Any, sampled_ids: list[int]) -> Any:
+def take_probabilities(distribution: Any, sampled_ids: Sequence[int]) -> Any:
     """[C]: those of `sampled`."""
     return distribution.gather(1, torch.tensor(sampled_ids)[:, None])[:, 0]
 
@@ -300,7 +300,7 @@ def make_groups(model: Path, segments: Sequence[Sequence[int]], rewards: Sequenc
     ]
     policy = exact(model)
 
-    def log_probs(context: tuple[int, ...], sampled_ids: list[int]) -> list[float]:
+    def log_probs(context: tuple[int, ...], sampled_ids: Sequence[int]) -> list[float]:
         with torch.no_grad():
             actual: list[float] = take_probabilities(
                 next_tokens(policy, context, sampled_ids), sampled_ids
@@ -315,18 +315,21 @@ def nearby(groups: Groups, *, seed: int) -> Groups:
     rng = random.Random(seed)
     previous = {id(turn.completion.token_ids): turn for group in groups for t in group for turn in t.turns}
 
-    def log_probs(context: tuple[int, ...], sampled_ids: list[int]) -> list[float]:
+    def log_probs(context: tuple[int, ...], sampled_ids: Sequence[int]) -> list[float]:
         return [x + rng.gauss(0.0, 0.3) for x in previous[id(sampled_ids)].completion.logprobs]
 
     return [[with_log_probs(t, log_probs) for t in group] for group in groups]
 
 
 def with_log_probs(
-    trajectory: Trajectory, log_probs: Callable[[tuple[int, ...], list[int]], list[float]]
+    trajectory: Trajectory, log_probs: Callable[[tuple[int, ...], Sequence[int]], list[float]]
 ) -> Trajectory:
     turns = [
         replace(
-            turn, completion=replace(turn.completion, logprobs=log_probs(context, turn.completion.token_ids))
+            turn,
+            completion=replace(
+                turn.completion, logprobs=tuple(log_probs(context, turn.completion.token_ids))
+            ),
         )
         for context, turn in turns_of(trajectory)
     ]
@@ -344,7 +347,7 @@ def random_trajectory(
         sampled_ids = tokens(1, 9)
         return Turn(
             completion=Completion(
-                token_ids=sampled_ids, logprobs=[], finish_reason=FinishReason.STOP, policy_version=0
+                token_ids=tuple(sampled_ids), logprobs=(), finish_reason=FinishReason.STOP, policy_version=0
             ),
             text="",
             action="",

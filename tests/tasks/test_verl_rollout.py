@@ -35,7 +35,7 @@ def trajectory(
 ) -> Trajectory:
     def turn(last: bool) -> Turn:
         completion = Completion(
-            token_ids=[4, 5], logprobs=[-0.5, -1.5], finish_reason=FinishReason.STOP, policy_version=7
+            token_ids=(4, 5), logprobs=(-0.5, -1.5), finish_reason=FinishReason.STOP, policy_version=7
         )
         return Turn(
             completion=completion,
@@ -134,7 +134,7 @@ def test_each_segment_carries_the_tokens_of_its_whole_trajectory() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_log_probs_that_are_not_numbers_are_found(value: float) -> None:
     first, second = trajectory(1.0).turns
-    completion = replace(second.completion, logprobs=[-0.5, value])
+    completion = replace(second.completion, logprobs=(-0.5, value))
     nan_trajectory = replace(
         trajectory(1.0, sample_index=1), turns=(first, replace(second, completion=completion))
     )
@@ -172,7 +172,7 @@ def test_verls_answer_becomes_a_completion(ids: list[int], reason: FinishReason)
         )
     )
     assert sample(client, temperature=0.5) == Completion(
-        token_ids=ids, logprobs=[-0.1, -0.2], finish_reason=reason, policy_version=3
+        token_ids=tuple(ids), logprobs=(-0.1, -0.2), finish_reason=reason, policy_version=3
     )
     request_id, prompt_ids, request = client.request
     assert (request_id, prompt_ids) == ("e", [1, 2])

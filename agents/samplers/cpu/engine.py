@@ -359,8 +359,8 @@ class CpuEngine:
         del self._jobs[sequence.episode_id]
         sequence.is_active = False
         completion = Completion(
-            token_ids=job.token_ids,
-            logprobs=job.logprobs,
+            token_ids=tuple(job.token_ids),
+            logprobs=tuple(job.logprobs),
             finish_reason=reason,
             policy_version=self.policy_version,
         )

@@ -192,7 +192,7 @@ class CpuSampler:
                 return False
             command()
 
-    def _decode(self, token_ids: list[int]) -> str:
+    def _decode(self, token_ids: Sequence[int]) -> str:
         """Called by the engine's thread alone."""
         if self._tokenizer_decode is None:
             self._tokenizer_decode = _decoder_of(self._folder)
