@@ -56,7 +56,7 @@ def test_ppo_that_samples_ahead_survives_what_kills_it_and_resumes_policy_critic
     weights: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     lost_tensors: dict[str, torch.Tensor] = {}
     repeated_tensors: dict[str, torch.Tensor] = {}
-    lost_completions: list[tuple[list[int], list[float]]] = []
+    lost_completions: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
     step_numbers: list[int] = []
     repeats = Repeats(folder)
 
