@@ -1,6 +1,6 @@
 """`wingspan compare`: finished runs, or evaluations, against the first of them, as text and as a page."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from envs.errors import ConfigError, suggest
 from envs.files import check_writable
 from tasks.comparison import evaluations, runs, tables
 from tasks.comparison.curves import evaluation_plots, training_plots
+from tasks.comparison.runs import FinishedRun, UnfinishedRun
 from tasks.comparison.scores import Difference, compare_with
 from tasks.comparison.sides import SUCCESS, ComparedItem, Side, find_folders
 from tasks.comparison.tables import Table
@@ -54,8 +55,8 @@ def compare(paths: Sequence[Path], out: Path, *, reference: str | None = None) -
     """Compare the runs or evaluations in `paths`; write `index.html`, `compare.md` and the plots to `out`.
 
     `reference`: the name of the side that the others are compared with, by default the first. Returns the
-    comparison and the page's path. Raises `ConfigError` for what cannot be compared, and for an
-    `out` that cannot be written to.
+    comparison and the page's path. An unfinished run in a folder of runs is left out, with a note. Raises
+    `ConfigError` for what cannot be compared, and for an `out` that cannot be written to.
     """
     paths = [path.parent if path.name == RECORD and path.is_file() else path for path in paths]
     folders = find_folders(paths)
@@ -64,8 +65,13 @@ def compare(paths: Sequence[Path], out: Path, *, reference: str | None = None) -
         other_folder = folders[are_records.index(False)].folder
         raise ConfigError(f"{other_folder} is no evaluation, and others are; compare evaluations, or runs")
     check_writable(out, remedy="choose another --out")
-    compare_folders = _compare_evaluations if all(are_records) else _compare_runs
-    comparison = compare_folders(folders, reference=reference, command=view_command(paths))
+    command = view_command(paths)
+    if all(are_records):
+        comparison = _compare_evaluations(folders, reference=reference, command=command)
+    else:
+        named_folders = {path.resolve() for path in paths}
+        finished_runs, notes = _read_finished(folders, named_folders=named_folders)
+        comparison = _compare_runs(finished_runs, notes=notes, reference=reference, command=command)
     page = render_page("compare.html", comparison=comparison)
     plots = [plot for part in comparison.sections if isinstance(part, Plots) for plot in part.plots]
     path = write_page(out, page=page, plots=plots)
@@ -73,8 +79,30 @@ def compare(paths: Sequence[Path], out: Path, *, reference: str | None = None) -
     return comparison, path
 
 
-def _compare_runs(folders: Sequence[RunFolder], *, reference: str | None, command: str) -> Comparison:
-    finished_runs = [runs.read_run(folder.folder, name=folder.name) for folder in folders]
+def _read_finished(
+    folders: Sequence[RunFolder], *, named_folders: Collection[Path]
+) -> tuple[list[FinishedRun], list[str]]:
+    """The finished runs of `folders`, at least one, and a note for each run that is left out.
+
+    Raises `UnfinishedRun` for one that the user has named, and if none is finished.
+    """
+    finished_runs: list[FinishedRun] = []
+    unfinished: dict[str, UnfinishedRun] = {}
+    for folder in folders:
+        try:
+            finished_runs.append(runs.read_run(folder.folder, name=folder.name))
+        except UnfinishedRun as error:
+            if folder.folder.resolve() in named_folders:
+                raise
+            unfinished[folder.name] = error
+    if not finished_runs:
+        raise next(iter(unfinished.values()))
+    return finished_runs, [f"{name} is not finished and is left out." for name in unfinished]
+
+
+def _compare_runs(
+    finished_runs: Sequence[FinishedRun], *, notes: Sequence[str], reference: str | None, command: str
+) -> Comparison:
     runs.check_comparable(finished_runs)
     settings = runs.group_by_seed(finished_runs)
     sides = _order([runs.side_of(name, members) for name, members in settings.items()], reference)
@@ -102,7 +130,7 @@ def _compare_runs(folders: Sequence[RunFolder], *, reference: str | None, comman
     return Comparison(
         names=[side.name for side in sides],
         results=_summaries(sides, differences),
-        notes=[*runs.notes_on(finished_runs), *_notes_on_failures(sides, items)],
+        notes=[*notes, *runs.notes_on(finished_runs), *_notes_on_failures(sides, items)],
         sections=[
             curves,
             *_compare_sides(sides, items, differences),

@@ -37,6 +37,10 @@ MEASURES = {SUCCESS: "sampled", GREEDY: "greedy"}
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
+class UnfinishedRun(ConfigError):
+    """A run has not been trained, or not been evaluated."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
     """A run whose policy was trained and evaluated."""
@@ -76,7 +80,8 @@ class FinishedRun:
 
 
 def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
-    """The run of `folder`. Raises `ConfigError` for one that is not finished or not evaluated."""
+    """The run of `folder`. Raises `UnfinishedRun` for one that is not finished, and `ConfigError` for one that
+    cannot be compared."""
     results = read_results(folder)
     _check_finished(folder, results)
     parameters = read_parameters(folder)
@@ -245,9 +250,9 @@ def _evaluation(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_finished(folder: Path, results: Results) -> None:
     if not results.steps:
-        raise ConfigError(f"{folder} holds no finished run: no train/metrics.jsonl; run its pipeline first")
+        raise UnfinishedRun(f"{folder} holds no finished run: no train/metrics.jsonl; run its pipeline first")
     if not results.evaluation:
-        raise ConfigError(
+        raise UnfinishedRun(
             f"{folder} has not been evaluated: no evaluation.json; run its pipeline to the end, or leave it "
             "out"
         )

@@ -17,6 +17,7 @@ from tasks.comparison.runs import FinishedRun, group_by_seed, notes_on, read_run
 from tasks.comparison.scores import Difference, compare_seeds, holm, only_first_solves
 from tasks.comparison.sides import ComparedItem
 from tasks.comparison.tables import Table, group_tables, paired_table, summarise
+from tasks.data.items import write_items
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.evaluation.paired import paired_test
 from tasks.reporting.results import read_results
@@ -228,6 +229,23 @@ def test_a_folder_stands_for_its_runs_and_hostile_names_stay_text(tmp_path: Path
     assert "b" not in Page(path).tags
     assert "a\\|<b>b" in (tmp_path / "out" / "compare.md").read_text()
     assert ["train.lr", "0.0003", "0.5"] in cells(comparison.tables[-1])
+
+
+def test_unfinished_runs_in_a_folder_are_left_out_and_named_ones_are_refused(tmp_path: Path) -> None:
+    folder, out = tmp_path / "runs", tmp_path / "out"
+    half, begun = folder / "half", folder / "begun"
+    write_training(half)
+    write_items(begun / "data" / "train.jsonl", ITEMS)
+    with pytest.raises(ConfigError, match=r"begun holds no finished run: no train/metrics\.jsonl"):
+        compare([folder], out)
+    finished_run = write_run(folder / "finished", parameters={})
+    comparison, path = compare([folder], out)
+    assert comparison.names == ["finished"]
+    left_out = ["begun is not finished and is left out.", "half is not finished and is left out."]
+    assert comparison.notes[:2] == left_out
+    assert all(note in Page(path).text for note in left_out)
+    with pytest.raises(ConfigError, match=r"half has not been evaluated: no evaluation\.json; run its"):
+        compare([finished_run, half], out)
 
 
 def test_a_main_result_has_no_interval_that_is_too_narrow_and_names_holms_p() -> None:
