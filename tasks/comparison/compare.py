@@ -1,13 +1,13 @@
 """`wingspan compare`: finished runs, or evaluations, against the first of them, as text and as a page."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError, suggest
 from envs.files import check_writable
 from tasks.comparison import evaluations, runs, tables
-from tasks.comparison.curves import evaluation_plots, training_plots
+from tasks.comparison.curves import MIN_SEEDS, evaluation_plots, training_plots
 from tasks.comparison.runs import FinishedRun, UnfinishedRun
 from tasks.comparison.scores import Difference, compare_with
 from tasks.comparison.sides import SUCCESS, ComparedItem, Side, find_folders
@@ -107,17 +107,10 @@ def _compare_runs(
     settings = runs.group_by_seed(finished_runs)
     sides = _order([runs.side_of(name, members) for name, members in settings.items()], reference)
     items = [ComparedItem(item, values.metadata) for item, values in finished_runs[0].items.items()]
-    has_seeds = any(len(members) > 1 for members in settings.values())
-    shade = (
-        " Runs that differ only by seed are one setting: their curves are faint, the strong line is their "
-        "mean, and the shade its 95% interval over seeds (Student's t), as far as every seed has come."
-        if has_seeds
-        else ""
-    )
     curves = Plots(
         title="Success on the test split",
         about="The first and the last point of a run are evaluations of all test items before and after "
-        f"training; those between are quick evaluations, of some of them.{shade}",
+        f"training; those between are quick evaluations, of some of them.{_explain_seeds(settings)}",
         plots=evaluation_plots(settings),
     )
     training = Plots(
@@ -141,6 +134,22 @@ def _compare_runs(
         ],
         view_command=command,
     )
+
+
+def _explain_seeds(settings: Mapping[str, Sequence[FinishedRun]]) -> str:
+    """What the curves of settings with several seeds show, in sentences."""
+    counts = {len(members) for members in settings.values()} - {1}
+    if not counts:
+        return ""
+    text = (
+        " Runs that differ only by seed are one setting: their curves are faint, and the strong line is their "
+        "mean, as far as every seed has come."
+    )
+    if max(counts) >= MIN_SEEDS:
+        text += " The shade is its 95% interval over seeds (Student's t)."
+    if min(counts) < MIN_SEEDS:
+        text += " The mean of two seeds is drawn without an interval, which would be too wide to read."
+    return text
 
 
 def _compare_evaluations(folders: Sequence[RunFolder], *, reference: str | None, command: str) -> Comparison:

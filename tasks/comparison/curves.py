@@ -11,6 +11,9 @@ from tasks.reporting.charts import SettingCurves, settings_over, smooth
 
 POINTS = 60
 """Of a mean curve."""
+MIN_SEEDS = 3
+"""Seeds whose mean has an interval in a plot. Of two, Student's t has one degree of freedom: the interval is
+wider than most plots and hides the curves."""
 
 Curve = Sequence[tuple[float, float]]
 """(x, value), x ascending."""
@@ -47,21 +50,18 @@ def training_plots(settings: Mapping[str, Sequence[FinishedRun]]) -> list[Plot]:
     return _plots(curves, name="training", ylabel="success in training", has_markers=False)
 
 
-def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
-    """(x, mean, low, high) of `curves`, interpolated between their points, where all of them are known.
+def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:
+    """(x, mean) of `curves`, as far as all of them are known; empty for fewer than two."""
+    return [(x, fmean(values)) for x, values in _common_points(curves)] if len(curves) > 1 else []
 
-    The interval is Student's t over the curves, within 0 and 1. Empty for fewer than two.
-    """
-    start, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
-    if len(curves) < 2 or end <= start:
+
+def interval_curve(curves: Sequence[Curve]) -> list[tuple[float, float, float]]:
+    """(x, low, high) of the interval of the mean over `curves`, Student's t, within 0 and 1; empty for fewer
+    than `MIN_SEEDS`."""
+    if len(curves) < MIN_SEEDS:
         return []
-    points = []
-    for index in range(POINTS + 1):
-        x = end if index == POINTS else start + (end - start) * index / POINTS
-        values = [interpolate(curve, x) for curve in curves]
-        low, high = t_interval(values)
-        points.append((x, fmean(values), max(0.0, low), min(1.0, high)))
-    return points
+    intervals = [(x, t_interval(values)) for x, values in _common_points(curves)]
+    return [(x, max(0.0, low), min(1.0, high)) for x, (low, high) in intervals]
 
 
 def interpolate(curve: Curve, x: float) -> float:
@@ -77,6 +77,16 @@ def interpolate(curve: Curve, x: float) -> float:
     raise ValueError(f"{x:g} is outside of the curve, from {curve[0][0]:g} to {curve[-1][0]:g}")
 
 
+def _common_points(curves: Sequence[Curve]) -> list[tuple[float, list[float]]]:
+    """(x, value of each curve), interpolated between the points of the curves, where all of them are known;
+    empty if that is a single x or none."""
+    start, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    if end <= start:
+        return []
+    xs = [*(start + (end - start) * index / POINTS for index in range(POINTS)), end]
+    return [(x, [interpolate(curve, x) for curve in curves]) for x in xs]
+
+
 def _plots(
     curves: Mapping[str, Mapping[str, Sequence[Curve]]], *, name: str, ylabel: str, has_markers: bool
 ) -> list[Plot]:
@@ -85,7 +95,9 @@ def _plots(
         if not any(curve[-1][0] > 0 for seeds in by_setting.values() for curve in seeds):
             continue  # an offline algorithm spends no environment steps
         settings = [
-            SettingCurves(label=setting, seeds=seeds, mean=mean_curve(seeds))
+            SettingCurves(
+                label=setting, seeds=seeds, mean=mean_curve(seeds), interval=interval_curve(seeds)
+            )
             for setting, seeds in by_setting.items()
         ]
         ends = "; ".join(

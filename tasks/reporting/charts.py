@@ -198,8 +198,10 @@ class SettingCurves:
 
     label: str
     seeds: Sequence[Sequence[tuple[float, float]]]
-    mean: Sequence[tuple[float, float, float, float]]
-    """(x, mean, low, high); empty for a single seed."""
+    mean: Sequence[tuple[float, float]]
+    """Empty for a single seed."""
+    interval: Sequence[tuple[float, float, float]]
+    """(x, low, high) of the mean; empty for too few seeds."""
 
 
 def settings_over(
@@ -226,11 +228,18 @@ def settings_over(
                     zorder=3,
                     label=None if is_faint or points is not setting.seeds[0] else setting.label,
                 )
-            if setting.mean:
-                x, mean, low, high = zip(*setting.mean, strict=True)
+            if setting.interval:
                 shade = 0.15 if len(settings) <= 3 else 0.05
-                axes.fill_between(x, low, high, color=color, alpha=shade, linewidth=0)
-                axes.plot(x, mean, color=color, linestyle=style, linewidth=2, zorder=4, label=setting.label)
+                axes.fill_between(*zip(*setting.interval, strict=True), color=color, alpha=shade, linewidth=0)
+            if setting.mean:
+                axes.plot(
+                    *zip(*setting.mean, strict=True),
+                    color=color,
+                    linestyle=style,
+                    linewidth=2,
+                    zorder=4,
+                    label=setting.label,
+                )
         axes.set_xlim(0, max(x for setting in settings for points in setting.seeds for x, _ in points))
         _percent_axis(axes, label=ylabel)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x == int(x) else f"{x:g}")

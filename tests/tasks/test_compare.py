@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from envs.errors import ConfigError
 from flows.cli.app import app
 from tasks.comparison.compare import Comparison, compare
-from tasks.comparison.curves import evaluation_plots, interpolate, mean_curve, training_plots
+from tasks.comparison.curves import evaluation_plots, interpolate, interval_curve, mean_curve, training_plots
 from tasks.comparison.runs import FinishedRun, group_by_seed, notes_on, read_run, side_of
 from tasks.comparison.scores import Difference, compare_seeds, holm, only_first_solves
 from tasks.comparison.sides import ComparedItem
@@ -357,13 +357,33 @@ def test_settings_are_tested_over_the_seeds_that_both_have(runs: list[Path]) -> 
 
 
 def test_the_mean_of_curves_ends_where_the_shortest_does() -> None:
-    curve = mean_curve([[(0, 0.0), (10, 1.0)], [(0, 0.5), (20, 0.5)]])
-    assert [curve[0][0], curve[30][0], curve[-1][0]] == [0, 5, 10]
-    assert curve[30] == pytest.approx((5, 0.5, 0.5, 0.5))
-    assert curve[-1] == pytest.approx((10, 0.75, 0.0, 1.0))  # .75 ± 12.7 · .25, within 0 and 1
-    assert curve[24][1:] == pytest.approx((0.45, 0.0, 1.0))  # at 4, of .4 and .5: ± 12.7 · .05
-    assert curve[29][2] == pytest.approx((29 / 60 + 0.5) / 2 - 12.7062 * (1 / 120), abs=1e-5)
-    assert mean_curve([[(0, 0.0), (10, 1.0)]]) == []
+    curves = [[(0, 0.0), (10, 1.0)], [(0, 0.5), (20, 0.5)]]
+    mean = mean_curve(curves)
+    assert [mean[0], mean[-1]] == [(0, 0.25), (10, 0.75)]
+    assert mean[30] == pytest.approx((5, 0.5))
+    assert mean_curve(curves[:1]) == []
+
+
+def test_a_mean_has_an_interval_from_three_seeds_on() -> None:
+    curves = [[(0, 0.0), (10, 1.0)], [(0, 0.5), (20, 0.5)], [(0, 0.25), (10, 0.75)]]
+    interval = interval_curve(curves)
+    # At 4: .4, .5 and .45, whose standard error is .05 / √3; t is 4.30265 for two degrees of freedom.
+    assert interval[24] == pytest.approx((4, 0.45 - 0.12421, 0.45 + 0.12421), abs=1e-5)
+    assert interval[30] == pytest.approx((5, 0.5, 0.5))
+    assert interval[-1] == pytest.approx((10, 0.12897, 1.0), abs=1e-5)  # .75 ± 4.30265 · .25 / √3, at most 1
+    assert interval_curve(curves[:2]) == []
+
+
+def test_the_page_explains_the_curves_of_two_and_of_three_seeds(runs: list[Path], tmp_path: Path) -> None:
+    shade, no_interval = "The shade is its 95% interval over seeds", "The mean of two seeds is drawn without"
+
+    def explanation(paths: Sequence[Path]) -> str:
+        return compare(paths, tmp_path / "out")[0].sections[0].about
+
+    assert shade in explanation(runs) and no_interval not in explanation(runs)
+    two = explanation([*runs[:2], runs[3]])
+    assert "their curves are faint" in two and no_interval in two and shade not in two
+    assert "seed" not in explanation([runs[0], runs[3]])
 
 
 def test_values_between_the_points_of_a_curve() -> None:
