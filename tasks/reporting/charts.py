@@ -40,6 +40,15 @@ def tick_label(value: float, *, largest: float) -> str:
     return re.sub(r"(\.0)?e-0?", "e-", text).replace("-", "\N{MINUS SIGN}")
 
 
+def short_label(value: float, *, largest: float) -> str:
+    """A tick of an axis that ends at `largest`: `0.8 M`, `40 k` or `15`."""
+    if value == 0:
+        return "0"
+    if largest >= 1e6:
+        return f"{value / 1e6:g} M"
+    return f"{value / 1e3:g} k" if largest >= 1e4 else f"{value:g}"
+
+
 def success_over_steps(
     *,
     training: Sequence[tuple[float, float]],
@@ -210,6 +219,8 @@ def settings_over(
     """Shares of several settings against what they have spent; the curves of a setting share a look."""
 
     def draw(axes: "Axes") -> None:
+        from matplotlib.ticker import MaxNLocator
+
         for index, setting in enumerate(settings):
             color = SERIES[index % len(SERIES)]
             marker = MARKERS[(index + index // len(SERIES)) % len(MARKERS)] if has_markers else None
@@ -240,9 +251,11 @@ def settings_over(
                     zorder=4,
                     label=setting.label,
                 )
-        axes.set_xlim(0, max(x for setting in settings for points in setting.seeds for x, _ in points))
+        largest = max(x for setting in settings for points in setting.seeds for x, _ in points)
+        axes.set_xlim(0, largest)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.xaxis.set_major_formatter(lambda x, _: short_label(x, largest=largest))
         _percent_axis(axes, label=ylabel)
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x == int(x) else f"{x:g}")
         axes.set_xlabel(xlabel)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3, handlelength=1.8)
 

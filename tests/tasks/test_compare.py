@@ -3,10 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError
@@ -20,6 +22,8 @@ from tasks.comparison.tables import Table, group_tables, paired_table, summarise
 from tasks.data.items import write_items
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.evaluation.paired import paired_test
+from tasks.reporting.chart_style import render_plot
+from tasks.reporting.charts import SettingCurves, settings_over
 from tasks.reporting.results import read_results
 from tasks.stages.report import totals
 from tests.support.html_page import Page
@@ -384,6 +388,33 @@ def test_the_page_explains_the_curves_of_two_and_of_three_seeds(runs: list[Path]
     two = explanation([*runs[:2], runs[3]])
     assert "their curves are faint" in two and no_interval in two and shade not in two
     assert "seed" not in explanation([runs[0], runs[3]])
+
+
+@pytest.mark.parametrize(
+    ("end", "labels"),
+    [
+        (1_764_486, ["0", "0.3 M", "0.6 M", "0.9 M", "1.2 M", "1.5 M"]),
+        (51_294, ["0", "10 k", "20 k", "30 k", "40 k", "50 k"]),
+        (999_999, ["0", "200 k", "400 k", "600 k", "800 k"]),
+        (123_456_789, ["0", "25 M", "50 M", "75 M", "100 M"]),
+        (51, ["0", "10", "20", "30", "40", "50"]),
+        (0.3, ["0", "0.05", "0.1", "0.15", "0.2", "0.25"]),
+    ],
+)
+def test_the_labels_of_a_cost_axis_are_short_and_apart(end: float, labels: list[str]) -> None:
+    curve = [(0.0, 0.2), (end, 0.8)]
+    setting = SettingCurves(label="a", seeds=[curve], mean=[], interval=[])
+    boxes = []
+
+    def draw(axes: Axes) -> None:
+        settings_over([setting], xlabel="tokens", ylabel="success", has_markers=True)(axes)
+        axes.figure.canvas.draw()
+        texts = [text for text in axes.get_xticklabels() if 0 <= text.get_position()[0] <= end]
+        assert [text.get_text() for text in texts] == labels
+        boxes.extend(text.get_window_extent() for text in texts)
+
+    render_plot("costs", draw, alt="", width=5.3, height=3.2)
+    assert all(right.x0 - left.x1 > right.height for left, right in pairwise(boxes))
 
 
 def test_values_between_the_points_of_a_curve() -> None:
