@@ -142,8 +142,8 @@ def _explain_seeds(settings: Mapping[str, Sequence[FinishedRun]]) -> str:
     if not counts:
         return ""
     text = (
-        " Runs that differ only by seed are one setting: their curves are faint, and the strong line is their "
-        "mean, as far as every seed has come."
+        " Runs that differ only by seed are one setting: their curves are faint, and the strong line is "
+        "their mean, as far as every seed has come."
     )
     if max(counts) >= MIN_SEEDS:
         text += " The shade is its 95% interval over seeds (Student's t)."

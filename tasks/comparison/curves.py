@@ -95,9 +95,7 @@ def _plots(
         if not any(curve[-1][0] > 0 for seeds in by_setting.values() for curve in seeds):
             continue  # an offline algorithm spends no environment steps
         settings = [
-            SettingCurves(
-                label=setting, seeds=seeds, mean=mean_curve(seeds), interval=interval_curve(seeds)
-            )
+            SettingCurves(label=setting, seeds=seeds, mean=mean_curve(seeds), interval=interval_curve(seeds))
             for setting, seeds in by_setting.items()
         ]
         ends = "; ".join(

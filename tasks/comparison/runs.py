@@ -80,8 +80,8 @@ class FinishedRun:
 
 
 def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
-    """The run of `folder`. Raises `UnfinishedRun` for one that is not finished, and `ConfigError` for one that
-    cannot be compared."""
+    """The run of `folder`. Raises `UnfinishedRun` for one that is not finished, and `ConfigError` for one
+    that cannot be compared."""
     results = read_results(folder)
     _check_finished(folder, results)
     parameters = read_parameters(folder)
@@ -107,7 +107,7 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
         gain=gain,
         items={item.item_id: item for item in results.items()},
         samples={measure: results.outcomes["after"][mode] for measure, mode in MEASURES.items()},
-        lines={item: line for item, (line, _) in results.sampled("after").items()},
+        lines={item: episodes[0][0] for item, episodes in results.sampled("after").items()},
         stops={
             key.removeprefix("stop_"): int(count)
             for key, count in summary.items()

@@ -15,7 +15,7 @@ EVALUATION = "evaluation.json"
 OUTCOMES = "evaluation_outcomes.json"
 """In the workspace: policy → mode → item → whether each of its samples succeeded."""
 EVALUATION_TRAJECTORIES = "evaluation_trajectories.jsonl"
-"""In the workspace: the first trajectory of every item, policy and mode."""
+"""In the workspace: of every item, policy and mode the trajectories of `episodes_to_keep`."""
 Samples = Mapping[str, Sequence[float]]
 """Item → value of each sample that did not fail: its success, reward or turns."""
 
@@ -23,6 +23,15 @@ Samples = Mapping[str, Sequence[float]]
 def successes_of(groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[bool]]:
     """The outcomes of `groups`, one of each item; failed episodes are left out, as in success rates."""
     return {group[0].item.item_id: [t.success for t in group if not t.has_failed] for group in groups}
+
+
+def episodes_to_keep(group: Sequence[Trajectory]) -> list[Trajectory]:
+    """The first episode of the `group` of an item and, if that is another, the first that does not solve it.
+
+    So that every item that is not always solved has an episode to read, shares of these are no rates.
+    """
+    unsolved = next((t for t in group if not (t.success or t.has_failed)), group[0])
+    return [group[0]] if unsolved is group[0] else [group[0], unsolved]
 
 
 def summarise_groups(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:

@@ -62,7 +62,9 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
     Within a verdict, items of different kinds (the first integer metadata value, such as depth) come first,
     hard ones before easy ones. Deterministic.
     """
-    before, after = (results.sampled(policy) for policy in POLICIES)
+    before, after = (
+        {item_id: episodes[0] for item_id, episodes in results.sampled(policy).items()} for policy in POLICIES
+    )
     by_verdict: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
     for item_id, (_, then) in after.items():
         _, first = before.get(item_id, (None, None))
@@ -103,7 +105,8 @@ class FailingItem:
     """Successes of the samples before training."""
     after: Sequence[float]
     episode: Trajectory
-    """Its first sampled episode after training; if that succeeded, others of the item failed."""
+    """Its first sampled episode after training that does not solve it; in a run of an older version, which
+    kept one episode of each item, that one."""
     line: int
     """Of that episode, in the file of evaluated episodes."""
 
@@ -123,11 +126,14 @@ class FailingItem:
 def failing_items(results: Results) -> list[FailingItem]:
     """The items that not every sampled episode solves after training, those that fewest solve first."""
     before, after = (results.outcomes.get(policy, {}).get("sampled", {}) for policy in ("before", "after"))
-    failing = [
-        FailingItem(before=before.get(item, []), after=after[item], episode=episode, line=line)
-        for item, (line, episode) in results.sampled("after").items()
-        if after.get(item) and not all(after[item])
-    ]
+    failing = []
+    for item, episodes in results.sampled("after").items():
+        if after.get(item) and not all(after[item]):
+            unsolved = ((line, t) for line, t in episodes if not (t.success or t.has_failed))
+            line, episode = next(unsolved, episodes[0])
+            failing.append(
+                FailingItem(before=before.get(item, []), after=after[item], episode=episode, line=line)
+            )
     return sorted(failing, key=lambda row: fmean(row.after))
 
 

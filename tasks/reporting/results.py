@@ -60,7 +60,7 @@ class Results:
     outcomes: Mapping[str, Mapping[str, Samples]]
     """Policy → mode → item → successes, as in `evaluation_outcomes.json`; empty before the evaluation."""
     trajectories: list[Trajectory]
-    """The first trajectory of every test item, policy and mode, which `labels` name."""
+    """Of every test item, policy and mode, which `labels` name, those of `episodes_to_keep`."""
     seconds: Mapping[str, float]
     """By stage, with earlier attempts at a training; without the report stage, which is still running."""
     usage: Mapping[str, Usage]
@@ -80,14 +80,14 @@ class Results:
         """Success on the test split; None where it was not evaluated or no episode counted."""
         return success_of(self.outcomes.get(policy, {}).get(mode, {}))
 
-    def sampled(self, policy: str) -> dict[str, tuple[int, Trajectory]]:
-        """The recorded sampled trajectories of one policy, by item id, each with its line in
-        `evaluation_trajectories.jsonl`, counted from 1."""
-        return {
-            trajectory.item.item_id: (line, trajectory)
-            for line, trajectory in enumerate(self.trajectories, start=1)
-            if trajectory.labels.get("policy") == policy and trajectory.labels.get("mode") == "sampled"
-        }
+    def sampled(self, policy: str) -> dict[str, list[tuple[int, Trajectory]]]:
+        """The recorded sampled trajectories of one policy, by item id: the first sample first, each with its
+        line in `evaluation_trajectories.jsonl`, counted from 1."""
+        by_item: dict[str, list[tuple[int, Trajectory]]] = {}
+        for line, trajectory in enumerate(self.trajectories, start=1):
+            if trajectory.labels.get("policy") == policy and trajectory.labels.get("mode") == "sampled":
+                by_item.setdefault(trajectory.item.item_id, []).append((line, trajectory))
+        return by_item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

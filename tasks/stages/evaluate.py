@@ -33,6 +33,7 @@ from tasks.evaluation.outcomes import (
     EVALUATION,
     EVALUATION_TRAJECTORIES,
     OUTCOMES,
+    episodes_to_keep,
     successes_of,
     summarise_groups,
 )
@@ -58,10 +59,10 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
 
     The first holds `{"before" | "after": {"sampled" | "greedy": <summarise_groups, pass_rates>}}`,
     with pass@k and pass^k of the sampled episodes as `pass_at_<k>` and `pass_hat_<k>`; the second, instead
-    of a summary, `{<item>: [<success of each sample>]}`. The third holds the first trajectory of every
-    item, policy and mode, which its `labels` name. Policy versions are training steps: 0 before, those of
-    the whole training after, although `train.final_policy: best` may be older. A terminal shows episodes of
-    the trained policy. Raises `ConfigError` for a missing policy.
+    of a summary, `{<item>: [<success of each sample>]}`. The third holds, of every item, policy and mode, the
+    trajectories of `episodes_to_keep`; their `labels` name policy and mode. Policy versions are training
+    steps: 0 before, those of the whole training after, although `train.final_policy: best` may be older. A
+    terminal shows episodes of the trained policy. Raises `ConfigError` for a missing policy.
     """
     items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
     policies = (
@@ -229,7 +230,9 @@ def _evaluate_policy(
             results.summaries[mode] = summarise_groups(groups) | pass_rates(groups)
             results.successes[mode] = successes_of(groups)
             results.examples.extend(
-                _label(group[0], policy=policy.name, mode=mode, version=policy.version) for group in groups
+                _label(trajectory, policy=policy.name, mode=mode, version=policy.version)
+                for group in groups
+                for trajectory in episodes_to_keep(group)
             )
     return results
 

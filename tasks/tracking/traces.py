@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.rewards.types import PREFIX
-from agents.types import Trajectory, Turn
+from agents.types import Label, Trajectory, Turn
 from tasks.config.agent import AgentSettings
 from tasks.data.trajectories import read_trajectories, sampled_tokens
 from tasks.tracking.names import metric_key
@@ -67,9 +67,12 @@ def round_traces(train: Path, *, number: int, first_step: int, last_step: int) -
 
 
 def evaluation_traces(file: Path) -> list[EpisodeTrace]:
-    """Choose sampled episodes of items spread over the test split, before and after training."""
-    trajectories = [t for t in read_trajectories(file) if t.labels["mode"] == "sampled"]
-    item_ids = list(dict.fromkeys(t.item.item_id for t in trajectories))
+    """Choose items spread over the test split; of each, the first sample before and after training."""
+    first_samples: dict[tuple[str, Label], Trajectory] = {}
+    for trajectory in read_trajectories(file):
+        if trajectory.labels["mode"] == "sampled":
+            first_samples.setdefault((trajectory.item.item_id, trajectory.labels["policy"]), trajectory)
+    item_ids = list(dict.fromkeys(item_id for item_id, _ in first_samples))
     trace_ids = set(item_ids[:: max(1, len(item_ids) // EVALUATION_ITEMS)][:EVALUATION_ITEMS])
     return [
         EpisodeTrace(
@@ -78,7 +81,7 @@ def evaluation_traces(file: Path) -> list[EpisodeTrace]:
             trajectory=t,
             ended_at_ns=file.stat().st_mtime_ns,
         )
-        for t in trajectories
+        for t in first_samples.values()
         if t.item.item_id in trace_ids
     ]
 

@@ -39,7 +39,7 @@ def test_it_serves_the_folder_runs_until_ctrl_c(tmp_path: Path) -> None:
         with httpx.Client(base_url=match[1]) as client:  # its connection stays open
             (run,) = client.get("/api/runs").json()["runs"]
             assert (run["name"], run["step"]) == ("toy", 4)
-            assert client.get("/api/trajectories?run=toy").json()["total"] == 16
+            assert client.get("/api/trajectories?run=toy").json()["total"] == 18
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
         assert process.communicate() == ("", "")

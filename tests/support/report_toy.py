@@ -15,7 +15,7 @@ from envs.types import Item
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import write_items
 from tasks.data.trajectories import summarise, write_trajectories
-from tasks.evaluation.outcomes import OUTCOMES, successes_of, summarise_groups
+from tasks.evaluation.outcomes import OUTCOMES, episodes_to_keep, successes_of, summarise_groups
 from tasks.runs.rounds import RoundResult
 from tasks.runs.usage import Usage, write_usage
 from tasks.verl.rewinds import Rewind, write_rewind
@@ -27,7 +27,7 @@ ITEMS = [
     Item(item_id="toy_3", env="textcraft", metadata={"depth": 2, "kind": "wood"}),
 ]
 SAMPLE_SUCCESSES = {"before": [(0, 1), (1, 0), (0, 0), (0, 0)], "after": [(1, 1), (0, 1), (1, 0), (0, 0)]}
-"""Policy → item → success of each sample; the first of an item is kept."""
+"""Policy → item → success of each sample; the first is kept, and the first without success."""
 GREEDY = {"before": [1, 0, 0, 0], "after": [1, 1, 1, 0]}
 QUICK = [1, 0, 1, 1]
 TURNS = [2, 3, 4, 5]
@@ -133,7 +133,7 @@ def write_evaluation(
     action: str = "get 1 log",
     successes: Any = SAMPLE_SUCCESSES,
 ) -> None:
-    """`evaluation.json`, the outcomes of items, and the first trajectory of every item, policy and mode."""
+    """`evaluation.json`, the outcomes of items, and the trajectories that are kept of them."""
     summaries: dict[str, Any] = {}
     item_outcomes: dict[str, Any] = {}
     samples = []
@@ -143,12 +143,22 @@ def write_evaluation(
         item_outcomes[policy] = {}
         for mode, table in outcomes.items():
             groups = [
-                [make_trajectory(item, success=bool(ok), version=version, action=action) for ok in row]
+                [
+                    replace(
+                        make_trajectory(item, success=bool(ok), version=version, action=action),
+                        sample_index=index,
+                    )
+                    for index, ok in enumerate(row)
+                ]
                 for item, row in zip(items, table, strict=True)
             ]
             summaries[policy][mode] = summarise_groups(groups)
             item_outcomes[policy][mode] = successes_of(groups)
-            samples += [replace(group[0], labels={"policy": policy, "mode": mode}) for group in groups]
+            samples += [
+                replace(trajectory, labels={"policy": policy, "mode": mode})
+                for group in groups
+                for trajectory in episodes_to_keep(group)
+            ]
     write_trajectories(workspace / "evaluation_trajectories.jsonl", samples)
     (workspace / "evaluation.json").write_text(json.dumps(summaries))
     (workspace / OUTCOMES).write_text(json.dumps(item_outcomes))

@@ -140,9 +140,11 @@ def test_items_of_one_side_alone_lead_to_their_episodes(comparison_page: tuple[C
     only = table(comparison_page, "Solved by step, not by fixed-9")
     assert cells(only) == [["toy_3", "depth 2, kind wood", "1 of 6", "0 of 2"]]
     links = [link for cell in only.rows[0] if not isinstance(cell, str) for link in cell.links]
-    # Before training there are four sampled and four greedy episodes: line 12 is toy_3 after it.
+    # Before training five sampled and four greedy episodes are kept. After it toy_3 begins in line 13 or 14:
+    # the second seed always solves the items before it; of the other runs one item has a second episode.
+    lines = {"step-seed0": 14, "step-seed1": 13, "step-seed2": 14, "fixed-9": 14}
     assert links == [
-        (name, f"http://127.0.0.1:8003/#/run/{name}/at/evaluation:12") for name in (*SEEDS, "fixed-9")
+        (name, f"http://127.0.0.1:8003/#/run/{name}/at/evaluation:{line}") for name, line in lines.items()
     ]
     assert not [
         found for found in comparison_page[0].tables if found.title == "Solved by fixed-9, not by step"
@@ -384,9 +386,9 @@ def test_the_page_explains_the_curves_of_two_and_of_three_seeds(runs: list[Path]
     def explanation(paths: Sequence[Path]) -> str:
         return compare(paths, tmp_path / "out")[0].sections[0].about
 
-    assert shade in explanation(runs) and no_interval not in explanation(runs)
-    two = explanation([*runs[:2], runs[3]])
-    assert "their curves are faint" in two and no_interval in two and shade not in two
+    texts = ["their curves are faint", shade, no_interval]
+    assert [text in explanation(runs) for text in texts] == [True, True, False]
+    assert [text in explanation([*runs[:2], runs[3]]) for text in texts] == [True, False, True]
     assert "seed" not in explanation([runs[0], runs[3]])
 
 

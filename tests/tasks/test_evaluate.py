@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +12,7 @@ import pytest
 from envs.errors import ConfigError
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import read_items, write_items
+from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.outcomes import read_outcomes
 from tasks.progress import Progress
 from tasks.rollout.current_episode import EpisodeReader
@@ -50,6 +52,16 @@ def test_every_episode_is_counted_as_it_ends(tmp_path: Path) -> None:
             )
             rate = fmean(chain.from_iterable(outcomes[policy][mode].values()))
             assert rate == evaluation[policy][mode]["success"]
+    kept = Counter(
+        (*trajectory.labels.values(), trajectory.item.item_id)
+        for trajectory in read_trajectories(tmp_path / "evaluation_trajectories.jsonl")
+    )
+    assert kept == {
+        (policy, mode, item): 1 + (row[0] and not all(row))
+        for policy, modes in outcomes.items()
+        for mode, rows in modes.items()
+        for item, row in rows.items()
+    }
 
 
 @pytest.mark.heavy

@@ -13,9 +13,10 @@ from agents.horizon import Horizon
 from tasks.comparison.runs import read_run
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.evaluation.intervals import bootstrap, wilson
+from tasks.evaluation.outcomes import episodes_to_keep
 from tasks.reporting.chart_style import PARTS
 from tasks.reporting.charts import smooth, smoothing_window, success_over_steps, tick_label
-from tasks.reporting.excerpts import Verdict, choose_pairs
+from tasks.reporting.excerpts import Verdict, choose_pairs, failing_items
 from tasks.reporting.figures import LINES
 from tasks.reporting.pages import DASH, PAGES
 from tasks.reporting.results import count_dropped, environment_steps, phases, read_results, stages_of
@@ -24,6 +25,8 @@ from tests.support.html_page import Page
 from tests.support.report_toy import (
     ITEMS,
     RAISE_REASON,
+    make_failure,
+    make_trajectory,
     toy_pipeline,
     write_evaluation,
     write_rounds,
@@ -238,13 +241,44 @@ def test_what_fails_now_is_listed_with_links_to_its_episodes(page: Page) -> None
     assert [row[:6] for row in table[1:]] == [
         ["toy_3", "depth 2, kind wood", "0 of 2", "0 of 2", "2", "max turns"],
         ["toy_1", "depth 1, kind stone", "1 of 2", "1 of 2", "2", "max turns"],
-        ["toy_2", "depth 2, kind wood", "0 of 2", "1 of 2", "2", "solved"],
+        ["toy_2", "depth 2, kind wood", "0 of 2", "1 of 2", "2", "max turns"],
     ]
-    # Before: lines 1 to 4 sampled, 5 to 8 greedy; after: 9 to 12 sampled.
+    assert [row[6] for row in table[1:]] == ["Got 1 log"] * 3
+    # Before: lines 1 to 5 sampled, two of them of toy_1, 6 to 9 greedy; after: toy_0 is in line 10, toy_1 in
+    # 11, the two samples of toy_2 are in 12 and 13, and toy_3 is in 14.
     run = "http://127.0.0.1:8003/#/run/toy-run"
-    for link in ("at/evaluation:12", "at/evaluation:10", "at/evaluation:11", "item?item=toy_3"):
+    for link in ("at/evaluation:14", "at/evaluation:11", "at/evaluation:13", "item?item=toy_3"):
         assert f"{run}/{link}" in page.references
     assert "wingspan view " in text
+
+
+def test_what_fails_in_a_run_that_kept_the_first_samples_alone(tmp_path: Path) -> None:
+    write_evaluation(tmp_path)
+    file = tmp_path / "evaluation_trajectories.jsonl"
+    lines = [line for line in file.read_text().splitlines() if json.loads(line)["sample_index"] == 0]
+    file.write_text("\n".join(lines))
+    failing = failing_items(read_results(tmp_path))
+    ends = {row.episode.item.item_id: (row.line, row.episode.success) for row in failing}
+    assert ends == {"toy_3": (12, False), "toy_1": (10, False), "toy_2": (11, True)}
+
+
+def test_the_first_episode_and_the_first_that_does_not_solve_the_item_are_kept() -> None:
+    def kept_samples(*outcomes: bool | None) -> list[int]:
+        """None is a failed episode."""
+        group = [
+            make_failure(ITEMS[0], error="EnvCrashed: x")
+            if ok is None
+            else make_trajectory(ITEMS[0], success=ok)
+            for ok in outcomes
+        ]
+        numbered = [replace(trajectory, sample_index=index) for index, trajectory in enumerate(group)]
+        return [trajectory.sample_index for trajectory in episodes_to_keep(numbered)]
+
+    assert kept_samples(True, True) == [0]
+    assert kept_samples(True, None, False, False) == [0, 2]
+    assert kept_samples(False, True, False) == [0]
+    assert kept_samples(None, True) == [0]
+    assert kept_samples(None, False) == [0, 1]
 
 
 def test_dropped_episodes_and_time(page: Page) -> None:

@@ -38,12 +38,13 @@ from tasks.tracking.model import promote_best
 from tasks.tracking.names import step_metric
 from tasks.tracking.record import is_recorded
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone
-from tasks.tracking.traces import MAX_SPANS
+from tasks.tracking.traces import MAX_SPANS, evaluation_traces
 from tasks.tracking.tracker import Tracker
 from tasks.verl.checkpoints import mark_complete
 from tasks.verl.rewinds import Rewind, write_rewind
 from tests.support.evaluation_toy import FIRST, record_of
 from tests.support.lineage_toy import lineage_of
+from tests.support.report_toy import write_evaluation
 from tests.support.tracked_runs import start_tracked_runs
 from tests.support.waiting import wait_until
 
@@ -278,6 +279,15 @@ def test_a_trace_shows_the_task_and_the_turns_with_the_times_they_took(
     assert [span.attributes["mlflow.chat.tokenUsage"]["input_tokens"] for span in (chat, second)] == [3, 6]
     assessments = {assessment.name: assessment.feedback.value for assessment in trace.info.assessments}
     assert assessments == {"success": False, "reward": 0.0}
+
+
+def test_an_item_with_two_kept_samples_has_one_trace_for_each_policy(tmp_path: Path) -> None:
+    write_evaluation(tmp_path)  # of toy_1 before training and of toy_2 after it, two samples are kept
+    traces = evaluation_traces(tmp_path / "evaluation_trajectories.jsonl")
+    assert [trace.name for trace in traces] == [
+        f"{policy} training, toy_{index}" for policy in ("before", "after") for index in range(4)
+    ]
+    assert {trace.trajectory.sample_index for trace in traces} == {0}
 
 
 @pytest.mark.heavy

@@ -38,7 +38,7 @@ def test_links_lead_to_the_pages_that_they_name(tmp_path: Path) -> None:
     write_workspace(run, items=items)
     pages = RunPages(run.name)
     expected_texts = {
-        pages.trajectory(10): f"{ODD} sample 0",
+        pages.trajectory(11): f"{ODD} sample 0",
         pages.item(ODD): ODD,
         pages.trajectories("policy:after mode:sampled success:true"): "2 trajectories",
     }

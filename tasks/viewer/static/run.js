@@ -108,6 +108,7 @@ function evaluations(run, { evaluation }) {
     Object.entries(modes ?? {}).map(([mode, summary]) => [policy, mode, summary]));
   return rows.length > 0 && h("section", {},
     h("h2", {}, "Evaluation"),
+    h("p", {}, "Of each item the run keeps the first episode, and the first that does not solve it; the rates are of all episodes."),
     table(["policy", "sampling", "success", "reward", "turns", "episodes", "dropped"], rows.map(([policy, mode, summary]) => h("tr", {},
       h("th", { scope: "row" }, h("a", {
         href: links.toList(run, { q: [links.condition("policy", policy), links.condition("mode", mode)].join(" ") }),
