@@ -22,6 +22,7 @@ from envs.browser.program import CHROMIUM
 from envs.types import Image, Item
 from tasks.data.trajectories import trajectory_to_dict, write_trajectories
 from tasks.data.updates import TrajectoryUpdate, TurnUpdate, update_file, write_updates
+from tasks.reporting.pages import duration
 from tasks.viewer import viewer as viewer_module
 from tasks.viewer.app import HEADERS, STATIC, viewer_app
 from tasks.viewer.viewer import Viewer
@@ -415,6 +416,10 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         numbers = "dom => [dom.percent(0.0625), dom.fixed(-0.001, 2), dom.fixed(-0.2, 2)]"  # as the report's
         shown = await page.evaluate(f"import('/static/dom.js').then({numbers})")
         assert shown == ["6.2%", "0.00", "\u22120.20"]
+        durations = [12.34, 59.94, 59.96, 60.5, 61.5, 179.5, 179.7, 3599.4, 3599.6, 3600, 7530, 90_000.5]
+        numbers = f"dom => {durations}.map(dom.seconds)"
+        shown = await page.evaluate(f"import('/static/dom.js').then({numbers})")
+        assert shown == [duration(value) for value in durations]
         chart = "({ chart }) => chart({ steps: [1, 2], values: [-0.0013, 0.034] })"
         texts = "chart => [...chart.querySelectorAll('text')].map(one => one.textContent)"
         shown = await page.evaluate(f"import('/static/charts.js').then({chart}).then({texts})")

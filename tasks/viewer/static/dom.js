@@ -92,9 +92,17 @@ const tenths = new Intl.NumberFormat("en-US", { minimumFractionDigits: 1, maximu
 export const hundredfold = (rate) => tenths.format(100 * rate);
 export const percent = (rate) => (typeof rate === "number" ? `${hundredfold(rate)}%` : "–");
 
+const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0, useGrouping: false, roundingMode: "halfEven" });
+const two = (number) => String(number).padStart(2, "0");
+const longDuration = (total) => {
+  const minutes = Math.floor(total / 60);
+  return minutes < 60 ? `${minutes} min ${two(total % 60)} s` : `${Math.floor(minutes / 60)} h ${two(minutes % 60)} min`;
+};
+
+// As the report has it, but short times to the microsecond.
 export function seconds(value) {
   if (typeof value !== "number") return "–";
-  if (value >= 60) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  if (value >= 59.95) return longDuration(Number(whole.format(value)));
   if (value >= 0.1) return `${value.toFixed(value < 10 ? 2 : 1)} s`;
   return value >= 0.001 ? `${Math.round(1e3 * value)} ms` : `${Math.round(1e6 * value)} µs`;
 }
