@@ -457,6 +457,10 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
 
         await page.goto(f"{url}/#/run/nothing")
         await page.get_by_role("alert").get_by_text("there is no run 'nothing'").wait_for()
+        await page.goto(f"{url}/#/nowhere")
+        await page.get_by_role("alert").get_by_text("There is no such page: #/nowhere").wait_for()
+        refused = "Failed to load resource: the server responded with a status of"  # the browser's own words
+        assert [trouble for trouble in troubles if not trouble.startswith(refused)] == []
 
     app = viewer_app(Viewer([toy.parent], cache=toy.parent.parent / "cache"), host="127.0.0.1")
     with serving_in_thread(app) as url:

@@ -71,7 +71,7 @@ async function open() {
 
 function showError(error) {
   if (error.name === "AbortError") return;
-  console.error(error);
+  if (!(error instanceof ApiError)) console.error(error); // the page itself says what was refused
   replace(page, h("div", { class: "empty", role: "alert" },
     h("h1", {}, error.status === 404 ? "Not here" : "This did not work"),
     h("p", {}, error.message),
