@@ -195,6 +195,14 @@ def fork(
             "address of its page.",
         ),
     ],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where RUN is looked up, as for `wingspan view`; can be repeated.",
+            show_default="runs",
+        ),
+    ] = None,
     samples: Annotated[
         int, typer.Option("-n", "--samples", min=1, help="How many episodes go on from the turn.")
     ] = 1,
@@ -246,6 +254,7 @@ def fork(
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable
     from tasks.forks.request import ForkRequest
+    from tasks.runs.folders import RUNS
 
     guard()
     request = ForkRequest(
@@ -263,6 +272,6 @@ def fork(
         overrides=parse_settings(settings or []),
     )
     with Stoppable("stopped; the forks that had ended are recorded"):
-        is_any_valid = run_forks(turn, request, console=Console())
+        is_any_valid = run_forks(turn, request, runs=runs or [RUNS], console=Console())
     if not is_any_valid:
         raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -21,13 +22,13 @@ from tasks.reporting.pages import format_count
 HELP = "Type an action and Enter; Ctrl-D leaves the episode."
 
 
-def fork(name: str, request: ForkRequest, *, console: Console) -> bool:
+def fork(name: str, request: ForkRequest, *, runs: Sequence[Path], console: Console) -> bool:
     """Run and show the forks at a turn, and its value; returns whether any was run to its end.
 
-    `name` is that of a trajectory and its turn. Trajectories are written as they end. Raises as
-    `find_parent`, `plan_fork` and `run_fork`.
+    `name` is that of a trajectory and its turn, and `runs` is where a run's name is looked up. Trajectories
+    are written as they end. Raises as `find_parent`, `plan_fork` and `run_fork`.
     """
-    parent, turn = find_parent(name)
+    parent, turn = find_parent(name, paths=runs)
     check_writable(parent.run.folder, remedy="make it writable: forks are recorded beside the run")
     plan = plan_fork(parent, turn, request)
     printer = _Printer(plan, console)

@@ -89,14 +89,15 @@ def _find_run(name: str, paths: Sequence[Path]) -> RunFolder:
         if len(runs) == 1:
             return runs[0]
         raise ConfigError(f"{name} holds {len(runs)} runs, not one; name one of them")
-    runs = find_runs([path for path in paths if path.exists()])
-    runs_by_name = {run.name: run for run in runs}
-    if name not in runs_by_name:
+    runs = {run.name: run for run in find_runs([path for path in paths if path.exists()])}
+    if name not in runs:
+        names = f": {list_names(list(runs))}" if runs else ""
         raise ConfigError(
-            f"there is no run {name!r}; {suggest(name, runs_by_name)}give its folder, or one of: "
-            f"{list_names(list(runs_by_name))}"
+            f"there is no run {name!r} in {list_names([str(path) for path in paths])}{names}; "
+            f"{suggest(name, runs)}give its folder instead of its name, or --runs with what `wingspan view` "
+            "was given"
         )
-    return runs_by_name[name]
+    return runs[name]
 
 
 def _read_line(path: Path, number: int) -> bytes | None:

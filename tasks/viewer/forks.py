@@ -26,6 +26,7 @@ from envs.errors import ConfigError, WingspanError
 from envs.files import check_writable
 from envs.network.server import RequestRejected, read_body
 from tasks.forks.records import MAX_OBSERVATION, PERSON
+from tasks.runs.folders import RUNS
 from tasks.viewer import browse
 from tasks.viewer.answers import find_row, integer, json_answer
 from tasks.viewer.live import ForkPlace, Live, LiveRuns
@@ -84,8 +85,8 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
     key, runs = secrets.token_urlsafe(32), LiveRuns()
 
     def forks(request: Request) -> Response:
-        """The forks of a trajectory with their values, the one that is sampled now, and the policies that can
-        go on from it."""
+        """The forks of a trajectory with their values, the one that is sampled now, the policies that can
+        go on from it, and what `wingspan fork` needs as `--runs`."""
         name, address = (request.query_params.get(key, "") for key in ("run", "address"))
         served = viewer.open(name)
         with served.index.connect() as connection:
@@ -95,6 +96,7 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
                     "forks": _list_forks(connection, address, digest=location.digest),
                     "sampling": runs.find_sampling(run=name, address=address),
                     "policies": _offer(viewer, served) if is_loopback else [],
+                    "runs": [] if list(viewer.paths) == [RUNS] else [str(path) for path in viewer.paths],
                     "generation": browse.generation(connection),
                 }
             )

@@ -30,7 +30,7 @@ class Viewer:
     """The runs below `paths`; those that appear later are found as well."""
 
     def __init__(self, paths: Sequence[Path], *, cache: Path) -> None:
-        self._paths = paths
+        self.paths = paths
         self._cache = cache
         self._lock = threading.Lock()
         self._runs: dict[str, RunFolder] = {}
@@ -41,7 +41,7 @@ class Viewer:
         """Those that exist now, by name."""
         with self._lock:
             if time.monotonic() - self._looked_s > REFRESH_S:
-                existing = [path for path in self._paths if path.exists()]
+                existing = [path for path in self.paths if path.exists()]
                 self._runs = {run.name: run for run in find_runs(existing)}
                 self._looked_s = time.monotonic()
             return list(self._runs.values())

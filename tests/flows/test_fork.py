@@ -38,6 +38,14 @@ def test_a_person_goes_on_by_the_lines_of_a_pipe(tmp_path: Path) -> None:
     assert (tmp_path / "played.jsonl").read_bytes() == before
     left = run(tmp_path, "played.jsonl:1@2", *settings)
     assert (left.returncode, "nothing is recorded" in left.stdout) == (0, True)
+    page = "http://127.0.0.1:8003/#/run/played/at/played:1?turn=2"  # of `wingspan view played.jsonl`
+    named = run(tmp_path, page, *settings, "--runs", "played.jsonl")
+    assert (named.returncode, "played/played:1, textcraft_0: 1 turn repeated" in named.stdout) == (0, True)
+    lost = run(tmp_path, page, *settings)
+    assert lost.stderr == (
+        "error: there is no run 'played' in runs; give its folder instead of its name, or --runs with what "
+        "`wingspan view` was given\n"
+    )
     wrong = run(tmp_path, "played.jsonl:7@2", *settings)
     assert (wrong.returncode, wrong.stderr) == (
         2,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from envs.browser.chromium import Chromium
 from envs.browser.program import CHROMIUM
 from tasks.config.parameters import write_changes
 from tasks.data.trajectories import write_trajectories
+from tasks.forks.parents import find_parent
 from tasks.runs.folders import find_runs
 from tasks.viewer import forks as forks_module
 from tasks.viewer import live as live_module
@@ -245,9 +247,12 @@ def test_a_person_forks_in_the_page(run_folder: Path) -> None:
         await page.get_by_text("1 turn repeated").wait_for()
         assert await page.locator(".turns.past li").count() == 1
         command = page.locator(".command")
-        assert (await command.inner_text()).strip() == f"wingspan fork toy/{ADDRESS}@2 -n 16"
+        words = shlex.split(await command.inner_text())
+        assert words[2:] == [f"toy/{ADDRESS}@2", "-n", "16", "--runs", str(run_folder.parent)]
+        named_parent, turn = find_parent(words[2], paths=[Path(words[-1])])
+        assert (named_parent.run.folder, named_parent.address, turn) == (run_folder, ADDRESS, 2)
         await page.get_by_label("Who").select_option("person")
-        assert (await command.inner_text()).strip().endswith("@2 --human")
+        assert "@2 --human " in await command.inner_text()
         await page.get_by_role("button", name="Go on").click()
         line = page.get_by_label("Your action")
         for number, action in enumerate([HOSTILE, *SOLUTION], start=1):
@@ -270,7 +275,7 @@ def test_a_person_forks_in_the_page(run_folder: Path) -> None:
         await page.goto(f"{url}/#/run/toy/fork/{ADDRESS}?turn=2")
         await page.get_by_label("Samples").fill("3")
         await page.get_by_label("Turns in all").fill("5")
-        assert (await command.inner_text()).strip().endswith("@2 -n 3 --max-turns 5")
+        assert "@2 -n 3 --max-turns 5 " in await command.inner_text()
         await page.get_by_role("button", name="Go on").click()
         assert await page.get_by_role(
             "button", name="Go on"

@@ -146,7 +146,7 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
 export function forkView(run, { address, query }) {
   const turn = Math.max(1, Number(query.get("turn")) || 1);
   const forksBox = h("div"), valueBox = h("div");
-  let facts = null, context = null, policies = [];
+  let facts = null, context = null, policies = [], places = [];
   const live = liveBox({ firstTurn: turn - 1, hasOpening: () => facts.prompt.tokens > 0, onEnd: () => readForks() });
   const who = h("select", { id: "who", "aria-label": "Who goes on", });
   const temperature = h("input", { id: "temperature", type: "number", min: 0, max: 10, step: "any", placeholder: "as evaluated" });
@@ -164,7 +164,8 @@ export function forkView(run, { address, query }) {
     ofPolicies.forEach((element) => { element.hidden = isPerson; });
     const chosen = policies.find(({ value }) => value === who.value)?.option;
     const going = isPerson ? ["--human"] : [...(chosen ? [chosen] : []), ...option("-n", samples), ...option("--temperature", temperature)];
-    const parts = ["wingspan", "fork", quote(`${run}/${address}@${turn}`), ...going, ...option("--max-turns", maxTurns), ...option("--observation", shownText)];
+    const parts = ["wingspan", "fork", quote(`${run}/${address}@${turn}`), ...going, ...option("--max-turns", maxTurns), ...option("--observation", shownText),
+      ...places.flatMap((place) => ["--runs", quote(place)])];
     replace(command, parts.map((part) => [h("span", {}, part), " "]));
   }
 
@@ -191,7 +192,7 @@ export function forkView(run, { address, query }) {
     const answer = await get("forks", { run, address }, context.signal);
     const here = answer.forks.filter((one) => one.turn === turn);
     const newest = here.at(-1);
-    policies = answer.policies;
+    [policies, places] = [answer.policies, answer.runs];
     replace(forksBox, answer.forks.length > 0 && [h("h2", {}, "Forks of this trajectory"), forkList(run, answer.forks)]);
     replace(valueBox, newest && newest.value.samples > 1 && h("dl", { class: "facts" },
       [["success from here", rateText(newest.value.success)],
