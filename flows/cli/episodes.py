@@ -199,7 +199,7 @@ def fork(
         list[Path] | None,
         typer.Option(
             metavar="FOLDER",
-            help="Where RUN is looked up, as for `wingspan view`; can be repeated.",
+            help="Folder in which RUN is looked up, as for `wingspan view`; can be repeated.",
             show_default="runs",
         ),
     ] = None,

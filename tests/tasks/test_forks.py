@@ -189,10 +189,7 @@ def test_a_trajectory_is_named_as_the_viewer_names_it(tmp_path: Path) -> None:
         ("toy/step_0003:9@1", "no line 9"),
         ("toy/step_0004:1@1", "did you mean 'step_0003'"),
         ("toy/step_0003:x@1", "no line x"),
-        (
-            "tay/step_0003:1@1",
-            "in .*/runs: toy; did you mean 'toy'. give its folder .*, or --runs",
-        ),
+        ("tay/step_0003:1@1", "in .*/runs: toy; did you mean 'toy'. give its folder .*, or --runs"),
         ("#/run/toy/at/step_0003:1", "names no turn"),
     ):
         with pytest.raises(ConfigError, match=text):
