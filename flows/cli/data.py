@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envs.requirements.data_sets import DATA_SETS, DataSet
-
 if TYPE_CHECKING:
+    from envs.requirements.data_sets import DataSet
     from envs.requirements.downloads import DownloadProgress
 
 COLUMNS = ("data set", "state", "size", "about")
@@ -24,6 +23,7 @@ DataSetName = Annotated[
 @data_app.command("list")
 def list_data() -> None:
     """List the data sets: whether they are here, their size, what they are."""
+    from envs.requirements.data_sets import DATA_SETS
     from flows.display.tables import print_table
 
     print_table(COLUMNS, [*map(_row, DATA_SETS.values())])
@@ -32,6 +32,7 @@ def list_data() -> None:
 @data_app.command("pull")
 def pull_data(name: DataSetName) -> None:
     """Download a data set, or the missing files of it."""
+    from envs.requirements.data_sets import DATA_SETS
     from envs.requirements.downloads import pull
 
     with _show_downloads() as progress:
@@ -42,12 +43,15 @@ def pull_data(name: DataSetName) -> None:
 @data_app.command("make")
 def make_data(name: DataSetName) -> None:
     """Generate a data set again; a run generates a missing one by itself."""
+    from envs.requirements.data_sets import DATA_SETS
+
     typer.echo(f"{name}: {DATA_SETS.find(name).make_again()}")
 
 
 @data_app.command("check")
 def check_data(name: DataSetName) -> None:
     """Verify a downloaded data set; exits with status 1 if a file is missing, changed or not recorded."""
+    from envs.requirements.data_sets import DATA_SETS
     from envs.requirements.downloads import faults
 
     messages = list(faults(DATA_SETS.find(name)))
@@ -76,7 +80,7 @@ def _show_downloads() -> "Iterator[DownloadProgress]":
         yield update
 
 
-def _row(data_set: DataSet) -> Sequence[str]:
+def _row(data_set: "DataSet") -> Sequence[str]:
     sizes = [file.bytes for file in data_set.files]
     size = ""
     if sizes:

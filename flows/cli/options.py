@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-import yaml
 
 from envs.errors import ConfigError
 from envs.network.tokens import TOKEN_VARIABLE
@@ -144,6 +143,8 @@ def _parse_value(text: str, *, option: str) -> Any:
         return json.loads(text)  # differs only for numbers like 1e-3, which are text in YAML 1.1
     except json.JSONDecodeError:
         pass
+    import yaml
+
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
