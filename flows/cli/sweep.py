@@ -27,7 +27,7 @@ def sweep(
         Path | None, typer.Option(help="Folder of the runs' workspaces.", show_default="runs/sweeps/PIPELINE")
     ] = None,
     only_plan: Annotated[
-        bool, typer.Option("--plan", help="Check the sweep and list its runs; start nothing.")
+        bool, typer.Option("--plan", help="Check the sweep, and list its runs and their cost; start nothing.")
     ] = False,
 ) -> None:
     """Run a pipeline for each seed and combination of parameters, compare the runs, and promote the best.
@@ -42,10 +42,12 @@ def sweep(
     from rich.console import Console
 
     from flows.commands.compare import show
+    from flows.commands.costs import COST_COLUMNS
     from flows.display.tables import print_table
     from flows.endings.guardian import guard
     from flows.endings.stopping import DIED, Stoppable, resume_hint
     from flows.orchestrator.runs import TemporaryServer, server_url
+    from flows.sweep.costs import list_sweep_costs
     from flows.sweep.plan import plan_sweep
 
     guard(if_killed=f"{DIED}; {resume_hint()}")
@@ -61,6 +63,9 @@ def sweep(
                 for run in plan.runs
             ]
             print_table(("run", "state", "workspace"), rows)
+            if plan.unfinished:
+                typer.echo()
+                print_table(COST_COLUMNS, list_sweep_costs(plan))
             return
         if server_url() is None:
             TemporaryServer().use()

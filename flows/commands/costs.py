@@ -90,24 +90,41 @@ def _read_run(folder: Path, pipeline: str, parameters: Mapping[str, object]) -> 
     )
 
 
+def estimate_seconds(
+    plan: Plan, stages: Sequence[str], *, earlier_runs: Sequence[EarlierRun]
+) -> dict[str, float]:
+    """Seconds by stage of a run of `stages`, at least one: the medians of `earlier_runs`, at least one."""
+    steps = _steps_to_come(plan, stages)
+    return {stage: median(run.stage_seconds(stage, steps=steps) for run in earlier_runs) for stage in stages}
+
+
+def name_sources(earlier_runs: Sequence[EarlierRun]) -> str:
+    """`as in runs/a, runs/b, with another train.lr`: what an estimate is made from."""
+    folders = dict.fromkeys(str(run.folder) for run in earlier_runs)
+    source = f"as in {list_names([*folders], limit=_MAX_NAMES)}"
+    if differing := dict.fromkeys(key for run in earlier_runs for key in run.differing):
+        source += f", with another {list_names([*differing], limit=_MAX_NAMES)}"
+    return source
+
+
+def unknown_time(pipeline_name: str) -> tuple[str, str, str]:
+    """The row of `COST_COLUMNS` without an earlier run."""
+    return "time", "unknown", f"no finished run of {pipeline_name} in {RUNS}"
+
+
 def _time(plan: Plan, stages: Sequence[str]) -> tuple[str, str, str]:
     runs = find_earlier_runs(plan)
     if not runs:
-        return "time", "unknown", f"no finished run of {plan.name} in {RUNS}"
-    steps = _steps_to_come(plan, stages)
-    seconds = {stage: median(run.stage_seconds(stage, steps=steps) for run in runs) for stage in stages}
+        return unknown_time(plan.name)
+    seconds = estimate_seconds(plan, stages, earlier_runs=runs)
     largest = sorted(seconds.items(), key=lambda pair: -pair[1])
-    step_s = median(run.step_s for run in runs)
+    training = f" ({_steps_to_come(plan, stages)} steps of {median(run.step_s for run in runs):.1f} s)"
     parts = [
-        f"{stage} {duration(value)}" + (f" ({steps} steps of {step_s:.1f} s)" if stage == "train" else "")
+        f"{stage} {duration(value)}" + (training if stage == "train" else "")
         for stage, value in largest
         if value >= 1
     ]
-    source = f"as in {list_names([str(run.folder) for run in runs], limit=_MAX_NAMES)}"
-    if runs[0].differing:
-        differing = dict.fromkeys(key for run in runs for key in run.differing)
-        source += f", with another {list_names([*differing], limit=_MAX_NAMES)}"
-    return "time", duration(sum(seconds.values())), f"{', '.join(parts)}; {source}"
+    return "time", duration(sum(seconds.values())), f"{', '.join(parts)}; {name_sources(runs)}"
 
 
 def _steps_to_come(plan: Plan, stages: Sequence[str]) -> int:

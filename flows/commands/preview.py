@@ -16,8 +16,7 @@ from flows.lineage.stages import LOCK_FILE, Receipt, Stage, cache_key, stage_key
 from flows.orchestrator.runs import open_local_results, read_receipt
 from flows.plan import Plan, check_run, make_plan
 from tasks.cluster.address import cluster_address
-from tasks.config.capacity import read_model_size
-from tasks.config.memory import device_memories, memory_needs
+from tasks.config.memory import find_memory_needs
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves
 from tasks.data.hashes import path_md5
@@ -50,10 +49,15 @@ def preview(
     `check_plan` do."""
     plan = make_plan(name, overrides=overrides, workspace=workspace)
     check_run(plan)
+    return plan, forecast_stages(plan)
+
+
+def forecast_stages(plan: Plan) -> list[Forecast]:
+    """What would happen to each stage of `plan`."""
     forecasts: list[Forecast] = []
     for stage in plan.stages.values():
         forecasts.append(_forecast(plan, stage, earlier=forecasts))
-    return plan, forecasts
+    return forecasts
 
 
 def list_options(plan: Plan, forecasts: Sequence[Forecast]) -> list[tuple[str, str, str]]:
@@ -76,22 +80,14 @@ def list_options(plan: Plan, forecasts: Sequence[Forecast]) -> list[tuple[str, s
 def list_memory(plan: Plan) -> list[tuple[str, str, str]]:
     """What each device needs while the policy is trained, by `MEMORY_COLUMNS`; empty if the size of the model
     is unknown."""
-    pipeline = plan.pipeline
-    size = read_model_size(pipeline.model)
-    if size is None:
-        return []
-    if cluster_address():
-        place, memories = "the cluster", []
-    else:
-        place, memories = "this machine", device_memories(pipeline.backend.device)
-    needs = memory_needs(pipeline, size, device_bytes=min(memories, default=0))
+    place = "the cluster" if cluster_address() else "this machine"
     return [
         (
             f"{need.phase}, {need.room_name.format(place=place)}",
             f"{need.total / 1e9:.1f}" + (f" of {need.room / 1e9:.1f}" if need.room else ""),
             ", ".join(f"{name} {count / 1e9:.1f}" for name, count in need.largest_parts),
         )
-        for need in needs
+        for need in find_memory_needs(plan.pipeline)
     ]
 
 

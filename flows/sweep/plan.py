@@ -18,8 +18,7 @@ from flows.plan import check_run, find_disk_need, make_plan
 from flows.program import to_options
 from tasks.cluster.address import cluster_address
 from tasks.comparison.sides import check_same_items, same_data_remedy
-from tasks.config.capacity import read_model_size
-from tasks.config.memory import device_memories, memory_needs
+from tasks.config.memory import Need, find_memory_needs
 from tasks.config.parameters import differing_values, parameters_of
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.hashes import text_md5
@@ -139,6 +138,12 @@ def plan_variants(
     return plan
 
 
+def largest_memory_need(plan: SweepPlan) -> Need | None:
+    """The most that one run needs on a device; None if the sizes of all models are unknown."""
+    needs = [need for run in plan.runs for need in find_memory_needs(run.pipeline)]
+    return max(needs, key=lambda need: need.total, default=None)
+
+
 def _variants(name: str, axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     """Of all combinations, named by key and value; a key is shortened to its last part if that is enough."""
     if not axes:
@@ -228,15 +233,7 @@ def _check_at_once(plan: SweepPlan) -> None:
             f"--at-once {plan.at_once}: {count} runs have {count * workers} training processes, each of "
             f"which keeps a core busy, and this machine has {cores} cores; at most {max(1, cores // workers)}"
         )
-    memory = min(device_memories("cpu"))
-    sizes = [(run.pipeline, read_model_size(run.pipeline.model)) for run in plan.runs]
-    needs = [
-        need
-        for pipeline, size in sizes
-        if size is not None
-        for need in memory_needs(pipeline, size, device_bytes=memory)
-    ]
-    largest = max(needs, key=lambda need: need.total, default=None)
+    largest = largest_memory_need(plan)
     if largest is not None and count * largest.total > largest.room:
         raise ConfigError(
             f"--at-once {plan.at_once}: {count} runs need {count * largest.total / 1e9:.1f} GB, and this "

@@ -88,6 +88,16 @@ def memory_needs(pipeline: Pipeline, size: ModelSize, *, device_bytes: int = 0, 
     return _of_gpu(pipeline, size, gpu=device_bytes)
 
 
+def find_memory_needs(pipeline: Pipeline) -> list[Need]:
+    """`memory_needs` on the smallest device of this machine, or on a cluster, where the memory is unknown;
+    empty if the size of the model is unknown."""
+    size = read_model_size(pipeline.model)
+    if size is None:
+        return []
+    memories = [] if cluster_address() else device_memories(pipeline.backend.device)
+    return memory_needs(pipeline, size, device_bytes=min(memories, default=0))
+
+
 def check_memory(pipeline: Pipeline) -> None:
     """Raise `ConfigError` if `pipeline` does not fit this machine.
 

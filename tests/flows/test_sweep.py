@@ -14,8 +14,12 @@ import pytest
 
 from envs.errors import ConfigError, WingspanError
 from flows.cli.options import parse_axes, parse_seeds
+from flows.plan import find_disk_need
+from flows.sweep.costs import list_sweep_costs, total_seconds
 from flows.sweep.flow import LOG, RunState, conclude, run_all
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
+from tasks.config.parameters import write_changes
+from tasks.config.pipelines import load_pipeline
 from tasks.tracking.connection import connect
 from tasks.tracking.tracker import Tracker
 from tests.support.report_toy import SAMPLE_SUCCESSES, write_workspace
@@ -122,6 +126,36 @@ def test_more_runs_than_fit_in_memory_are_refused(project: Path, monkeypatch: py
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     with pytest.raises(ConfigError, match=r"--at-once 60: 60 runs need .* GB, .*; at most \d+$"):
         plan("train.lr=0.1,0.2", seeds=range(30), at_once=60)
+
+
+def test_the_cost_of_a_sweep_is_that_of_its_runs_at_once(project: Path) -> None:
+    settings = {"train.steps": 4}
+    alone = plan(seeds=[0, 1, 2], settings=settings)
+    assert list_sweep_costs(alone)[0] == ("time", "unknown", f"no finished run of {NAME} in runs")
+    earlier_run = Path("runs/a")
+    write_workspace(earlier_run)  # four steps of training
+    (earlier_run / "report").mkdir()
+    parameters = load_pipeline(NAME, overrides=settings).model_dump(mode="json")
+    (earlier_run / "report" / "parameters.json").write_text(json.dumps(parameters))
+    seconds = {"warmup": 20.0, "train": 26.0, "evaluate": 5.0}
+    (earlier_run / "timing.json").write_text(json.dumps({"stages": seconds}))
+    write_changes(earlier_run, name=NAME, changes={})
+    time, disk, memory = list_sweep_costs(alone)
+    assert time == ("time", "2 min 33 s", "3 runs of 51.0 s; as in runs/a")
+    needed = sum(find_disk_need(run.workspace, run.pipeline).needed_bytes for run in alone.runs)
+    assert disk[1].startswith(f"{needed / 1e9:.1f} GB of ")
+    side_by_side = plan(seeds=[0, 1, 2], settings=settings, at_once=2)
+    time, _, twice = list_sweep_costs(side_by_side)
+    assert time == ("time", "1 min 42 s", "3 runs of 51.0 s, 2 at a time; as in runs/a")
+    one_gb, two_gb = (float(row[1].split()[0]) for row in (memory, twice))
+    assert two_gb == pytest.approx(2 * one_gb, abs=0.1)
+
+
+def test_runs_of_unequal_length_fill_the_places_in_their_order() -> None:
+    # 5 and 1 start; at 1 the 2 follows, at 3 the 4, which ends at 7.
+    assert total_seconds([5, 1, 2, 4], at_once=2) == 7
+    assert total_seconds([5, 1, 2, 4], at_once=1) == 12
+    assert total_seconds([5], at_once=3) == 5
 
 
 @pytest.mark.parametrize("text", ["train.lr", "train.lr=", "=1,2"])
