@@ -3,7 +3,7 @@
 Chooses the contents and their wording. `tasks/reporting/results.py` reads the workspace, `chart_style.py`
 styles the plots, and `templates/` holds the layout. The page needs no network and no script; text of
 environments and policies is escaped. The same workspace gives the same page, except for the commit and the
-versions of the code.
+versions of the code, and the place of the MLflow store.
 """
 
 import json
@@ -44,7 +44,7 @@ from tasks.reporting.results import (
     stages_of,
 )
 from tasks.tracking.lineage_record import LINEAGE
-from tasks.tracking.names import run_page, without_password
+from tasks.tracking.names import absolute_store, run_page, without_password
 from tasks.tracking.provenance import provenance
 from tasks.tracking.record import read_record
 from tasks.viewer import links
@@ -169,11 +169,12 @@ def count_quick_items(results: Results) -> int:
 
 
 def mlflow_run(workspace: Path) -> dict[str, str]:
-    """The MLflow run that records this one: its `id`, `store` and, on a server, the `url` of its page."""
+    """The MLflow run that records this one: its `id`, the `store` with its whole path and, on a server, the
+    `url` of its page."""
     record = read_record(workspace)
     if not record:
         return {}
-    store = without_password(record["uri"])
+    store = absolute_store(without_password(record["uri"]))
     run = {"id": record["run_id"], "store": store}
     if store.startswith(("http://", "https://")):
         run["url"] = store.rstrip("/") + run_page(record["experiment_id"], record["run_id"])

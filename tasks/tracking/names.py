@@ -17,6 +17,7 @@ Counts of episodes, items and groups have a subsection, as in `rollout/counts/st
 """
 
 import re
+from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 _TRAIN_KEYS = """
@@ -42,6 +43,14 @@ def without_password(uri: str) -> str:
     """`uri` without the user and the password that it may hold."""
     parts = urlsplit(uri)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
+
+
+def absolute_store(uri: str) -> str:
+    """`uri` with the whole path of a file or folder that it names relative to the working directory."""
+    parts = urlsplit(uri)
+    if parts.scheme == "sqlite":
+        return f"sqlite:///{Path(parts.path.removeprefix('/')).absolute()}"
+    return uri if parts.scheme else str(Path(uri).absolute())
 
 
 def step_metric(key: str) -> str:

@@ -468,7 +468,10 @@ def test_parameters_that_a_run_changed_are_listed_first(changed_page: Page) -> N
 @pytest.mark.parametrize(
     ("uri", "page_uri"),
     [
-        ("sqlite:///mlflow.db", "run abc in sqlite:///mlflow.db"),
+        ("sqlite:///mlflow.db", f"run abc in sqlite:///{Path.cwd()}/mlflow.db"),
+        ("sqlite:////data/mlflow.db", "run abc in sqlite:////data/mlflow.db"),
+        ("mlruns", f"run abc in {Path.cwd()}/mlruns"),
+        ("file:///data/mlruns", "run abc in file:///data/mlruns"),
         (
             "http://me:secret@tracking:5000/",
             "http://tracking:5000/#/experiments/7/runs/abc?workflowType=machine_learning",
