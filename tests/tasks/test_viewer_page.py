@@ -425,6 +425,24 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         shown = await page.evaluate(f"import('/static/charts.js').then({chart}).then({texts})")
         assert shown == ["0.02", "0.04", "0", "1", "2"]
 
+        fork_labels = {"parent": "step_0003:4", "turn": 2, "policy": "a-policy-with-a-long-name, step 51"}
+        fork = replace(make_trajectory(ITEMS[0], success=True), labels=fork_labels)
+        write_trajectories(toy / "forks.jsonl", [fork])
+        await page.set_viewport_size({"width": 1280, "height": 800})
+        await page.goto(f"{url}/#/run/toy/trajectories?q=phase:fork")
+        await page.locator(".total", has_text="1 trajectory").wait_for()
+        await page.goto(f"{url}/#/run/toy/at/forks:1")
+        await page.get_by_role("heading", name="toy_0 sample 0").wait_for()
+        await page.get_by_label("Note").fill("a long note: " + "it goes on, " * 8)
+        await page.get_by_role("button", name="Save").click()
+        await page.get_by_text("saved", exact=True).wait_for()
+        for place in ("trajectories", "groups"):
+            await page.goto(f"{url}/#/run/toy/{place}?q=phase:fork")
+            when = page.locator("td", has_text="fork of step_0003:4 at turn 2 by a-policy-with-a-long-name")
+            await when.wait_for()
+            width = "box => [box.scrollWidth - box.clientWidth]"
+            assert await page.locator(".rows .scroll").evaluate(width) == [0], place
+
         item = f"item?item={quote('x_' + HOSTILE)}"
         one = "at/step_0002:1"
         await page.set_viewport_size({"width": 390, "height": 800})  # a phone's

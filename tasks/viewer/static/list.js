@@ -230,7 +230,7 @@ const GROUP_COLUMNS = [
 
 function cells(run, row, href) {
   return [
-    h("td", { class: "words" }, row.step ?? stepText(row)),
+    h("td", { class: "words when" }, row.step ?? stepText(row)),
     h("th", { scope: "row", class: "words" }, h("a", { href }, row.item)),
     h("td", {}, row.sample),
     h("td", { class: "words wide" }, tags(row.metadata).slice(0, 4)),
@@ -247,7 +247,7 @@ function cells(run, row, href) {
 
 function groupCells(run, row, href) {
   return [
-    h("td", { class: "words" }, row.step ?? stepText(row)),
+    h("td", { class: "words when" }, row.step ?? stepText(row)),
     h("th", { scope: "row", class: "words" }, h("a", { href }, row.item)),
     h("td", { class: "words wide" }, tags(row.metadata).slice(0, 4)),
     h("td", { class: "words" }, h("span", { class: "meter" },
