@@ -14,7 +14,7 @@ from tasks.tracking.lineage_record import CodeVersion, StageRecord
 from tasks.tracking.provenance import PACKAGES, dirty_tag
 from tasks.tracking.references import FoundRun, Registration, test_of
 
-STAGE_COLUMNS = ("stage", "code", "reads", "writes")
+STAGE_COLUMNS = ("stage", "", "file or folder", "commit or MD5")
 _BUILT_IN = "part of that code"
 _CHANGES = {"false": "", "true": " + changes", "unknown": " + unknown changes"}
 
@@ -76,21 +76,19 @@ def fact_rows(run: FoundRun, registration: Registration | None) -> Iterator[tupl
 
 
 def stage_rows(run: FoundRun) -> Iterator[tuple[str, ...]]:
-    """By `STAGE_COLUMNS`."""
+    """By `STAGE_COLUMNS`: the code of each stage, then a row for each file that it reads or writes."""
     workspace = Path(run.lineage.workspace)
     for name, stage in run.lineage.stages.items():
         code = [path for path in stage.reads if Path(path).parts[0] in CODE]
-        reads = {
-            str(relative_within(Path(path), workspace)): md5
-            for path, md5 in stage.reads.items()
-            if path not in code
-        }
-        yield (
-            name,
-            _format_code(stage, files=len(code)),
-            _format_hashes(reads),
-            _format_hashes(stage.writes) or "unfinished",
-        )
+        amount = "1 file or folder" if len(code) == 1 else f"{len(code)} files and folders"
+        yield name, "code", amount, _commits(stage)
+        for path, md5 in stage.reads.items():
+            if path not in code:
+                yield name, "reads", str(relative_within(Path(path), workspace)), shorten(md5)
+        for path, md5 in stage.writes.items():
+            yield name, "writes", path, shorten(md5)
+        if not stage.writes:
+            yield name, "writes", "unfinished", ""
 
 
 def is_unchanged(run: FoundRun) -> bool | None:
@@ -122,13 +120,8 @@ def _format_test(test: Mapping[str, str]) -> str:
     )
 
 
-def _format_code(stage: StageRecord, *, files: int) -> str:
-    commits = [
+def _commits(stage: StageRecord) -> str:
+    return ", then ".join(
         f"{(code.commit or 'no commit')[:10]}{_CHANGES[dirty_tag(code.uncommitted)]}"
         for code in (*stage.resumed, stage.code)
-    ]
-    return f"{', then '.join(commits)}: {files} files and folders"
-
-
-def _format_hashes(hashes: dict[str, str]) -> str:
-    return ", ".join(f"{path} {shorten(md5)}" for path, md5 in hashes.items())
+    )
