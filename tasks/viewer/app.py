@@ -35,7 +35,7 @@ from tasks.viewer import browse
 from tasks.viewer.annotations import MAX_LABEL, MAX_NOTE, Annotation, append_annotation
 from tasks.viewer.answers import find_row, integer, json_answer
 from tasks.viewer.forks import fork_routes, read_page_body
-from tasks.viewer.overview import read_overview, summarise_run
+from tasks.viewer.overview import read_overview, summarise_runs
 from tasks.viewer.query import KEYS, list_keys
 from tasks.viewer.reading import (
     LineChanged,
@@ -81,12 +81,13 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
     """The ASGI application. `host`: the address that it will listen on; `token`: what requests must give."""
 
     def runs(_: Request) -> Response:
-        return json_answer({"runs": [summarise_run(run) for run in viewer.runs()]})
+        return json_answer({"runs": summarise_runs(viewer.runs())})
 
     def run(_: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+        other_runs = [run for run in viewer.runs() if run.identity != served.run.identity]
         unreadable, examples = browse.unreadable_lines(connection)
         return {
-            "summary": summarise_run(served.run),
+            "summary": summarise_runs([served.run, *other_runs])[0],
             **read_overview(served.run),
             "kept": browse.count_by_step(connection),
             "kept_by_round": browse.count_by_round(connection),

@@ -3,7 +3,7 @@
 Files that no stage has written yet are None or empty, as are those that are being written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from envs.errors import ConfigError
 from envs.files import is_locked
 from envs.values import replace_surrogates
+from tasks.config.parameters import flat
 from tasks.evaluation.record import is_record, read_record
 from tasks.runs.folders import LOCK, RunFolder
 from tasks.runs.parameters import recorded_parameters, try_read_json, try_read_lines
@@ -26,6 +27,9 @@ _WRITTEN = (
     "data", "provision.json", "warmup", "train", "train/metrics.jsonl", "train/trajectories", "policy",
     "evaluation.json", "timing.json", "record.json", "trajectories.jsonl", "parameters.json", "report",
 )  # fmt: skip
+
+_PARAMETERS = ("train/inputs.json", "report/parameters.json")
+"""What `recorded_parameters` reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,9 @@ class RunSummary:
     success_of: str
     """Which of the two."""
     changed: Mapping[str, Any]
-    """Parameters that differ from `pipelines.yaml`: old and new value."""
+    """Parameters that differ from the `pipelines.yaml` of its time: old and new value."""
+    differing: Mapping[str, Any]
+    """Parameters that the listed runs of its pipeline do not have alike, with its own values."""
     curve: list[float | None]
     """Success by step."""
     written_at: float
@@ -55,12 +61,43 @@ class RunSummary:
     """Whether a command works on it."""
 
 
-def summarise_run(run: RunFolder) -> RunSummary:
-    """What a list says of `run`."""
+def summarise_runs(runs: Sequence[RunFolder]) -> list[RunSummary]:
+    """What a list says of `runs`."""
+    summaries = [_summarise_now(run) for run in runs]
+    parameters = [_parameters(run.folder, _signatures(run.folder, _PARAMETERS)) for run in runs]
+    by_pipeline: dict[str | None, list[Mapping[str, Any]]] = {}
+    for summary, values in zip(summaries, parameters, strict=True):
+        by_pipeline.setdefault(summary.pipeline, []).append(values)
+    keys = {name: _find_differing_keys(of_runs) for name, of_runs in by_pipeline.items() if name is not None}
+    result = []
+    for summary, values in zip(summaries, parameters, strict=True):
+        own_keys = [key for key in keys.get(summary.pipeline or "", ()) if key in values]
+        result.append(replace(summary, differing={key: values[key] for key in own_keys}))
+    return result
+
+
+def _summarise_now(run: RunFolder) -> RunSummary:
     # Not of the folder itself, which annotations change.
-    paths = [run.file] if run.file else [run.folder / name for name in _WRITTEN]
-    summary = _summarise(run, tuple(map(_signature, paths)))
-    return replace(summary, is_live=is_locked(run.file or run.folder / LOCK))
+    signatures = (_signature(run.file),) if run.file else _signatures(run.folder, _WRITTEN)
+    return replace(_summarise(run, signatures), is_live=is_locked(run.file or run.folder / LOCK))
+
+
+def _find_differing_keys(parameters: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Those with several values. One that a run does not have makes no difference: while a run is trained,
+    not all of its parameters are recorded."""
+    first_values: dict[str, Any] = {}
+    differing: dict[str, None] = {}
+    for values in parameters:
+        for key, value in values.items():
+            if first_values.setdefault(key, value) != value:
+                differing[key] = None
+    return [key for key in differing if key != "description"]
+
+
+@lru_cache(maxsize=1000)
+def _parameters(folder: Path, signatures: tuple[tuple[float, int], ...]) -> dict[str, Any]:
+    """By dotted key, as far as they are recorded. `signatures`: as for `_summarise`."""
+    return dict(flat(recorded_parameters(folder), sep="."))
 
 
 @lru_cache(maxsize=1000)
@@ -88,6 +125,7 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
         success=success,
         success_of=success_of,
         changed=parameters.get("changed") or {},
+        differing={},
         curve=[line.get("success") for line in lines],
         written_at=max(written_at for written_at, _ in signatures),
         is_live=False,
@@ -124,6 +162,10 @@ def _recorded_success(folder: Path) -> float | None:
     except (ConfigError, KeyError):
         return None
     return next((rate.mean for name, rate in rates.items() if name.startswith("avg_at_")), None)
+
+
+def _signatures(folder: Path, names: Sequence[str]) -> tuple[tuple[float, int], ...]:
+    return tuple(_signature(folder / name) for name in names)
 
 
 def _signature(path: Path) -> tuple[float, int]:

@@ -16,7 +16,7 @@ from envs.errors import ConfigError
 from flows.commands.serve import view
 from flows.plan import lock
 from tasks.runs.folders import find_runs
-from tasks.viewer.overview import summarise_run
+from tasks.viewer.overview import summarise_runs
 from tests.support.report_toy import write_workspace
 
 ROOT = Path(__file__).parents[2]
@@ -53,9 +53,9 @@ def test_a_run_is_live_while_a_command_works_on_it(tmp_path: Path) -> None:
     with lock(run.folder):
         for file in run.folder.rglob("*"):
             os.utime(file, (0, 0))
-        assert summarise_run(run).is_live
+        assert summarise_runs([run])[0].is_live
     (run.folder / "timing.json").touch()
-    assert not summarise_run(run).is_live
+    assert not summarise_runs([run])[0].is_live
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

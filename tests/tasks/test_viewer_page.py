@@ -27,7 +27,7 @@ from tasks.viewer import viewer as viewer_module
 from tasks.viewer.app import HEADERS, STATIC, viewer_app
 from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
-from tests.support.report_toy import ITEMS, make_trajectory, write_workspace
+from tests.support.report_toy import ITEMS, make_trajectory, write_training, write_workspace
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -149,6 +149,40 @@ def test_every_answer_is_json_that_a_browser_reads_and_forbids_scripts(toy: Path
         assert client.get("/").text == (STATIC / "index.html").read_text()
         assert "--paper" in client.get("/static/palette.css").text
         assert client.get("/static/%2e%2e/app.py").status_code == 404
+
+
+def test_runs_of_a_pipeline_show_the_parameters_that_they_do_not_share(toy: Path) -> None:
+    """Even if `pipelines.yaml` has changed in between, so that none of them has changed it."""
+    recorded = {
+        "toy": (
+            "textcraft-cpu",
+            "report/parameters.json",
+            {"seed": 0, "rollout": {"max_tokens_per_turn": 96}},
+        ),
+        "later": (
+            "textcraft-cpu",
+            "report/parameters.json",
+            {"seed": 0, "rollout": {"max_tokens_per_turn": 144}},
+        ),
+        "going-on": ("textcraft-cpu", "train/inputs.json", {"params": {"seed": 1, "description": "x"}}),
+        "other": ("babyai-cpu", "report/parameters.json", {"seed": 5, "description": "y"}),
+    }
+    for name, (pipeline, file, parameters) in recorded.items():
+        folder = toy.with_name(name)
+        write_training(folder)
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(json.dumps(parameters))
+        (folder / "parameters.json").write_text(json.dumps({"pipeline": pipeline, "changed": {}}))
+    with viewing(toy) as client:
+        runs = {run["name"]: run["differing"] for run in client.get("/api/runs").json()["runs"]}
+        assert runs == {
+            "toy": {"rollout.max_tokens_per_turn": 96, "seed": 0},
+            "later": {"rollout.max_tokens_per_turn": 144, "seed": 0},
+            "going-on": {"seed": 1},
+            "other": {},
+        }
+        summary = client.get("/api/run?run=later").json()["summary"]
+        assert summary["differing"] == runs["later"]
 
 
 def test_lists_and_trajectories_hold_what_the_files_hold(toy: Path) -> None:

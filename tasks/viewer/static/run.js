@@ -78,9 +78,15 @@ function content(run, facts) {
     h("div", { class: "beside" }, evaluations(run, facts), rounds(run, facts)),
     Object.keys(summary.changed).length > 0 && h("section", {},
       h("h2", {}, "Changed parameters"),
+      h("p", {}, "Compared with pipelines.yaml when the run was started."),
       h("table", { class: "plain" }, h("tbody", {}, Object.entries(summary.changed).map(([key, [before, after]]) =>
         h("tr", {}, h("th", { scope: "row" }, h("code", {}, key)), h("td", { class: "muted" }, h("s", {}, JSON.stringify(before))),
           h("td", {}, JSON.stringify(after))))))),
+    Object.keys(summary.differing).length > 0 && h("section", {},
+      h("h2", {}, "Parameters that differ from other runs"),
+      h("p", {}, `Compared with the listed runs of ${summary.pipeline}, as far as they are recorded.`),
+      h("table", { class: "plain" }, h("tbody", {}, Object.entries(summary.differing).map(([key, own]) =>
+        h("tr", {}, h("th", { scope: "row" }, h("code", {}, key)), h("td", {}, JSON.stringify(own))))))),
     stepTable(run, facts),
     series.step === undefined && facts.total === 0 && h("div", { class: "empty" },
       h("h2", {}, "Nothing to see yet"),

@@ -5,6 +5,7 @@ import { ago, h, number, percent, plain, replace } from "./dom.js";
 import { sparkline } from "./charts.js";
 import { toConsole, toRun } from "./links.js";
 
+const SHOWN = 3; // parameters
 const KINDS = { run: "", evaluation: "evaluation", file: "file" };
 
 export function runsView() {
@@ -45,7 +46,7 @@ export function runsView() {
       replace(box,
         h("header", { class: "runs-head" }, h("h1", {}, "Runs"), h("a", { href: toConsole() }, "act in an environment")),
         h("div", { class: "scroll" }, h("table", { class: "list" },
-          h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", { class: "words wide" }, "changed parameters"),
+          h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", { class: "words wide" }, "parameters that differ"),
             h("th", { class: "spark wide" }, "success by step"), h("th", {}, "success"), h("th", {}, "step"),
             h("th", {}, "written"))),
           body)));
@@ -75,10 +76,14 @@ export function runsView() {
   };
 }
 
+// What tells it from the other runs of its pipeline, and what else was changed.
 function changes(run) {
-  const pairs = Object.entries(run.changed);
-  const shown = pairs.slice(0, 2).map(([key, [before, after]]) => `${key} ${value(before)} → ${value(after)}`);
-  return shown.join(", ") + (pairs.length > 2 ? `, ${pairs.length - 2} more` : "") || (run.pipeline ? h("span", { class: "muted" }, "none") : "");
+  const texts = [
+    ...Object.entries(run.differing).map(([key, own]) => `${key} ${value(own)}`),
+    ...Object.entries(run.changed).filter(([key]) => !(key in run.differing)).map(([key, [before, after]]) => `${key} ${value(before)} → ${value(after)}`),
+  ];
+  if (!texts.length) return run.pipeline ? h("span", { class: "muted" }, "none") : "";
+  return h("span", { title: texts.join("\n") }, texts.slice(0, SHOWN).join(", ") + (texts.length > SHOWN ? `, ${texts.length - SHOWN} more` : ""));
 }
 
 const value = (any) => (typeof any === "number" ? number(any, 6) : plain(any));
