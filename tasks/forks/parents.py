@@ -89,15 +89,15 @@ def _find_run(name: str, paths: Sequence[Path]) -> RunFolder:
         if len(runs) == 1:
             return runs[0]
         raise ConfigError(f"{name} holds {len(runs)} runs, not one; name one of them")
-    runs = {run.name: run for run in find_runs([path for path in paths if path.exists()])}
-    if name not in runs:
-        names = f": {list_names(list(runs))}" if runs else ""
+    runs_by_name = {run.name: run for run in find_runs([path for path in paths if path.exists()])}
+    if name not in runs_by_name:
+        names = f": {list_names(list(runs_by_name))}" if runs_by_name else ""
         raise ConfigError(
             f"there is no run {name!r} in {list_names([str(path) for path in paths])}{names}; "
-            f"{suggest(name, runs)}give its folder instead of its name, or --runs with what `wingspan view` "
-            "was given"
+            f"{suggest(name, runs_by_name)}give its folder instead of its name, or --runs with what "
+            "`wingspan view` was given"
         )
-    return runs[name]
+    return runs_by_name[name]
 
 
 def _read_line(path: Path, number: int) -> bytes | None:

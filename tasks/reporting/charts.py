@@ -241,7 +241,8 @@ def settings_over(
                 )
             if setting.interval:
                 shade = 0.15 if len(settings) <= 3 else 0.05
-                axes.fill_between(*zip(*setting.interval, strict=True), color=color, alpha=shade, linewidth=0)
+                x, low, high = zip(*setting.interval, strict=True)
+                axes.fill_between(x, low, high, color=color, alpha=shade, linewidth=0)
             if setting.mean:
                 axes.plot(
                     *zip(*setting.mean, strict=True),

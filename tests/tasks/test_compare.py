@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.transforms import Bbox
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError
@@ -406,7 +407,7 @@ def test_the_page_explains_the_curves_of_two_and_of_three_seeds(runs: list[Path]
 def test_the_labels_of_a_cost_axis_are_short_and_apart(end: float, labels: list[str]) -> None:
     curve = [(0.0, 0.2), (end, 0.8)]
     setting = SettingCurves(label="a", seeds=[curve], mean=[], interval=[])
-    boxes = []
+    boxes: list[Bbox] = []
 
     def draw(axes: Axes) -> None:
         settings_over([setting], xlabel="tokens", ylabel="success", has_markers=True)(axes)

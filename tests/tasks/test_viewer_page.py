@@ -212,7 +212,7 @@ def test_lists_and_trajectories_hold_what_the_files_hold(toy: Path) -> None:
         history = client.get("/api/item?run=toy&item=toy_0").json()["rows"]
         assert [row["step"] for row in history] == [None] * 2 + [1] * 4 + [3] * 4 + [None] * 2
         history = client.get("/api/item?run=toy&item=toy_1").json()["rows"]
-        assert [row["round"] for row in history] == [None] * 2 + [1, 2] + [None] * 2
+        assert [row["round"] for row in history] == [None] * 3 + [1, 2] + [None] * 2
         assert [row["labels"].get("policy") for row in history[::5]] == ["before", "after"]
 
 
@@ -334,7 +334,7 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         await page.keyboard.press("Enter")
         await page.get_by_role("heading", name="Evaluation").wait_for()
         await page.keyboard.press("/")
-        await page.locator(".total", has_text="27 trajectories").wait_for()
+        await page.locator(".total", has_text="29 trajectories").wait_for()
 
         await page.keyboard.press("/")
         await page.keyboard.type("step:3 turns>2")
@@ -459,8 +459,11 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         shown = await page.evaluate(f"import('/static/charts.js').then({chart}).then({texts})")
         assert shown == ["0.02", "0.04", "0", "1", "2"]
 
-        fork_labels = {"parent": "step_0003:4", "turn": 2, "policy": "a-policy-with-a-long-name, step 51"}
-        fork = replace(make_trajectory(ITEMS[0], success=True), labels=fork_labels)
+        policy = "a-policy-with-a-long-name, step 51"
+        fork = replace(
+            make_trajectory(ITEMS[0], success=True),
+            labels={"parent": "step_0003:4", "turn": 2, "policy": policy},
+        )
         write_trajectories(toy / "forks.jsonl", [fork])
         await page.set_viewport_size({"width": 1280, "height": 800})
         await page.goto(f"{url}/#/run/toy/trajectories?q=phase:fork")

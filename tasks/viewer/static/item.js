@@ -24,7 +24,8 @@ export function itemView(run, { item }) {
       h("h1", {}, item, " ", tags(rows[0].metadata)),
       h("p", { class: "fine" }, `${plural(rows.length, "trajectory").replace("trajectorys", "trajectories")} kept, `
         + `${solved.length} solved. Training keeps some groups of each step, so steps in which the item was drawn may be missing; `
-        + "the quick evaluation after each round has the same test items every time."),
+        + "the quick evaluation after each round has the same test items every time. The final evaluation keeps the first episode, "
+        + "and the first that does not solve the item."),
       first && last && h("p", {}, h("a", { href: links.toSides(run, [first.address, last.address]) },
         "The first that failed and the last that succeeded, side by side")),
       byRound.length > 1 && h("p", {}, h("a", { href: links.toSides(run, byRound.map((row) => row.address)) },
