@@ -2,7 +2,6 @@
 
 import asyncio
 import enum
-import time
 
 import pytest
 from hypothesis import example, given, settings
@@ -235,6 +234,7 @@ def test_an_unknown_format_is_refused() -> None:
         turn_parser("qwen3", [{"function": {}}])
 
 
+LONG = MAX_CHARS // 2 - 9
 BOMBS = [
     *("{", "[", '{"', '{"a":', "[{", '{"a" x</think>', '{"\\"</think>', '{"a":1e999}', "<think>", "</think>"),
     *(
@@ -255,18 +255,15 @@ BOMBS = [
         "\t\n ",
     ),
     *("<|python_tag|>", '{"name": 1}', '[{"name":"a","arguments":{}},{', "\x00", "\ud800", "[" * 200 + "{"),
-    *("\n```" + "a" * 16000 + "`", "[" + " " * 16000, "\n" + "`" * 16000 + "x`"),
+    *("\n```" + "a" * LONG + "`", "[" + " " * LONG, "\n" + "`" * LONG + "x`"),
 ]
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_bombs_cost_little(format: str) -> None:
-    # Were the work quadratic, some would take minutes.
+    """Within a test's time limit: quadratic work on the longest text that is read takes longer than that."""
     for bomb in BOMBS:
-        text = bomb * ((1 << 15) // len(bomb))
-        start_s = time.process_time()
-        assert isinstance(FORMATS[format].parse(text), ParsedTurn)
-        assert time.process_time() - start_s < 1, bomb
+        assert isinstance(FORMATS[format].parse(bomb * (MAX_CHARS // len(bomb))), ParsedTurn)
 
 
 @pytest.mark.parametrize("format", sorted(set(FORMATS) - set(ACTIONS)))
