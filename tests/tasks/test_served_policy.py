@@ -59,16 +59,18 @@ def test_who_comes_while_the_weights_change_waits_and_who_is_inside_is_waited_fo
                 await ask(nobody, [QUESTION])
             first = asyncio.create_task(ask(client, [QUESTION]))
             await sampler.request_event.wait()
+            sampler.request_event.clear()
             pausing = asyncio.create_task(server_of_policy.pause())
-            await asyncio.sleep(0.05)
             second = asyncio.create_task(ask(client, [QUESTION]))
-            await asyncio.sleep(0.05)
+            for _ in range(3):  # the server has read the second request when it answers those that came later
+                with pytest.raises(openai.AuthenticationError):
+                    await ask(nobody, [QUESTION])
             assert not pausing.done()
             sampler.release.set()
             await pausing
             assert (await first).content == "One."
-            await asyncio.sleep(0.05)
             assert not second.done()
+            assert not sampler.request_event.is_set()
             await server_of_policy.resume()
             assert (await second).content == "One."  # a conversation of its own
         await server_of_policy.close()
@@ -85,7 +87,8 @@ def test_a_pause_waits_for_a_request_whose_client_has_left() -> None:
         await sampler.request_event.wait()
         request.cancel()
         pausing = asyncio.create_task(pausable.pause())
-        await asyncio.sleep(0.05)
+        await asyncio.wait({request})
+        await asyncio.sleep(0)  # a task that was done would have reported it
         assert request.cancelled()
         assert not pausing.done()  # the sampler is at work still
         sampler.release.set()
