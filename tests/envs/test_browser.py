@@ -20,6 +20,7 @@ from envs.browser.program import CHROMIUM, probe_isolation
 from envs.browser.session import MAX_TABS, BrowserSession
 from envs.errors import EnvCrashed
 from tests.support.kills import kill_browser
+from tests.support.waiting import wait_until_async
 from tests.support.web_site import Site, site
 
 chromium = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
@@ -143,8 +144,9 @@ def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
             leases = [await BrowserLease.acquire() for _ in range(2)]
             assert leases[0].chromium is leases[1].chromium
             sessions = [await open_session(lease, shop) for lease in leases]
-            waiting = asyncio.ensure_future(sessions[0].evaluate("new Promise(() => 0)"))
-            await asyncio.sleep(0.2)
+            endless = "(fetch('/begun'), new Promise(() => 0))"
+            waiting = asyncio.ensure_future(sessions[0].evaluate(endless))
+            await wait_until_async(lambda: "GET /begun" in shop.requests)
             kill_browser(random.Random(0))
             with pytest.raises(EnvCrashed):
                 await asyncio.wait_for(waiting, 5)
@@ -169,14 +171,16 @@ def test_what_a_dead_browser_was_asked_is_not_waited_for() -> None:
     async def main() -> None:
         chromium = await Chromium.start()
         context = await chromium.context(origins=())
+        is_asking = asyncio.Event()
 
         async def ask() -> None:
             assert context.browser is not None
             async with abort_on_death(context.browser, limit_s=60):
+                is_asking.set()
                 await asyncio.Event().wait()
 
         waiting = asyncio.ensure_future(ask())
-        await asyncio.sleep(0.2)
+        await is_asking.wait()
         kill_browser(random.Random(0))
         await asyncio.wait({waiting}, timeout=5)
         assert waiting.done()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -104,15 +105,15 @@ def test_what_cannot_be_made_says_why(make: Any, error: Any, text: str) -> None:
     asyncio.run(main())
 
 
-def test_a_killed_process_is_a_crash_at_once_and_known_to_be_dead(host_of: Any) -> None:
+def test_a_killed_process_is_a_crash_at_once_and_known_to_be_dead(host_of: Any, tmp_path: Path) -> None:
     async def main() -> None:
         host = host_of(Rogue)
         env = HostedEnv(host)
         await env.prepare()
         assert env.is_alive
         await env.reset(ITEM)
-        hanging = asyncio.create_task(env.step("hang"))
-        await asyncio.sleep(0.2)
+        hanging = asyncio.create_task(env.step(f"hang {tmp_path / 'hangs'}"))
+        await wait_until_async((tmp_path / "hangs").exists)
         assert env.pid is not None
         os.kill(env.pid, signal.SIGKILL)
         with pytest.raises(EnvCrashed, match=r"rogue_7: .*in step"):
@@ -249,10 +250,12 @@ def test_where_modules_have_threads_workers_are_not_forked() -> None:
     asyncio.run(main())
 
 
-def test_no_process_outlives_a_killed_parent() -> None:
+def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
     """Neither the fork server nor a worker that hangs."""
     parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PARENT)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(PARENT), str(tmp_path / "hangs")],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert parent.stdout is not None
     assert parent.stdout.readline() == "hanging\n"
@@ -267,9 +270,12 @@ def test_no_process_outlives_a_killed_parent() -> None:
 
 PARENT = """
     import asyncio
+    import sys
+    from pathlib import Path
     from envs.runtime.hosted import HostedEnv
     from envs.runtime.processes import ProcessHost
     from tests.support.hosted_toy import Rogue
+    from tests.support.waiting import wait_until_async
     from tests.envs.test_hosted import ITEM
 
     async def main():
@@ -277,8 +283,9 @@ PARENT = """
         envs = [HostedEnv(host), HostedEnv(host)]
         for env in envs:
             await env.reset(ITEM)
-        hanging = asyncio.create_task(envs[0].step("hang"))
-        await asyncio.sleep(0.1)
+        file = Path(sys.argv[1])
+        hanging = asyncio.create_task(envs[0].step(f"hang {file}"))
+        await wait_until_async(file.exists)
         print("hanging", flush=True)
         await hanging
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from envs.errors import ConfigError, MissingDependency
 from envs.types import Item, StepResult
@@ -31,6 +32,8 @@ class Rogue:
         if verb == "exit":
             os._exit(int(rest))
         if verb == "hang":
+            if rest:  # a file that says so
+                Path(rest).touch()
             time.sleep(600)
         if verb == "spawn":  # a program that would outlive this process
             return StepResult(

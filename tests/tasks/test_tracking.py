@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -545,7 +546,7 @@ def test_a_run_that_fails_is_marked_and_its_error_is_kept(workspace: Path, pipel
 
 @pytest.mark.heavy
 def test_a_run_that_is_stopped_is_killed_and_so_is_its_open_round(
-    workspace: Path, pipeline: Pipeline
+    workspace: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
 
@@ -554,8 +555,15 @@ def test_a_run_that_is_stopped_is_killed_and_so_is_its_open_round(
         write_round(workspace, 1, steps=(3, 4))
         tracker.sync_training()
     mlflow.MlflowClient().update_run(runs_of(workspace)[1][2].info.run_id, status="RUNNING")
+    is_connecting = threading.Event()
+
+    def signalling_connect() -> Any:
+        is_connecting.set()
+        return connect()
+
+    monkeypatch.setattr("tasks.tracking.tracker.connect", signalling_connect)
     tracker = Tracker("seven", pipeline=pipeline, workspace=workspace)
-    time.sleep(0.1)  # connecting has begun
+    assert is_connecting.wait(60)
     with pytest.raises(KeyboardInterrupt), tracker:
         raise KeyboardInterrupt
     parent, rounds = runs_of(workspace)
