@@ -104,6 +104,23 @@ def load(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
 
 
+async def send(sampler: VllmSampler, episode: str, *, max_tokens: int) -> asyncio.Task[Completion]:
+    """Start a request with `PROMPT`; return as soon as it is sent."""
+    is_written = asyncio.Event()
+    dumps = json.dumps
+
+    def signalling_dumps(message: Any) -> str:
+        is_written.set()
+        return dumps(message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json, "dumps", signalling_dumps)
+        params = SamplingParams(max_tokens=max_tokens)
+        request = asyncio.create_task(sampler.sample(PROMPT, params=params, episode_id=episode))
+        await is_written.wait()
+    return request
+
+
 def sample(sampler: VllmSampler, prompt: list[int], episode: str = "a", **params: Any) -> Completion:
     return asyncio.run(sampler.sample(prompt, params=SamplingParams(**params), episode_id=episode))
 
@@ -185,10 +202,7 @@ def test_new_weights_count_from_the_next_token_on(sampler: VllmSampler, model: A
     other = load(save_tiny_model(tmp_path, seed=1))
 
     async def play() -> tuple[Completion, Completion]:
-        before = asyncio.create_task(
-            sampler.sample(PROMPT, params=SamplingParams(max_tokens=100), episode_id="running")
-        )
-        await asyncio.sleep(0)  # it is sent
+        before = await send(sampler, "running", max_tokens=100)
         await sampler.load_weights(other.state_dict(), policy_version=3)
         after = await sampler.sample(PROMPT, params=SamplingParams(max_tokens=20), episode_id="new")
         return await before, after
@@ -228,9 +242,7 @@ def test_a_cancelled_request_is_aborted(sampler: VllmSampler, monkeypatch: pytes
     monkeypatch.setattr(json, "loads", note)
 
     async def play() -> None:
-        params = SamplingParams(max_tokens=100)
-        cancelled = asyncio.create_task(sampler.sample(PROMPT, params=params, episode_id="a"))
-        await asyncio.sleep(0.01)  # it is sent
+        cancelled = await send(sampler, "a", max_tokens=100)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
@@ -252,10 +264,7 @@ def test_a_killed_process_fails_its_requests_and_opens_nothing(folder: Path) -> 
         assert process.children() == []
         listening = [entry.laddr.ip for entry in process.net_connections(kind="inet")]
         assert set(listening) <= {"127.0.0.1"}
-        running = asyncio.create_task(
-            sampler.sample(PROMPT, params=SamplingParams(max_tokens=100), episode_id="a")
-        )
-        await asyncio.sleep(0)
+        running = await send(sampler, "a", max_tokens=100)
         os.kill(sampler.pid, signal.SIGKILL)
         with pytest.raises(SamplerFailed, match=r"ended \(status -9\)"):
             await running

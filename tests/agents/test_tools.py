@@ -7,7 +7,6 @@ import json
 import math
 import re
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -530,6 +529,7 @@ def test_synchronous_tools_run_side_by_side() -> None:
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_no_more_calls_at_once_than_were_allowed(asynchronous: bool) -> None:
     lock, running, most = threading.Lock(), 0, 0
+    three_inside = threading.Barrier(3, timeout=30)
 
     def enter(change: int) -> None:
         nonlocal running, most
@@ -537,20 +537,20 @@ def test_no_more_calls_at_once_than_were_allowed(asynchronous: bool) -> None:
             running += change
             most = max(most, running)
 
-    @tool(max_concurrency=3, timeout_s=2)
+    @tool(max_concurrency=3)
     async def later() -> None:
         enter(1)
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(three_inside.wait)
         enter(-1)
 
-    @tool(max_concurrency=3, timeout_s=2)
+    @tool(max_concurrency=3)
     def direct() -> None:
         enter(1)
-        time.sleep(0.05)
+        three_inside.wait()
         enter(-1)
 
     async def main() -> list[ToolResult]:
-        return await asyncio.gather(*((later if asynchronous else direct).call({}) for _ in range(10)))
+        return await asyncio.gather(*((later if asynchronous else direct).call({}) for _ in range(9)))
 
     for _ in range(2):  # and in another event loop again
         assert {result.status for result in asyncio.run(main())} == {ToolStatus.OK}
