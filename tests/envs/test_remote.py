@@ -30,8 +30,9 @@ from envs.serve.limits import ServerLimits
 from envs.types import Item, StepResult
 from tests.support.experts import actions_of
 from tests.support.http_server import serving
-from tests.support.serving import ServerProcess, listening, serve_env
+from tests.support.serving import ServerProcess, listening, serve_env, wait_for_metric
 from tests.support.toy import ToyEnv, toy_spec, toy_tokenizer
+from tests.support.waiting import wait_until_async
 
 PLAYS = itertools.count()
 
@@ -192,10 +193,13 @@ def test_instances_are_spread_and_a_dead_server_comes_back() -> None:
                 await env.reset(make_item(1))
             assert servers.live == {url: 3, second_url: 0}
             async with listening(spec, port=int(second_url.rpartition(":")[2])):
-                while not servers.live[second_url]:
+
+                async def is_back() -> bool:
                     envs.append(servers.make())
                     await envs[-1].reset(make_item(1))
-                    await asyncio.sleep(0.05)
+                    return servers.live[second_url] > 0
+
+                await wait_until_async(is_back)
                 for env in envs:
                     await env.close()
 
@@ -236,11 +240,15 @@ def test_a_session_that_expired_between_episodes_costs_nothing(protocol: WirePro
         async with listening(get_env("textcraft"), limits=limits, tokens=("secret",)) as url:
             env = Servers([url], protocol=protocol, token="secret").make()
             opening = await env.reset(make_item(1))
-            await asyncio.sleep(0.6)
+            await wait_for_metric(
+                url, 'wingspan_sessions_ended_total{cause="idle",env="textcraft"}', 1, token="secret"
+            )
             with pytest.raises(EnvCrashed, match=url):
                 await env.step("inventory")  # in an episode it does
             assert await env.reset(make_item(1)) == opening
-            await asyncio.sleep(0.6)
+            await wait_for_metric(
+                url, 'wingspan_sessions_ended_total{cause="idle",env="textcraft"}', 2, token="secret"
+            )
             assert await env.reset(make_item(1)) == opening
             assert (await env.step("inventory")).observation.startswith("Inventory")
             await env.close()

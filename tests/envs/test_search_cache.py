@@ -1,6 +1,7 @@
 """The cache of searches, on a real Redis: shared, bounded, and missed by nobody when it dies."""
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -24,7 +25,7 @@ from envs.retrieval.redis_server import EmbeddedServer, Redis, require_program
 from envs.retrieval.remote import RemoteRetriever
 from envs.retrieval.types import Passage
 from tests.support.http_server import serving
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.skipif(
     Redis().find_remedy() is not None, reason=f"there is no Redis: {Redis().find_remedy()}"
@@ -178,14 +179,17 @@ def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
 def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("envs.retrieval.cache.RETRY_S", 0.05)
+    monkeypatch.setattr("envs.retrieval.cache.RETRY_S", 0.0)
     retriever = CountingRetriever()
     client = CachedRetriever(retriever, SearchCache(server))
     killed_pids: list[int] = []
+    has_killed = asyncio.Event()
     earlier_children = psutil.Process().children()  # other tests' zombies may be among them
 
     async def episode(number: int) -> None:
-        for turn in range(60):
+        for turn in itertools.count():
+            if has_killed.is_set():
+                return
             query = f"{number}/{turn}"
             (processes,) = await client.search([query], top_k=2)
             assert [child.contents for child in processes] == [f'"{query}"\ncounted/1 é'] * 2
@@ -193,10 +197,11 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
 
     async def killer() -> None:
         for _ in range(3):
-            await asyncio.sleep(0.1)
+            await wait_until_async(lambda: bool(servers_of(server.folder)), poll_s=0.1)
             for process in servers_of(server.folder):
                 os.kill(process.pid, signal.SIGKILL)
                 killed_pids.append(process.pid)
+        has_killed.set()
 
     async def main() -> None:
         await client.search(["first"], top_k=2)
@@ -204,7 +209,6 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
             group.create_task(killer())
             for number in range(20):
                 group.create_task(episode(number))
-        await asyncio.sleep(0.1)
         num_asked = len(retriever.queries)
         await client.search(["last"], top_k=2)
         await client.search(["last"], top_k=2)

@@ -24,8 +24,9 @@ from envs.remote.servers import Servers
 from envs.serve.limits import ServerLimits
 from envs.serve.sessions import MAX_ID, EnvSessions
 from envs.types import Item
-from tests.support.serving import ServerProcess, listening, serve_env
+from tests.support.serving import ServerProcess, listening, serve_env, wait_for_metric
 from tests.support.toy import ToyEnv, toy_spec
+from tests.support.waiting import wait_until_async
 
 
 @pytest.fixture(scope="module")
@@ -233,11 +234,8 @@ def test_sessions_are_capped_and_expire() -> None:
             assert full_answer.status_code == 429
             assert "--max-sessions" in full_answer.json()["detail"]
             assert int(full_answer.headers["Retry-After"]) >= 1
-            metrics = ""
-            while 'wingspan_sessions_live{env="textcraft"} 0.0' not in metrics:
-                await asyncio.sleep(0.05)
-                metrics = (await http.get("/metrics")).text
-            assert 'wingspan_sessions_ended_total{cause="idle",env="textcraft"} 3.0' in metrics
+            await wait_for_metric(url, 'wingspan_sessions_live{env="textcraft"}', 0)
+            await wait_for_metric(url, 'wingspan_sessions_ended_total{cause="idle",env="textcraft"}', 3)
             for session_id in first:
                 late_answer = await http.post("/step", json={"id": session_id, "action": "inventory"})
                 assert late_answer.status_code == 410
@@ -256,12 +254,14 @@ def test_who_looks_on_keeps_a_session_alive() -> None:
             observed_id, state_id, idle_id = [
                 (await http.post("/create", json={})).json()["id"] for _ in range(3)
             ]
-            metrics = ""
-            while 'wingspan_sessions_ended_total{cause="idle",env="textcraft"} 1.0' not in metrics:
+
+            async def look_on() -> bool:
                 assert (await http.get("/observation", params={"id": observed_id})).status_code == 200
                 assert (await http.get("/state", params={"session_id": str(state_id)})).status_code == 200
-                await asyncio.sleep(0.05)
-                metrics = (await http.get("/metrics")).text
+                ended = 'wingspan_sessions_ended_total{cause="idle",env="textcraft"} 1.0'
+                return ended in (await http.get("/metrics")).text
+
+            await wait_until_async(look_on)
             assert (await http.get("/observation", params={"id": idle_id})).status_code == 410
             assert (await http.get("/observation", params={"id": observed_id})).status_code == 200
 

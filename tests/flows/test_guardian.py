@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -181,6 +180,7 @@ BODIES = {
     "closes slowly": """try:
         time.sleep(1000)
     finally:
+        print("closing", flush=True)
         time.sleep(1000)""",
     "swallows it": """while True:
         try:
@@ -212,12 +212,13 @@ def test_a_signal_ends_a_command(body: str, number: signal.Signals, times: int) 
     process = start(STOPPABLE.replace("BODY", BODIES[body]))
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    for _ in range(times):
+    for _ in range(times - 1):
         os.killpg(process.pid, number)
-        time.sleep(0.2)
+        assert process.stdout.readline() == "closing\n"
+    os.killpg(process.pid, number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert output == "recorded\n"
+    assert output.removeprefix("closing\n") == "recorded\n"
     assert errors == "stopped; go on\n"
 
 

@@ -8,9 +8,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import httpx
+
 from envs.registry import EnvSpec
 from envs.serve.app import EnvServer
 from envs.serve.limits import ServerLimits
+from tests.support.waiting import wait_until_async
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,3 +63,14 @@ async def listening(
     server = EnvServer(spec, limits=limits or ServerLimits(), tokens=tokens)
     async with server.listening("127.0.0.1", port) as bound_port:
         yield f"http://127.0.0.1:{bound_port}"
+
+
+async def wait_for_metric(url: str, name: str, value: int, *, token: str | None = None) -> None:
+    """Wait until a server's metric, whose name includes its labels, is `value`."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers) as http:
+
+        async def has_value() -> bool:
+            return f"{name} {value:.1f}" in (await http.get("/metrics")).text.splitlines()
+
+        await wait_until_async(has_value)

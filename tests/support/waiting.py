@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 POLL_S = 0.01
 
@@ -18,9 +18,11 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0, poll_s
         time.sleep(poll_s)
 
 
-async def wait_until_async(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    """Like `wait_until`, while the event loop runs."""
+async def wait_until_async(
+    condition: Callable[[], bool | Awaitable[bool]], *, timeout_s: float = 60.0, poll_s: float = POLL_S
+) -> None:
+    """Like `wait_until`, while the event loop runs; `condition` may be asynchronous."""
     deadline = time.monotonic() + timeout_s
-    while not condition():
+    while not (is_true if isinstance(is_true := condition(), bool) else await is_true):
         assert time.monotonic() < deadline, f"still not true after {timeout_s:g} s"
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(poll_s)

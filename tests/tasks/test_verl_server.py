@@ -29,6 +29,7 @@ from tasks.verl.queue import POLL_S, ActorWatch
 from tasks.verl.rollout import VerlSampler
 from tasks.verl.servers import load_weights, open_servers, servers_config
 from tests.support.engine_server import EngineServer
+from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
 
@@ -157,19 +158,21 @@ def test_a_cancelled_episode_is_aborted_on_its_server(start: Callable[[str], Eng
     engine = start("")
 
     async def wait_for(state: tuple[int, int]) -> None:
-        while tuple(await engine.server.state.remote()) != state:
-            await asyncio.sleep(0.05)
+        async def is_reached() -> bool:
+            return tuple(await engine.server.state.remote()) == state
+
+        await wait_until_async(is_reached, poll_s=0.05)
 
     async def play() -> None:
         cancelled_request, other_request = (
             asyncio.create_task(engine.sampler.sample((1, 2), params=PARAMS, episode_id=name))
             for name in "ab"
         )
-        await asyncio.wait_for(wait_for((2, 0)), 60)
+        await wait_for((2, 0))
         cancelled_request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled_request
-        await asyncio.wait_for(wait_for((1, 1)), 60)
+        await wait_for((1, 1))
         assert not other_request.done()
         other_request.cancel()
 
@@ -197,8 +200,11 @@ def test_an_episode_stays_on_its_server_and_a_new_one_goes_to_the_least_loaded(
     async def play() -> None:
         async def ask(episode: str, expected: list[int]) -> asyncio.Task[Any]:
             request = asyncio.create_task(sampler.sample((1, 2), params=PARAMS, episode_id=episode))
-            while await running() != expected:
-                await asyncio.sleep(0.05)
+
+            async def is_running() -> bool:
+                return await running() == expected
+
+            await wait_until_async(is_running, poll_s=0.05)
             return request
 
         a = await ask("a", [1, 0, 0])
