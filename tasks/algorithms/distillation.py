@@ -66,7 +66,6 @@ class Distillation(OnlineAlgorithm):
         """None is the policy that training starts from, frozen."""
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         import torch
 
         from tasks.algorithms.builtin.grpo import Grpo

@@ -98,7 +98,6 @@ class Vanilla(PolicyLoss):
     dual_clip: Annotated[float, Field(gt=1)] = 3.0
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
-        """As of `PolicyLoss`."""
         ratio, advantages = tokens.log_ratios.exp(), tokens.advantages
         free = -advantages * ratio
         clipped_losses = -advantages * ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
@@ -122,7 +121,6 @@ class GspoLoss(PolicyLoss):
     clip_high: ClipRatio = 4e-4
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
-        """As of `PolicyLoss`."""
         mean_log_ratio = tokens.conversation_mean(tokens.log_ratios).detach()
         ratio = (tokens.log_probs - tokens.log_probs.detach() + mean_log_ratio).exp()
         free = -tokens.advantages * ratio
@@ -147,7 +145,6 @@ class GeoMean(PolicyLoss):
     clip_high: ClipRatio = 0.4
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
-        """As of `PolicyLoss`."""
         sign, log_ratios = tokens.advantages.sign(), tokens.log_ratios
         clipped_ratios = log_ratios.clamp(-self.clip_low, self.clip_high)
         pessimistic = sign * (sign * log_ratios).minimum(sign * clipped_ratios)
@@ -168,7 +165,6 @@ class CispoLoss(PolicyLoss):
     clip_high: ClipRatio = 4.0
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
-        """As of `PolicyLoss`."""
         ratio = tokens.log_ratios.exp().detach()
         clipped_ratio = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         return TokenLosses(-clipped_ratio * tokens.advantages * tokens.log_probs, clipped_ratio != ratio)
@@ -185,7 +181,6 @@ class SapoLoss(PolicyLoss):
     tau_negative: Annotated[float, Field(gt=0)] = 1.05
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
-        """As of `PolicyLoss`."""
         ratio, advantages = tokens.log_ratios.exp(), tokens.advantages
 
         def gate(tau: float) -> "Tensor":
@@ -208,7 +203,6 @@ class DppoTv(PolicyLoss):
     max_ratio: MaxRatio = 20.0
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
-        """As of `PolicyLoss`."""
         shift = (tokens.log_probs.exp() - tokens.old_log_probs.exp()).detach()
         inside = (shift <= self.divergence_high).where(tokens.advantages > 0, shift >= -self.divergence_low)
         return _inside_the_region(tokens, inside, max_ratio=self.max_ratio)
@@ -226,7 +220,6 @@ class DppoKl(PolicyLoss):
     max_ratio: MaxRatio = 20.0
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
-        """As of `PolicyLoss`."""
         new, old = tokens.log_probs.detach().exp(), tokens.old_log_probs.exp()
         rest = ((1 - old + 1e-8) / (1 - new + 1e-8)).log()
         divergence = old * (tokens.old_log_probs - tokens.log_probs.detach()) + (1 - old) * rest
@@ -267,7 +260,6 @@ class ClipCov(PolicyLoss):
         return self
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
-        """As of `PolicyLoss`."""
         import torch
 
         ratio, mask = tokens.log_ratios.exp(), tokens.mask
@@ -301,7 +293,6 @@ class KlCov(PolicyLoss):
     """Of the penalty."""
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
-        """As of `PolicyLoss`."""
         import torch
 
         log_ratios, mask = tokens.log_ratios, tokens.mask
@@ -328,7 +319,6 @@ class GpgLoss(PolicyLoss):
     name: Literal["gpg"] = "gpg"
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
-        """As of `PolicyLoss`."""
         return TokenLosses(-tokens.advantages * tokens.log_probs)
 
 
@@ -339,7 +329,6 @@ class Dro(PolicyLoss):
     beta: Annotated[float, Field(gt=0)] = 0.05
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
-        """As of `PolicyLoss`."""
         penalty = 0.5 * self.beta * tokens.log_ratios.square()
         return TokenLosses(penalty - tokens.advantages * tokens.log_probs)
 

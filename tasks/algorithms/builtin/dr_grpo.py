@@ -19,5 +19,4 @@ class DrGrpo(OnlineAlgorithm):
     aggregation: Aggregation = "seq-mean-token-sum-norm"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         return Estimate(batch.spread(batch.compare(batch.scores, normalize_by_std=False)))

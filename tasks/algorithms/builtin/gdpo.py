@@ -39,7 +39,7 @@ class Gdpo(OnlineAlgorithm):
         return "" if self.rewards.get("reward") else "rewards do not name `reward`"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`. Raises `WingspanError` for a trajectory without one of the metrics."""
+        """Raises `WingspanError` for a trajectory without one of the metrics."""
         total = batch.scores.new_zeros(len(batch.group))
         for name, weight in self.rewards.items():
             total += weight * batch.compare(_metric(batch, name))

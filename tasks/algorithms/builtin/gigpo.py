@@ -43,7 +43,7 @@ class Gigpo(OnlineAlgorithm):
         return self
 
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
-        """As of `OnlineAlgorithm`: equal sums of rewards that are due at different turns compare unequal."""
+        """Equal sums of rewards that are due at different turns compare unequal."""
         return (
             not have_equal_rewards(scores)
             or any(scores)
@@ -51,7 +51,6 @@ class Gigpo(OnlineAlgorithm):
         )
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         import torch
 
         from tasks.algorithms.conversations import compare, discounted_returns

@@ -21,7 +21,6 @@ class Gpg(OnlineAlgorithm):
     loss: AnyLoss = GpgLoss()
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         scores = batch.scores
         alpha = batch.num_played / (~batch.has_equal_rewards(scores)).sum().clamp(min=1)
         return Estimate(batch.spread(alpha * batch.compare(scores, normalize_by_std=False)))

@@ -65,11 +65,10 @@ class Graphgpo(OnlineAlgorithm):
         return self
 
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
-        """As of `OnlineAlgorithm`: once the goal is known, turns of equal rewards may differ."""
+        """Once the goal is known, turns of equal rewards may differ."""
         return not have_equal_rewards(scores) or any(trajectory.success for trajectory in group)
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         import torch
 
         from tasks.algorithms.conversations import compare

@@ -17,5 +17,5 @@ class Grpo(OnlineAlgorithm):
     name: str = "grpo"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`; exactly 0 for a group of equal rewards."""
+        """The advantages are exactly 0 for a group of equal rewards."""
         return Estimate(batch.spread(batch.compare(batch.scores)))

@@ -20,7 +20,6 @@ class GrpoPassk(OnlineAlgorithm):
     normalize_by_std: bool = True
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         import torch
 
         scores = batch.scores

@@ -18,7 +18,6 @@ class Maxrl(OnlineAlgorithm):
     name: str = "maxrl"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         scores = batch.scores
         mean = batch.group_mean(scores)
         advantages = ((scores - mean) / mean).where(mean > 0, 0.0)

@@ -18,7 +18,6 @@ class Opo(OnlineAlgorithm):
     name: str = "opo"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         scores = batch.scores
         advantages = scores - batch.group_mean(scores, weights=batch.lengths)
         return Estimate(batch.spread(advantages * ~batch.has_equal_rewards(scores)))

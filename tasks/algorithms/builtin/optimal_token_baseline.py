@@ -26,7 +26,6 @@ class OptimalTokenBaseline(OnlineAlgorithm):
     name: str = "optimal_token_baseline"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import discounted_returns
 
         assert batch.sum_pi_squared is not None

@@ -19,7 +19,7 @@ class Ppo(ActorCritic):
     name: str = "ppo"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`, with returns A + V."""
+        """The estimate includes the returns, A + V."""
         from tasks.algorithms.conversations import gae
 
         values = batch.critic_values

@@ -26,7 +26,6 @@ class ReinforcePlusPlus(OnlineAlgorithm):
     """Discount of a token."""
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import discounted_returns
 
         returns = discounted_returns(batch.token_rewards, gamma=self.gamma) * batch.mask

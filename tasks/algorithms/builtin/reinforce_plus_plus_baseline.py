@@ -19,6 +19,5 @@ class ReinforcePlusPlusBaseline(OnlineAlgorithm):
     name: str = "reinforce_plus_plus_baseline"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         scores = batch.scores
         return Estimate(batch.whiten(batch.spread(scores - batch.group_mean(scores))))

@@ -23,7 +23,6 @@ class Remax(OnlineAlgorithm):
     name: str = "remax"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import discounted_returns
 
         if batch.greedy_rewards is None:

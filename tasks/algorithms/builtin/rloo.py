@@ -17,7 +17,6 @@ class Rloo(OnlineAlgorithm):
     name: str = "rloo"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         scores, size = batch.scores, batch.group_size()
         advantages = (scores - batch.group_mean(scores)) * size / (size - 1).clamp(min=1)
         return Estimate(batch.spread(advantages * ~batch.has_equal_rewards(scores)))

@@ -26,7 +26,7 @@ class TurnPpo(ActorCritic):
     name: str = "turn_ppo"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`, with returns A + V at the first token of each turn."""
+        """The estimate includes the returns, A + V at the first token of each turn."""
         from tasks.algorithms.conversations import gae
 
         starts = batch.turn_starts

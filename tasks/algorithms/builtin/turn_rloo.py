@@ -26,7 +26,6 @@ class TurnRloo(OnlineAlgorithm):
     """A mean over a conversation's tokens would be a bias towards length again."""
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        """As of `OnlineAlgorithm`."""
         from tasks.algorithms.conversations import discounted_returns
 
         rewards = batch.turn_rewards  # [C, N]
