@@ -63,7 +63,7 @@ def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[st
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """By the names that users write."""
+    """The fields of `model` by the names that users write."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 

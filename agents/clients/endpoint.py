@@ -127,7 +127,8 @@ class Endpoint(RequestLimits):
         return {name: value for name, value in body.items() if value is not None}
 
     def headers(self) -> dict[str, str]:
-        """With the key; raises `ConfigError` if its environment variable is not set."""
+        """The headers of a request, with the key; raises `ConfigError` if its environment variable is not
+        set."""
         key = self.key(f"endpoint {self.url}")
         return {} if key is None else {"Authorization": f"Bearer {key}"}
 

@@ -32,7 +32,7 @@ class EndpointScorer(EndpointClient):
         self.max_length = run_blocking(self._read_max_length())
 
     def score(self, continuations: Sequence[ScoredTokens], *, temperature: float) -> list[list[float]]:
-        """As of `Scorer`; `temperature` is 1: an endpoint computes no other.
+        """`temperature` must be 1: an endpoint computes no other.
 
         Raises `EndpointFailed` if a request fails, retries included, and `ConfigError` if the key, the model
         or the address is rejected.

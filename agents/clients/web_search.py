@@ -69,7 +69,7 @@ class WebSearch:
         return f"web/{self.endpoint.format}/{self.endpoint.url}"
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
-        """As of `Retriever`; the queries are sent one after the other.
+        """The queries are sent one after the other.
 
         Raises `SearchFailed`; `QueryRejected` for a query that the endpoint will not search for;
         `ConfigError` if it rejects the key or the address.

@@ -56,7 +56,7 @@ def read_closing(text: str, position: int, *, calls: tuple[ToolCall, ...], hint:
 
 
 def write_hermes(turn: ParsedTurn) -> str:
-    """As the chat template of Qwen2.5 writes calls."""
+    """Write calls as the chat template of Qwen2.5 does."""
     calls = [dumps({"name": call.name, "arguments": call.arguments}) for call in turn.calls]
     blocks = "\n".join(f"{OPENING}\n{call}\n{CLOSING}" for call in calls)
     return write_thinking(turn.thought, blocks or str(turn.answer))

@@ -87,7 +87,7 @@ def _read_functions(text: str, position: int, ends: Ends) -> tuple[Fragment, int
 
 
 def write_qwen3(turn: ParsedTurn) -> str:
-    """As the chat template of Qwen3-Coder writes calls; values that are no text are JSON."""
+    """Write calls as the chat template of Qwen3-Coder does; values that are no text are JSON."""
     blocks = []
     for call in turn.calls:
         lines = [OPENING, f"<function={call.name}>"]

@@ -43,7 +43,7 @@ class Strict(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Of one message; images are data: URLs."""
+    """The content of one message; images are data: URLs."""
 
     text: str = ""
     images: tuple[Image, ...] = ()
@@ -105,7 +105,7 @@ class ItemBody(Strict):
 
     @property
     def item(self) -> Item:
-        """As an `Item`."""
+        """The body as an `Item`."""
         return Item(**self.model_dump())
 
 
@@ -141,7 +141,7 @@ class TextMessage(BaseModel):
 
     @property
     def as_turn(self) -> ChatTurn:
-        """In the form in which conversations are compared."""
+        """The message in the form in which conversations are compared."""
         role = "system" if self.role == "developer" else self.role
         return ChatTurn(role, self.content.text, (), self.content.images)
 
@@ -163,7 +163,7 @@ class Function(Strict):
 
     @property
     def tool(self) -> Tool:
-        """As chat templates take it."""
+        """The function as chat templates take it."""
         shown_fields = {"name", "description", "parameters"}
         return {"type": "function", "function": self.model_dump(include=shown_fields, exclude_none=True)}
 

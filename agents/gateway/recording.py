@@ -81,8 +81,8 @@ class PendingTurn:
 
     @property
     def cache_name(self) -> str:
-        """For the sampler: prompts of one name share a prefix and come one after another. A cancelled request
-        may still be running, so the next one gets another name."""
+        """The name by which the sampler caches this prompt: prompts of one name share a prefix and come one
+        after another. A cancelled request may still be running, so the next one gets another name."""
         num_failed = self.segment.num_failed
         return f"{self.segment.name}~{num_failed}" if num_failed else self.segment.name
 

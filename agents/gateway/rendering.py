@@ -51,7 +51,7 @@ class Reading:
 
     @property
     def as_turn(self) -> ChatTurn:
-        """By which it is recognised when it comes back."""
+        """The message by which the turn is recognised when it comes back."""
         return ChatTurn(
             "assistant",
             self.content,

@@ -63,7 +63,7 @@ class GatewaySession:
 
     @property
     def base_url(self) -> str:
-        """As OpenAI's clients take it."""
+        """The URL as OpenAI's clients take it."""
         return f"{self.url}/sessions/{self.session_id}/v1"
 
     @property

@@ -281,7 +281,7 @@ def _without_gaps(offsets: Sequence[Span]) -> Iterator[Span]:
 
 
 def _align(text_ids: Sequence[int], ids: Sequence[int], *, placeholders: frozenset[int]) -> list[int] | None:
-    """For each of `text_ids`, its place in `ids`, where a run of placeholders may be longer; None if `ids`
+    """The place of each of `text_ids` in `ids`, where a run of placeholders may be longer; None if `ids`
     differ in something else."""
     places, place = [], 0
     for token in text_ids:

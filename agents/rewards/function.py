@@ -48,7 +48,8 @@ class FunctionReward:
         return self.function(*args, **kwargs)
 
     def check(self, available: Collection[str]) -> None:
-        """Also raises `ConfigError` for data with a field that has one of the names in `ALWAYS`."""
+        """Check the needs; also raises `ConfigError` for data with a field that has one of the names in
+        `ALWAYS`."""
         conflicts = sorted(set(ALWAYS).intersection(available))
         if conflicts:
             raise ConfigError(
@@ -63,7 +64,8 @@ class FunctionReward:
         return {} if self.check_env is None else {self.name: self.check_env}
 
     async def score(self, reward_input: RewardInput) -> RewardResult:
-        """Also raises `ConfigError` for a parameter that this item does not fill, as `check` does."""
+        """Score the trajectory; also raises `ConfigError` for a parameter that this item does not fill, as
+        `check` does."""
         trajectory = reward_input.trajectory
         where = trajectory.where
         if trajectory.has_failed:

@@ -96,7 +96,7 @@ class Reward(Protocol):
 
     @property
     def name(self) -> str:
-        """As pipelines name it."""
+        """The name that pipelines use."""
 
     def check(self, available: Collection[str]) -> None:
         """Check, before anything expensive starts, that it can be computed.

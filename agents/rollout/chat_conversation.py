@@ -29,7 +29,7 @@ class ChatModel(Protocol):
     """What answers requests: `ChatClient`, or `agents.rollout.replay.ReplayedChat`."""
 
     async def ask(self, request: Mapping[str, Any], *, read: Callable[[ChatReply], T]) -> T:
-        """As `ChatClient.ask`."""
+        """Ask for the next turn, as `ChatClient.ask` does."""
 
 
 class ChatConversation:

@@ -261,7 +261,7 @@ class ActionExecutor:
         return await self._in_time(self._reset(), timeout_s=None, name="reset")
 
     def state_key(self) -> str | None:
-        """Of the environment's state now, if it has any; raises `EnvCrashed`."""
+        """The key of the environment's present state, if it has any; raises `EnvCrashed`."""
         with boundary(EnvCrashed, f"{self._item.item_id}: state_key"):
             return read_state_key(self._env)
 

@@ -50,7 +50,7 @@ class Past:
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """Those that are repeated."""
+        """The turns that are repeated."""
         return self.trajectory.turns[: self.num_turns]
 
     def check(self) -> None:

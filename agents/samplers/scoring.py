@@ -45,7 +45,7 @@ class LocalScorer:
         self.max_length = read_max_length(folder)
 
     def score(self, continuations: Sequence[ScoredTokens], *, temperature: float) -> list[list[float]]:
-        """As of `Scorer`; one at a time, for the numbers of a batch depend on its shape."""
+        """The sequences are scored one at a time: the numbers of a batch depend on its shape."""
         import torch
 
         scores = []

@@ -138,7 +138,7 @@ class VllmSampler:
 
     @property
     def pid(self) -> int:
-        """Of vLLM's process."""
+        """The id of vLLM's process."""
         return self._process.pid
 
     async def start(self) -> int:

@@ -114,7 +114,7 @@ def read_signature(function: Callable[..., Any], *, tool: str, stateful: bool, m
 
 
 class _SchemaWithoutTitles(GenerateJsonSchema):
-    """Without titles, which repeat the names of fields and cost a prompt tokens."""
+    """Generates schemas without titles, which repeat the names of fields and cost a prompt tokens."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 

@@ -110,7 +110,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """For function calling, in OpenAI's form."""
+        """The schema for function calling, in OpenAI's form."""
         header = {"name": self.name, "description": self.description}
         return {
             "type": "function",

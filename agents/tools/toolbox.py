@@ -46,7 +46,7 @@ class Toolbox:
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """Of all tools, as function calling takes them."""
+        """The schemas of all tools, as function calling takes them."""
         return [tool.schema for tool in self.tools.values()]
 
     async def call(

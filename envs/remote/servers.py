@@ -65,7 +65,7 @@ class _Server:
         _log.warning("%s is avoided for %g s: %s", self.url, self.rest_s, error)
 
     def report_success(self) -> None:
-        """It works."""
+        """Use the server again without restrictions: it works."""
         self.rest_s, self.avoided_until_s, self.on_trial = 0.0, 0.0, False
 
 

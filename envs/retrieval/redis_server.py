@@ -59,7 +59,7 @@ class EmbeddedServer:
         return Path("/tmp") / f"wingspan-{os.getuid()}-{name}.sock"
 
     def url(self) -> str:
-        """Its URL, once it answers; blocks while it starts.
+        """The server's URL, once it answers; blocks while it starts.
 
         Raises `MissingDependency` if there is no program or it does not start.
         """

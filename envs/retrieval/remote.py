@@ -36,7 +36,7 @@ class RemoteRetriever:
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def version(self) -> str | None:
-        """As of `Retriever`; None for a server without `GET /version`, such as Search-R1's own."""
+        """The server's version; None for a server without `GET /version`, such as Search-R1's own."""
         if not self._has_asked_version:
             answer = await self._ask("GET", "/version", optional=True)
             version = answer.get("version") if isinstance(answer, dict) else None

@@ -39,7 +39,7 @@ class Retriever(Protocol):
         """
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
-        """For each query the best passages, best first, at most `top_k`.
+        """Find the best passages for each query, best first, at most `top_k`.
 
         Raises `SearchFailed` if the search cannot be carried out.
         """

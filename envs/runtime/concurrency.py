@@ -53,7 +53,8 @@ async def take_turn() -> None:
 
 
 class _Turns:
-    """Of one event loop, to which it has no reference: the loop is the key under which it is kept."""
+    """The order of the tasks of one event loop, to which it has no reference: the loop is the key under which
+    it is kept."""
 
     def __init__(self) -> None:
         self._end: float | None = None

@@ -191,7 +191,7 @@ def _read(raw: bytes | str) -> Message:
 
 
 def _error(rejection: RequestRejected) -> dict[str, object]:
-    """In OpenEnv's form."""
+    """An error in OpenEnv's form."""
     if not isinstance(rejection.detail, list):
         code = _CODES.get(rejection.status, "EXECUTION_ERROR")
         return {"type": "error", "data": {"message": rejection.detail, "code": code}}

@@ -66,7 +66,7 @@ def constant(content: object) -> Handler:
 def protocol_routes(
     gym: AgentGym, spec: EnvSpec, *, reset: Handler, step: Handler, state: Handler
 ) -> list[EnvRoute]:
-    """Of both protocols; `reset`, `step` and `state` are those that choose between the two."""
+    """The routes of both protocols; `reset`, `step` and `state` are those that choose between the two."""
     family, models = gym.family, gym.models
     get, post = partial(EnvRoute, "GET"), partial(EnvRoute, "POST")
     create: dict[str, Any] = {"body": models.create}

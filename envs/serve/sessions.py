@@ -81,7 +81,7 @@ class EnvSession:
 
     @property
     def state_key(self) -> str | None:
-        """Of the state that the environment is in, if it has any."""
+        """The key of the environment's state, if it has any."""
         return read_state_key(self.env)
 
 

@@ -106,7 +106,7 @@ def parse_axes(axes: list[str]) -> dict[str, list[Any]]:
 
 
 def _split_values(text: str) -> list[str]:
-    """At the commas that are in no bracket, brace or quote."""
+    """Split at the commas that are in no bracket, brace or quote."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:

@@ -38,7 +38,7 @@ class Forecast:
 
     @property
     def row(self) -> Sequence[str]:
-        """Its cells, by `COLUMNS`."""
+        """The row's cells, by `COLUMNS`."""
         return (self.stage, "run" if self.runs else "skip", self.reason)
 
 

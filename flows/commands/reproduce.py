@@ -43,12 +43,12 @@ class Request:
 
     @property
     def workspace(self) -> Path:
-        """Of the reproduction, in its project; not the folder that DVC tracks."""
+        """The workspace of the reproduction, in its project; not the folder that DVC tracks."""
         return RUNS / f"{self.run.lineage.pipeline}-reproduced"
 
     @property
     def arguments(self) -> list[str]:
-        """Of `wingspan`."""
+        """The arguments of `wingspan`."""
         lineage = self.run.lineage
         return ["run", lineage.pipeline, *to_options(lineage.overrides), "--workspace", str(self.workspace)]
 

@@ -27,7 +27,7 @@ from flows.endings.stopping import Stoppable, on_stop
 
 @contextmanager
 def end_when_cancelled(advice: str) -> Iterator[None]:
-    """Within the flow run of a deployment: when it is stopped, end this process within seconds.
+    """When the flow run of a deployment is stopped, end this process within seconds.
 
     Its log then ends with `advice` and the command that runs it again; the worker sets the state. Any other
     flow run is left to the signal handlers of its caller.
@@ -47,6 +47,6 @@ def end_when_cancelled(advice: str) -> Iterator[None]:
 
 
 def _log(logger: Logger | LoggerAdapter[Any], line: str) -> None:
-    """On the console, and for Prefect's page."""
+    """Log on the console and for Prefect's page."""
     logger.warning(line)
     APILogHandler().flush()

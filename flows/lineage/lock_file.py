@@ -45,7 +45,7 @@ def locked_entry(stage: Stage, *, name: str) -> dict[str, Any] | None:
 
 
 def _present_params(stage: Stage, *, name: str) -> dict[str, Any]:
-    """As an entry has them: those that `pipelines.yaml` gives, by their whole dotted key."""
+    """The parameters that `pipelines.yaml` gives, by their whole dotted key, as in an entry."""
     pipeline, params = _read(PIPELINES_FILE)["pipelines"][name], {}
     for key in stage.params:
         with suppress(KeyError, TypeError):  # it has its default
@@ -59,7 +59,7 @@ def _read(file: Path) -> Any:
 
 @lru_cache(maxsize=2)
 def _parse(text: str) -> Any:
-    """Not to be changed: all callers get the same."""
+    """The parsed text; callers must not change it, because all get the same object."""
     from ruamel.yaml import YAML
 
     return YAML(typ="safe").load(text)

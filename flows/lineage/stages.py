@@ -302,7 +302,7 @@ def _write_inputs(train: Stage) -> None:
 
 
 def _inputs(train: Stage) -> dict[str, Any]:
-    """As JSON has them: what the record of earlier inputs is compared with."""
+    """The inputs as JSON has them, to be compared with the record of earlier ones."""
     files = [source for source in row_sources(train.params) if not source.startswith(HUB)]
     rows = {path: _input_md5(Path(path)) for path in (*files, *([DATA] if files else []))}
     inputs: dict[str, Any] = json.loads(
@@ -378,7 +378,8 @@ def _add_user_files(stage: Stage, pipeline: Pipeline) -> Stage:
 
 
 def _data_set_receipts(pipeline: Pipeline) -> list[Path]:
-    """Of the downloaded data sets of its environments: each has the checksums of the data set's files.
+    """The receipts of the downloaded data sets of its environments: each has the checksums of the data set's
+    files.
 
     Those that are made here follow from the code and from versions of packages.
     """

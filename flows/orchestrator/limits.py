@@ -50,7 +50,7 @@ def missing_limits(names: Iterable[str]) -> list[str]:
 
 @contextmanager
 def hold_slots(slots: Mapping[str, int]) -> Iterator[None]:
-    """Within a flow run: wait until `slots` are free, by limit, and hold them.
+    """Wait within a flow run until `slots` are free, by limit, and hold them.
 
     Raises `ConfigError` for more slots than a limit has.
     """
@@ -98,7 +98,7 @@ def _hold(limit: "GlobalConcurrencyLimitResponse", count: int) -> Iterator[None]
 
 
 def _log(text: str, level: int = logging.INFO) -> None:
-    """In the run's log; on the console if its log is switched off, as in `wingspan run`."""
+    """Log in the run's log, or on the console if its log is switched off, as in `wingspan run`."""
     logger = get_run_logger()
     if logger.isEnabledFor(level):
         logger.log(level, text)

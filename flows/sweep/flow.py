@@ -44,7 +44,7 @@ COMPARISON = "comparison"
 
 
 class RunState(StrEnum):
-    """Of one run of a sweep."""
+    """The state of one run of a sweep."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -259,7 +259,8 @@ class _Table:
         self._write()
 
     def _write(self) -> None:
-        """As an artifact of the flow run; a server that has died does not stop the sweep."""
+        """Write the table of runs as an artifact of the flow run; a server that has died does not stop the
+        sweep."""
         from prefect.artifacts import create_table_artifact
 
         rows = [

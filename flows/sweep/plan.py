@@ -47,7 +47,7 @@ class SweepRun:
     """With these parameters, and recorded in MLflow."""
 
     def arguments(self, pipeline_name: str) -> list[str]:
-        """Of `wingspan`. The sweep decides about the champion, when all are there."""
+        """The arguments of `wingspan`. The sweep decides about the champion, when all are there."""
         options = (*to_options(self.overrides), "--workspace", str(self.workspace), "--no-promote")
         return ["run", pipeline_name, *options]
 
@@ -145,7 +145,8 @@ def largest_memory_need(plan: SweepPlan) -> Need | None:
 
 
 def _variants(name: str, axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
-    """Of all combinations, named by key and value; a key is shortened to its last part if that is enough."""
+    """The overrides of all combinations, named by key and value; a key is shortened to its last part if that
+    is enough."""
     if not axes:
         return {name: {}}
     short_names = [key.rpartition(".")[2] for key in axes]

@@ -45,7 +45,7 @@ class OverlongPenalty(Settings):
     penalty: Annotated[float, Field(gt=0)] = 1.0
 
     def of(self, tokens: int, *, context_length: int) -> float:
-        """Of an episode whose longest context, prompt included, has `tokens`; at least 0."""
+        """The penalty of an episode whose longest context, prompt included, has `tokens`; at least 0."""
         excess = tokens / context_length - (1 - self.buffer)
         return self.penalty * min(max(excess / self.buffer, 0.0), 1.0)
 

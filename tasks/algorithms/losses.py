@@ -62,7 +62,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
-    """Of a micro-batch."""
+    """The losses of a micro-batch."""
 
     losses: "Tensor"  # [B, R]
     clipped: "Tensor | None" = None
@@ -209,7 +209,7 @@ class DppoTv(PolicyLoss):
 
 
 class DppoKl(PolicyLoss):
-    """As `DppoTv`, by the KL divergence of the two-valued distribution "this token or another".
+    """Like `DppoTv`, but with the KL divergence of the two-valued distribution "this token or another".
 
     DPPO-Binary-KL (arXiv 2602.04879, section 4). verl: `dppo_kl`.
     """

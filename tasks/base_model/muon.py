@@ -15,7 +15,7 @@ _ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """For 2-D parameters only; Nesterov momentum, decoupled weight decay."""
+    """Muon for 2-D parameters, with Nesterov momentum, decoupled weight decay."""
 
     def __init__(
         self, params: Iterable[torch.Tensor], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0

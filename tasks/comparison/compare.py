@@ -47,7 +47,7 @@ class Comparison:
 
     @property
     def tables(self) -> list[Table]:
-        """In the order of the page."""
+        """The tables in the order of the page."""
         return [section for section in self.sections if isinstance(section, Table)]
 
 
@@ -173,7 +173,7 @@ def _compare_evaluations(folders: Sequence[RunFolder], *, reference: str | None,
 
 
 def _order(sides: Sequence[Side], reference: str | None) -> list[Side]:
-    """With the reference first. Raises `ConfigError` for a name that no side has."""
+    """The sides with the reference first. Raises `ConfigError` for a name that no side has."""
     names = [side.name for side in sides]
     if reference is not None and reference not in names:
         hint = suggest(reference, names)

@@ -56,11 +56,12 @@ class ModelSize:
 
     @property
     def critic_parameters(self) -> int:
-        """Of a critic, whose head has one number a token; the head's own parameters are too few to count."""
+        """The number of parameters of a critic, whose head has one number a token; the head's own parameters
+        are too few to count."""
         return self.parameters - (0 if self.tied else self.vocabulary * self.width)
 
     def adapter_parameters(self, lora: LoraSettings) -> int:
-        """Of the adapters of a decoder with the modules of Llama."""
+        """The number of parameters of the adapters of a decoder with the modules of Llama."""
         full, grouped, mlp = (self.width + other for other in (self.width, self.kv_width, self.mlp_width))
         in_and_out = {f"self_attn.{name}_proj": full for name in "qo"}
         in_and_out |= {f"self_attn.{name}_proj": grouped for name in "kv"}
@@ -74,7 +75,7 @@ class ModelSize:
 
 
 def state_bytes(pipeline: Pipeline, size: ModelSize) -> int:
-    """Per worker: sharded weights, gradients and optimizer state, a critic's included."""
+    """The bytes of each worker's sharded weights, gradients and optimizer state, a critic's included."""
     train = pipeline.train
     critic = size.critic_parameters if isinstance(train.algorithm, ActorCritic) else 0
     return (_policy_bytes(size, train.lora) + TRAINING_BYTES * critic) // pipeline.backend.workers

@@ -84,7 +84,7 @@ class DataSettings(Settings):
 
     @property
     def evaluated_envs(self) -> list[str]:
-        """Those with a part whose test items are evaluated."""
+        """The environments with a part whose test items are evaluated."""
         return list(dict.fromkeys(part.env for part in self.parts.values() if part.evaluate))
 
     def part_of(self, item: Item) -> str | None:

@@ -76,7 +76,7 @@ def _is_named(module: str, name: str) -> bool:
 
 
 def _linear_modules(folder: Path) -> list[str]:
-    """By their names: those with a 2-D weight, but for embeddings and the head."""
+    """The names of the modules with a 2-D weight, but for embeddings and the head."""
     return [
         name.removesuffix(".weight")
         for file in sorted(folder.glob("*.safetensors"))

@@ -68,7 +68,7 @@ class Need:
 
     @property
     def largest_parts(self) -> list[tuple[str, int]]:
-        """Those of 50 MB and more, the largest first."""
+        """The parts of 50 MB and more, the largest first."""
         parts = sorted(self.parts.items(), key=lambda part: -part[1])
         return [(name, count) for name, count in parts if count >= 5e7]
 
@@ -142,7 +142,7 @@ def gpu_memories() -> list[int]:
 
 
 def _node_memory() -> int:
-    """Of this machine, or of its container if that may use less."""
+    """The memory of this machine, or of its container if that may use less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # no cgroup, or "max"
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -188,7 +188,7 @@ def _to_train_supervised(pipeline: Pipeline, parts: Mapping[str, int], *, room: 
 
 
 def _of_vllm(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> Need:
-    """Within vLLM's share of a GPU; in bf16."""
+    """What vLLM needs within its share of a GPU, in bf16."""
     backend = pipeline.backend
     inside = 2 * VLLM_TOKENS * (4 * size.width + 3 * size.mlp_width)
     logits = 12 * backend.max_sequences * size.vocabulary
@@ -206,7 +206,8 @@ def _of_vllm(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> Need:
 
 
 def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) -> list[Need]:
-    """Of the workers and samplers of one of so many nodes, in fp32; without gradient checkpointing."""
+    """What one of so many nodes needs for its workers and samplers, in fp32; without gradient
+    checkpointing."""
     backend, train, rollout = pipeline.backend, pipeline.train, pipeline.rollout
     workers = backend.workers // nodes
     tokens, num_samplers = train.micro_batch_tokens, workers * backend.samplers
@@ -246,7 +247,8 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
 
 
 def _teacher_bytes(pipeline: Pipeline, size: ModelSize) -> int:
-    """Of a teacher in the training process: its weights, and the logits of one episode three times over."""
+    """The bytes of a teacher in the training process: its weights, and the logits of one episode three times
+    over."""
     algorithm = pipeline.train.algorithm
     if not isinstance(algorithm, Distillation) or isinstance(algorithm.teacher_source, TeacherEndpoint):
         return 0

@@ -28,7 +28,7 @@ _KEYS = frozenset({*_FIRST_KEYS, "steps_per_round", "lora", "final_policy"})
 
 
 class OfflineSettings(TrainSettings):
-    """Of the keys of `train`, those that supervised training uses; the others are refused."""
+    """The keys of `train` that supervised training uses; all others are refused."""
 
     algorithm: Annotated[SerializeAsAny[OfflineAlgorithm], BeforeValidator(parse_algorithm)]
     save_every: Positive = 1

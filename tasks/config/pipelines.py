@@ -187,7 +187,7 @@ def _check_keys(node: yaml.Node | None, *, file: Path) -> None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Not to be changed: all callers get the same."""
+    """The parsed file; callers must not change it, because all get the same object."""
     document = _parse_once(_read_text(file), file)
     return document if isinstance(document, dict) else {}
 

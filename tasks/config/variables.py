@@ -6,7 +6,8 @@ from tasks.config.pipelines import Pipeline
 
 
 def trainer_variables(pipeline: Pipeline) -> dict[str, str]:
-    """Those that the training process reads → the setting that names each; none without such a process."""
+    """The variables that the training process reads, with the setting that names each; empty without such a
+    process."""
     if isinstance(pipeline.train, OfflineSettings):
         return {}
     settings = {

@@ -77,11 +77,11 @@ class _History:
         self._last, self._earlier = steps[-window:], steps[:-window]
 
     def now(self, metric: Metric) -> float | None:
-        """Of the last window."""
+        """The median of the last window."""
         return _median(self._last, metric)
 
     def while_learning(self, metric: Metric) -> float | None:
-        """As `now`; None where nearly all episodes succeed."""
+        """Like `now`, but None where nearly all episodes succeed."""
         success = self.now(_key("success"))
         return None if success is not None and success >= CONVERGED else self.now(metric)
 

@@ -37,12 +37,13 @@ class Rate(Settings):
         *,
         interval: Callable[[Sequence[float]], tuple[float, float]] = mean_interval,
     ) -> "Rate":
-        """Of `values`, one for each item and at least one."""
+        """Estimate the mean of `values`, one for each item and at least one."""
         low, high = interval(values)
         return cls(mean=fmean(values), low=low, high=high, items=len(values))
 
     def format(self, *, is_share: bool) -> str:
-        """With its interval: `62.5% [35.4, 84.8]` for a share, `3.5 [2.11, 4.9]` for another number."""
+        """The mean with its interval: `62.5% [35.4, 84.8]` for a share, `3.5 [2.11, 4.9]` for another
+        number."""
         if is_share:
             return f"{self.mean:.1%} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
         return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"

@@ -52,7 +52,7 @@ def run_fork(
 async def sample_fork(
     plan: ForkPlan, callbacks: Callbacks = Callbacks(), *, name: str | None = None
 ) -> list[Trajectory]:
-    """As `run_fork`, in an event loop, which waits while a local policy is loaded."""
+    """Does what `run_fork` does, in an event loop, which waits while a local policy is loaded."""
     if isinstance(plan.policy, Endpoint):
         await ChatClient(plan.policy).check()
     with _open_policy(plan) as actor:

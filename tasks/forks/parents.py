@@ -28,7 +28,7 @@ class Parent:
 
     @property
     def name(self) -> str:
-        """For people: `RUN/FILE:LINE`."""
+        """The name that people read: `RUN/FILE:LINE`."""
         return f"{self.run.name}/{self.address}"
 
 

@@ -38,7 +38,7 @@ def value_of(trajectories: Sequence[Trajectory]) -> TurnValue:
 
 
 def make_value(successes: Sequence[bool], rewards: Sequence[float], *, failed: int) -> TurnValue:
-    """As `value_of`, of outcomes."""
+    """The `value_of` outcomes."""
     return TurnValue(
         samples=len(successes),
         failed=failed,

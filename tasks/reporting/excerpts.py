@@ -117,7 +117,7 @@ class FailingItem:
 
     @property
     def last_observation(self) -> str:
-        """Of `episode`, on one line."""
+        """The last observation of `episode`, on one line."""
         text = self.episode.turns[-1].observation if self.episode.turns else ""
         line = " ".join(text.split())
         return line if len(line) <= _OBSERVATION_CHARS else f"{line[: _OBSERVATION_CHARS - 1]}…"

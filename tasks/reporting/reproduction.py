@@ -48,7 +48,7 @@ class Line:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """By `COLUMNS`."""
+        """The cells by `COLUMNS`."""
         return self.name, self.first, self.second, self.difference
 
 

@@ -73,7 +73,7 @@ class Results:
 
     @property
     def counted_rounds(self) -> list[RoundResult]:
-        """Those in whose quick evaluation an episode counted, which have its `success`."""
+        """The rounds in whose quick evaluation an episode counted, which have its `success`."""
         return [done for done in self.rounds if "success" in done.evaluation]
 
     def rate(self, policy: str, mode: str) -> float | None:

@@ -56,7 +56,7 @@ class EpisodeWriter:
         self._due = 0.0
 
     def callbacks(self, spec: RolloutSpec, *, on_trajectory: OnTrajectory = lambda _: None) -> Callbacks:
-        """Those of a rollout of `spec`, which begins; `on_trajectory` is called as well."""
+        """The callbacks of a rollout of `spec`, which begins; `on_trajectory` is called as well."""
         self._followed = None  # what it followed may have been cancelled
         return Callbacks(
             on_opening=self._open,

@@ -16,8 +16,8 @@ class FindHints(Protocol):
     """Where hints come from."""
 
     def __call__(self, trajectories: Mapping[str, Trajectory]) -> Mapping[str, str]:
-        """Of a step's `trajectories`, by key: the hint for each that there is one for. The key of a
-        trajectory is its group's, `_` and its sample index."""
+        """The hints for a step's `trajectories` by key, without those that have none. The key of a trajectory
+        is its group's, `_` and its sample index."""
 
 
 class ExpertHints:
@@ -39,8 +39,8 @@ class ExpertHints:
 
 
 def sibling_hints(trajectories: Mapping[str, Trajectory]) -> Mapping[str, str]:
-    """For each episode, the actions of the other episode of its group that succeeded in the fewest turns, of
-    several the one with the lowest sample index."""
+    """The hint for each episode: the actions of the other episode of its group that succeeded in the fewest
+    turns, of several the one with the lowest sample index."""
     successes = defaultdict[str, list[tuple[int, int, str]]](list)
     for key, trajectory in trajectories.items():
         if trajectory.success and not trajectory.has_failed:

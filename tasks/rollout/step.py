@@ -154,7 +154,7 @@ class StepSampler:
         self._history = sample.history
 
     def choose_items(self, step: int) -> list[Item]:
-        """Those whose turn it is; with a curriculum, others of the same parts in their places."""
+        """The items whose turn it is; with a curriculum, others of the same parts in their places."""
         num_items = self._pipeline.rollout.items_per_step
         items = list(self._items[(step - 1) * num_items : step * num_items])
         if self._pipeline.rollout.curriculum is None:
@@ -239,8 +239,8 @@ class ItemDraws:
         self._data = data
 
     def draw(self, places: Sequence[Item], *, seed: str, weigh: Weigh) -> list[Item]:
-        """For each place an item of the same part as the one that it has; within a part each item comes once
-        before any comes again."""
+        """Draw an item for each place, of the same part as the one that it has; within a part each item comes
+        once before any comes again."""
         parts = [self._data.part_of(place) for place in places]
         orders = {part: self._repeat_order(part, seed=seed, weigh=weigh) for part in dict.fromkeys(parts)}
         return [next(orders[part]) for part in parts]
@@ -248,8 +248,8 @@ class ItemDraws:
     def draw_others(
         self, places: Sequence[Item], *, seed: str, weigh: Weigh, excluded_ids: Collection[str]
     ) -> list[Item | None]:
-        """As `draw`, without the items of `excluded_ids` and without repetition; None for a place whose part
-        has no item left."""
+        """Draw items as `draw` does, but without the items of `excluded_ids` and without repetition; None for
+        a place whose part has no item left."""
         parts = [self._data.part_of(place) for place in places]
         orders: dict[str | None, Iterator[Item]] = {}
         for part in dict.fromkeys(parts):

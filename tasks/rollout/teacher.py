@@ -45,9 +45,9 @@ class Teacher:
         self._renderer = renderer
 
     def score(self, trajectories: Mapping[str, Trajectory], *, temperature: float) -> dict[str, list[float]]:
-        """By key: the log-prob of each sampled token of a conversation, all segments in order; without the
-        conversations that there is no hint for, if there should be one, and those that are longer than the
-        teacher's context.
+        """Score conversations by key: the log-prob of each sampled token of a conversation, all segments in
+        order; without the conversations that there is no hint for, if there should be one, and those that are
+        longer than the teacher's context.
 
         `temperature`: of the distributions, the one that the tokens were sampled at. Raises `TeacherFailed`
         if the teacher does not answer, and for a sampled token that it gives no probability.
@@ -72,7 +72,7 @@ class Teacher:
         return by_key
 
     def contexts(self, trajectories: Mapping[str, Trajectory]) -> dict[str, list[ScoredTokens]]:
-        """By key: what the teacher reads, a sequence for each segment."""
+        """What the teacher reads, by key: a sequence for each segment."""
         hints: Mapping[str, str] | None = None
         if self._find_hints is not None:
             hints = self._find_hints(trajectories)

@@ -73,7 +73,7 @@ class RunFolder:
         return self.folder / FORKS if self.file is None else self.file.with_suffix(f".{FORKS}")
 
     def files(self) -> list[TrajectoryFile]:
-        """Those that exist now: training by step, then quick evaluations by round, evaluations, forks."""
+        """The files that exist now: training by step, then quick evaluations by round, evaluations, forks."""
         key = self.forks.stem  # FILE.forks of a file, which may be called forks.jsonl itself
         forks = [TrajectoryFile(key=key, path=self.forks, phase="fork")] if self.forks.is_file() else []
         if self.file is not None:

@@ -78,12 +78,12 @@ class Line(msgspec.Struct):
 
     @property
     def versions(self) -> list[int]:
-        """Of the policy that sampled each turn."""
+        """The version of the policy that sampled each turn."""
         return [turn.completion.policy_version for turn in self.turns]
 
     @property
     def num_images(self) -> int:
-        """Of the prompt and of all turns."""
+        """The number of images in the prompt and all turns."""
         return len(self.prompt_images) + sum(len(turn.images) for turn in self.turns)
 
     @property
@@ -117,8 +117,8 @@ def parse_json(line: bytes) -> Any:
 
 
 def exact_integer(digits: str) -> int | str:
-    """For `json.loads(…, parse_int=…)` of what a page shows: JavaScript rounds integers beyond 2**53, so
-    large ones stay text."""
+    """Read an integer, as `parse_int` of `json.loads`, for a page: JavaScript rounds integers beyond 2**53,
+    so large ones stay text."""
     return int(digits) if len(digits) < len(str(2**53)) else digits
 
 

@@ -83,7 +83,7 @@ def watch_usage() -> Iterator[ProcessUsage]:
 
 
 def read_usage(workspace: Path) -> dict[str, Usage]:
-    """By stage; empty where it was not recorded."""
+    """The usage by stage; empty where it was not recorded."""
     return {stage: Usage(**values) for stage, values in read_json(workspace / USAGE).items()}
 
 

@@ -223,7 +223,7 @@ def totals(results: Results) -> dict[str, float]:
 
 
 def dropped_by_place(results: Results) -> dict[str, tuple[int, dict[str, int]]]:
-    """By place (training, evaluations): the episodes, counted or dropped, and those dropped, by cause."""
+    """The episodes of each place (training, evaluations), counted or dropped, and those dropped, by cause."""
     places: dict[str, list[Summary]] = {
         "training": [*results.steps],
         "quick evaluations": [done.evaluation for done in results.rounds],

@@ -84,7 +84,7 @@ class LineageRecord(Settings):
 
     @property
     def seed(self) -> int:
-        """Of every random number generator of the run."""
+        """The seed of every random number generator of the run."""
         return int(self.parameters["seed"])
 
     @property

@@ -141,7 +141,7 @@ def _promote(
 
 
 def _successes(client: "MlflowClient", version: "ModelVersion", *, champion: str) -> Samples | None:
-    """Those of the version `champion`; None if it is not comparable with `version`."""
+    """The successes of the version `champion`; None if it is not comparable with `version`."""
     best = client.get_model_version(version.name, champion)
     if best.run_id is None or any(best.tags.get(key) != version.tags.get(key) for key in COMPARABLE):
         return None

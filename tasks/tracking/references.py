@@ -64,7 +64,7 @@ class FoundRun:
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """Its `evaluation.json`. Raises `ConfigError` for a run that has not been evaluated."""
+        """The run's `evaluation.json`. Raises `ConfigError` for a run that has not been evaluated."""
         file = self.folder / EVALUATION
         if not file.exists():
             raise ConfigError(
@@ -74,7 +74,7 @@ class FoundRun:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """Its metrics of training steps."""
+        """The run's metrics of training steps."""
         return read_json_lines(self.folder / STEPS)
 
 
@@ -239,7 +239,7 @@ def _has_lineage_of(run: "Run", workspace: Path) -> bool:
 
 
 def _was_written_by(run: "Run", lineage: LineageRecord) -> bool:
-    """By the hashes that a finished run has recorded of what its stages wrote."""
+    """Whether `run` wrote the outputs of `lineage`, by the hashes that it has recorded of them."""
     writes = {out: md5 for stage in lineage.stages.values() for out, md5 in stage.writes.items()}
     return all(run.data.tags.get(f"md5.{out}", md5) == md5 for out, md5 in writes.items())
 

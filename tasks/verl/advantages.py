@@ -187,7 +187,7 @@ def _teacher_log_probs(
 
 
 def _critic_metrics(values: torch.Tensor, estimate: Estimate, mask: torch.Tensor) -> dict[str, float]:
-    """Over the tokens at which the critic learns; all arguments are of [C, T]."""
+    """Metrics of the critic over the tokens at which it learns; all arguments are of [C, T]."""
     assert estimate.returns is not None
     is_weighted = mask if estimate.return_weights is None else estimate.return_weights > 0
     predictions, returns = values[is_weighted].double(), estimate.returns[is_weighted].double()

@@ -33,7 +33,8 @@ def make_sampler(servers: LLMServerManager) -> Sampler:
 
 
 class DirectClient(LLMServerClient):  # type: ignore[misc]
-    """For `LLMServerManager.get_client`, with `servers=manager.server_handles`."""
+    """A client that asks verl's servers directly: for `LLMServerManager.get_client`, with
+    `servers=manager.server_handles`."""
 
     def __init__(self, config: Any, load_balancer_handle: Any = None, *, servers: Sequence[Any]) -> None:
         """`load_balancer_handle`: verl's, which is not asked."""

@@ -86,7 +86,7 @@ def train_pairs(
 
 
 def weights_of(request: DpoRequest, pairs: Sequence[int], margins: Sequence[float]) -> dict[int, float]:
-    """By row: what the gradient of its log-probability is multiplied by, for the mean over `pairs`."""
+    """The factor of each row's gradient of its log-probability, for the mean over `pairs`."""
     weights: dict[int, float] = {}
     for pair, margin in zip(pairs, margins, strict=True):
         scale = request.beta * math.exp(-softplus(request.beta * margin)) / len(pairs)
@@ -106,7 +106,7 @@ def weighted_loss(
 
 
 def log_probs(worker: Any, request: DpoRequest, rows: Sequence[int]) -> dict[int, float]:
-    """By row: the sum over its masked tokens, under the model as it is."""
+    """The log-probability of each row, summed over its masked tokens, under the model as it is."""
     from verl.utils import tensordict_utils as tu
 
     data = batch_of(request, rows)

@@ -47,7 +47,7 @@ class RewindPoints:
 
     @classmethod
     def read(cls, train: Path, *, window: int) -> "RewindPoints":
-        """Those in `train`, the folder of the train stage."""
+        """Read the points in `train`, the folder of the train stage."""
         steps = checkpoints.complete_steps(train / "checkpoints")
         alarming = _steps_with_alerts(train / "metrics.jsonl")
         return cls(

@@ -287,7 +287,7 @@ class RolloutManager:
         self._server = server
 
     def on_new_weights(self) -> None:
-        """To be called when a step has ended and the sampler has its weights."""
+        """Serve the policy again: called when a step has ended and the sampler has its weights."""
         if self._server is not None:
             self._run(self._server.resume())
 
@@ -336,6 +336,7 @@ def check_log_probs(groups: Iterable[Group], *, step: int, lr: float) -> None:
 
 
 def _log_failure(warming: Future[None]) -> None:
-    """It is no episode's yet: the next to need an environment meets the same failure, and counts it."""
+    """Log the failure, which is no episode's yet: the next to need an environment meets the same failure, and
+    counts it."""
     if not warming.cancelled() and (error := warming.exception()) is not None:
         _log.warning("environments cannot be started ahead: %s", describe(error))

@@ -57,7 +57,7 @@ class TrainingRow:
 
     @property
     def key(self) -> str:
-        """By which verl knows which segments are one episode's, and which is its last."""
+        """The key by which verl knows which segments are one episode's, and which is its last."""
         return f"{self.uid}_{self.trajectory.sample_index}_{self.number}"
 
 
@@ -138,7 +138,7 @@ def segment_number(key: str) -> int:
 
 
 def number_conversations(keys: Iterable[str]) -> list[int]:
-    """For each row's key, the number of its conversation, in order of appearance."""
+    """The number of each row's conversation, in order of appearance."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(parent_key(key), len(numbers)) for key in keys]
 

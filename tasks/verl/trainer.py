@@ -122,7 +122,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     @property
     def _rollout(self) -> StepRollout:
-        """Of this step."""
+        """The rollout of this step."""
         rollout: StepRollout | None = self.agent_loop_manager.last
         assert rollout is not None
         return rollout

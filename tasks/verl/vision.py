@@ -20,7 +20,7 @@ REMEDY = "train a Qwen2-VL, Qwen2.5-VL or Qwen3-VL model, or leave the images ou
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """Of one row of `L` tokens."""
+    """The model's visual inputs for one row of `L` tokens."""
 
     inputs: dict[str, torch.Tensor]
     """The model's arguments besides tokens and positions, by name: `pixel_values` and such."""
@@ -45,7 +45,7 @@ def verl_processor(model: str) -> Any:
 
 
 def vision_of(ids: Sequence[int], images: Sequence[Image], processor: Any) -> Vision:
-    """Of a row with `ids` ([L]) that show `images` in their order; see `verl_processor`.
+    """The visual inputs of a row with `ids` ([L]) that show `images` in their order; see `verl_processor`.
 
     Raises `ConfigError` for images and a model whose positions verl does not count so.
     """

@@ -34,7 +34,8 @@ class Annotation:
 
 
 def read_annotations(path: Path) -> Iterator[Annotation]:
-    """Those of `path` in order, later ones about the same trajectory included; other lines are left out."""
+    """The annotations in `path` in order, later ones about the same trajectory included; other lines are left
+    out."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

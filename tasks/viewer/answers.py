@@ -12,7 +12,7 @@ from tasks.viewer import browse
 
 
 def json_answer(content: Any, *, status: int = 200) -> Response:
-    """Without NaN and infinity, which JavaScript does not read."""
+    """An answer in JSON, with NaN and infinity as strings, because JavaScript does not read them."""
     return Response(to_json(content, inf_nan_mode="strings"), status, media_type="application/json")
 
 

@@ -66,7 +66,7 @@ class Live:
 
     @property
     def callbacks(self) -> Callbacks:
-        """Those that keep the state of a person's episode."""
+        """The callbacks that keep the state of a person's episode."""
         return Callbacks(on_opening=self._open, on_turn=self._take_turn)
 
     def start(self) -> None:

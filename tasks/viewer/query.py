@@ -167,7 +167,7 @@ def _any(values: Sequence[str], compile_value: Callable[[str], Where]) -> Where:
 
 
 def _join(wheres: Sequence[Where]) -> Where:
-    """That one of `wheres` holds."""
+    """The condition that one of `wheres` holds."""
     return Where(
         "(" + " OR ".join(where.sql for where in wheres) + ")",
         tuple(value for where in wheres for value in where.values),

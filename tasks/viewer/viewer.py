@@ -38,7 +38,7 @@ class Viewer:
         self._open: dict[Path, OpenRun] = {}
 
     def runs(self) -> list[RunFolder]:
-        """Those that exist now, by name."""
+        """The runs that exist now, by name."""
         with self._lock:
             if time.monotonic() - self._looked_s > REFRESH_S:
                 existing = [path for path in self.paths if path.exists()]

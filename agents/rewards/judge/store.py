@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """By one judge."""
+    """What one judge has spent."""
 
     requests: int = 0
     """Sent, including those that failed."""

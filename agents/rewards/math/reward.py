@@ -49,7 +49,7 @@ def math_equal(final_response: str, answer: Answer) -> Value:
 
 @reward(needs=NEEDS, timeout_s=TIMEOUT_S)
 def math_equal_with_tool(final_response: str, answer: Answer, trajectory: Trajectory) -> Value:
-    """As `math_equal` if a tool was used, but 0.1 for a wrong answer; 0 if no tool was used."""
+    """The value of `math_equal` if a tool was used, but 0.1 for a wrong answer; 0 if no tool was used."""
     calls = tool_calls(trajectory)
     verdict = _compare(final_response if calls else None, answer)
     value = _value(verdict, tool_calls=calls)
@@ -58,6 +58,6 @@ def math_equal_with_tool(final_response: str, answer: Answer, trajectory: Trajec
 
 @reward(needs=NEEDS, timeout_s=TIMEOUT_S)
 def math_equal_with_think(last_text: str, answer: Answer) -> Value:
-    """As `math_equal`, for the text after `<think>…</think>`; 0 for any other form."""
+    """The value of `math_equal` for the text after `<think>…</think>`; 0 for any other form."""
     text = after_thinking(last_text)
     return _value(_compare(text, answer), format=float(text is not None))

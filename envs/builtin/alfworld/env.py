@@ -50,7 +50,7 @@ class AlfWorldEnv:
         )
 
     def state_key(self) -> str | None:
-        """Of the facts that hold in the house."""
+        """The key of the facts that hold in the house."""
         return None if self._state is None or self._state.is_won else self._state.key
 
     async def inspect(self, name: str) -> Any:

@@ -94,7 +94,7 @@ class BabyAIEnv:
         return StepResult(self._observation)
 
     def state_key(self) -> str | None:
-        """Of the grid, the agent's place and load, and what is left of the mission."""
+        """The key of the grid, the agent's place and load, and what is left of the mission."""
         return None if self.level is None else hash_state(read_state(self.level))
 
     async def close(self) -> None:

@@ -97,7 +97,7 @@ class TextCraftEnv:
         )
 
     def state_key(self) -> str | None:
-        """Of the inventory: nothing else changes."""
+        """The key of the inventory: nothing else changes."""
         return None if self._world is None else hash_state(sorted(self._world.inventory.items()))
 
     async def close(self) -> None:

@@ -65,7 +65,7 @@ class TextWorldEnv:
         return StepResult(f"{answer}\n{_observe(play)}".lstrip(), reward)
 
     def state_key(self) -> str | None:
-        """Of the facts, and of the quests that have been completed."""
+        """The key of the facts, and of the quests that have been completed."""
         return None if self._play is None else hash_state(self._play.facts, self._play.quests)
 
     async def close(self) -> None:

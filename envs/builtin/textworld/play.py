@@ -55,7 +55,7 @@ class Play:
 
     @property
     def quests(self) -> list[tuple[bool, bool, bool]]:
-        """Of each quest, whether it is completed, failed, or out of reach, which facts alone do not tell."""
+        """Whether each quest is completed, failed, or out of reach, which facts alone do not tell."""
         quests = self._progression.quest_progressions
         return [(quest.completed, quest.failed, quest.unfinishable) for quest in quests]
 

@@ -40,7 +40,7 @@ class Page(Protocol):
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The address of the page."""
 
     async def content(self) -> str:
         """The page as HTML."""

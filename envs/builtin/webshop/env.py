@@ -108,7 +108,7 @@ class WebShopEnv:
         self._session = None
 
     def state_key(self) -> str | None:
-        """Of the page, the options chosen, and in a view that marks them the products visited."""
+        """The key of the page, the options chosen, and in a view that marks them the products visited."""
         session = self._session
         if session is None or session.score is not None:
             return None

@@ -74,7 +74,7 @@ def family_of(env: str) -> Family:
 
 
 def _textcraft_goal(number: int) -> int:
-    """As AgentGym's server counts: after the last goal comes the first."""
+    """The number of a goal as AgentGym's server counts: after the last goal comes the first."""
     from envs.builtin.textcraft.world import goals
 
     return number % len(goals())

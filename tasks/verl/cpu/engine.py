@@ -115,7 +115,7 @@ class CpuValueEngine(CpuTrainingEngine):
     """The critic's: returns the value before each token in the loss is sampled, and zeros for all others."""
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As of `CpuTrainingEngine`; the head is so small that it is computed for all tokens."""
+        """Compute the head for all tokens, because it is so small."""
         inputs, output_args = super().prepare_model_inputs(micro_batch)
         del inputs["logits_to_keep"]
         return inputs, output_args
@@ -207,7 +207,8 @@ def _full_masks(masks: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
 
 
 def _observation_masks(data: TensorDict, lengths: list[int]) -> list[torch.Tensor]:
-    """Over whole samples: tokens in the loss that the policy has not sampled; without responses, none."""
+    """Masks over whole samples of the tokens in the loss that the policy has not sampled; without responses,
+    none."""
     if "response_mask" not in data:
         return [torch.zeros(length, dtype=torch.bool) for length in lengths]
     in_loss, sampled_mask = (_full_masks(data[name], lengths) for name in ("loss_mask", "response_mask"))

@@ -45,7 +45,7 @@ class ModelFlops:
 
     @classmethod
     def of_folder(cls, folder: Path) -> "ModelFlops":
-        """Of a model in Hugging Face format."""
+        """The FLOPs of a model in Hugging Face format."""
         config = load_config(folder)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         numbers = sum(
@@ -74,7 +74,7 @@ class CpuSpeed:
 
     @classmethod
     def measure(cls, folder: Path, *, threads: int) -> "CpuSpeed":
-        """Of the model in `folder`, with so many threads that do not slow each other down."""
+        """Measure the speed for the model in `folder`, with `threads` that do not slow each other down."""
         return cls(model=ModelFlops.of_folder(folder), flops_per_s=threads * matmul_flops())
 
     def utilization(self, work: Work, *, passes: int, seconds: float) -> float:
@@ -97,7 +97,8 @@ def count_work(rows: Iterable["TrainingRow"]) -> Work:
 
 
 def needed_pairs(prompt: int, responses: Sequence[int]) -> int:
-    """Of a group: the prompt over itself, each response over the prompt and itself."""
+    """The pairs of query and key that a group needs: the prompt over itself, each response over the prompt
+    and itself."""
     return prompt * (prompt + 1) // 2 + sum(r * prompt + r * (r + 1) // 2 for r in responses)
 
 

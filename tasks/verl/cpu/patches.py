@@ -77,7 +77,7 @@ def master_address(
 
 
 class UnpinnedOffloadPolicy(verl_fsdp.CPUOffloadPolicy):  # type: ignore[misc]
-    """Without pinned memory, which a machine without an accelerator does not have."""
+    """Offloads without pinned memory, which a machine without an accelerator does not have."""
 
     def __init__(self, pin_memory: bool = False) -> None:
         super().__init__(pin_memory=False)

@@ -42,7 +42,8 @@ class Draft:
 
     @property
     def folder(self) -> str:
-        """In the data set, named as upstream's: task, object, movable receptacle, target, scene."""
+        """The game's folder in the data set, named as upstream's: task, object, movable receptacle, target,
+        scene."""
         task = self.task
         target = task.lamp or task.receptacle
         name = f"{task.type}-{task.object}-None-{target}-{self.layout.room.number}"
@@ -50,7 +51,7 @@ class Draft:
 
     @property
     def problem(self) -> str:
-        """In PDDL."""
+        """The problem in PDDL."""
         return write_problem(self.layout, self.task, name=self.trial)
 
     @property
