@@ -26,7 +26,8 @@ class Opening:
 
     messages: Sequence[Message]
     tools: Sequence[Schema] = ()
-    """For the chat template to describe; empty if the messages describe them, or if there are none."""
+    """The tools for the chat template to describe; empty if the messages describe them, or if there are
+    none."""
 
 
 class Agent(ABC):

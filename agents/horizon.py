@@ -21,7 +21,7 @@ class HorizonEvidence:
     max_turns: int
     """The horizon."""
     episodes: int
-    """Without those that failed."""
+    """The number of episodes, without those that failed."""
     capped: int
     """Episodes that the horizon ended."""
     successes: int
@@ -54,7 +54,7 @@ class RaiseRule(Settings):
     min_gain: Annotated[float, Field(ge=0, le=1)] = 0.02
     min_capped: Annotated[float, Field(gt=0, le=1)] = 0.1
     min_steps: Positive = 10
-    """Of a curriculum stage; two windows at least."""
+    """The fewest steps of a curriculum stage; at least two windows."""
     max_steps: Positive | None = 100
     """The horizon is raised after so many steps of a curriculum stage in any case; null: never."""
 
@@ -107,13 +107,13 @@ class Horizon(Settings):
     to the last of two values, `first + ⌊(last − first)(step − 1)/(steps − 1)⌋`, and reaches the last at step
     `steps`. `adaptive` goes on to the next of `max_turns` when `raise_when` says so."""
     max_turns: Annotated[list[Positive], Field(min_length=1)]
-    """Of each curriculum stage; for `linear`, the first and the last."""
+    """The limit in each curriculum stage; for `linear`, the first and the last limit."""
     steps_per_stage: Positive | None = None
-    """Of `scaling_inter_stepwise`."""
+    """The training steps of each stage of `scaling_inter_stepwise`."""
     steps: Annotated[int, Field(ge=2)] | None = None
-    """Of `linear`: the first step that has the last value."""
+    """For `linear`, the first step that has the last value."""
     raise_when: RaiseRule | None = None
-    """Of `adaptive`, where it has defaults."""
+    """When `adaptive` raises the limit; only it has defaults."""
 
     @model_validator(mode="before")
     @classmethod

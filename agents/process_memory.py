@@ -22,7 +22,8 @@ _PARAMETERS = {  # name in the environment: (number in <malloc.h>, value)
 }
 
 ENVIRONMENT = {name: str(value) for name, (_, value) in _PARAMETERS.items()}
-"""For processes that are about to start: these settings then hold before the first thread exists."""
+"""Environment variables for processes that are about to start: the settings then hold before the first thread
+exists."""
 
 
 def keep_freed_memory() -> None:

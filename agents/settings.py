@@ -14,7 +14,7 @@ from envs.errors import suggest
 
 Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-"""Of every random number generator; steps are added to it."""
+"""The seed of every random number generator; steps are added to it."""
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -79,7 +79,7 @@ class EndpointSettings(Settings):
     tries: Positive = 5
     """Of one request, the first included."""
     requests_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Of each process; None does not limit them."""
+    """The most requests per second of each process; None does not limit them."""
     concurrent: Positive = 16
     """Requests at the same time."""
 

@@ -61,7 +61,7 @@ class EpisodeLimits:
     """Tokens that the model sees at most, prompt included."""
     episode_timeout_s: float = 600.0
     step_timeout_s: float = 60.0
-    """For one `step` of the environment; `reset` has the episode's time."""
+    """The time for one `step` of the environment; `reset` has the episode's time."""
 
 
 UNLIMITED = EpisodeLimits(
@@ -108,14 +108,14 @@ class Turn:
     prompt_ids: tuple[int, ...] | None = None  # [P]
     """The whole prompt, if the turn begins a new segment; None if it continues the segment."""
     prompt_images: tuple[Image, ...] = ()
-    """Those of `prompt_ids`, in order."""
+    """The images of `prompt_ids`, in order."""
     images: tuple[Image, ...] = ()
-    """Those of the observation; of `observation_ids` if there are any, in order."""
+    """The images of the observation; of `observation_ids` if there are any, in order."""
     state: str | None = None
     """The key of the environment's state in which the turn was taken (`envs/base.py`, `HasState`); None where
     the environment has none, and in a summary."""
     sampling_s: float = field(default=0.0, compare=False)
-    """From the request for the completion to its end, waiting included; 0.0 if not measured."""
+    """The time from the request for the completion to its end, waiting included; 0.0 if not measured."""
     env_s: float = field(default=0.0, compare=False)
     """Time that the environment or the tools took; 0.0 if not measured."""
 
@@ -151,7 +151,7 @@ class Trajectory:
     labels: Mapping[str, Label] = field(default_factory=dict)
     """Identify the episode: `policy` and `mode` of an evaluation, metadata of a gateway session."""
     prompt_images: tuple[Image, ...] = ()
-    """Those of `prompt_ids`, in order."""
+    """The images of `prompt_ids`, in order."""
 
     @property
     def has_failed(self) -> bool:

@@ -40,7 +40,7 @@ class Item:
     """The free columns of a row of data, e.g. `{"answer": "42"}`: JSON values of any size, for rewards; the
     environment decides what the policy sees of them."""
     part: str = ""
-    """For a user's row, the part of the pipeline's data that it belongs to."""
+    """The part of the pipeline's data that a user's row belongs to."""
 
     @property
     def index(self) -> int:

@@ -265,7 +265,7 @@ class DiskNeed:
     """The most disk space that a run may take, in addition to what its workspace already holds."""
 
     folder: Path
-    """On the disk in question."""
+    """A folder on the disk in question."""
     needed_bytes: int
     free_bytes: int
     checkpoints: str

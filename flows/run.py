@@ -73,8 +73,8 @@ STAGES = ("prepare", "provision", "warmup", "train", "evaluate", "report")
 `train` alone is a session, whose rounds `flows/train_agent.py` drives."""
 
 TIMING = "timing.json"
-"""In the workspace: `{"stages": {name: seconds}, "run": {"wall", "orchestration"}}`. The seconds of a stage
-include those of earlier attempts that it resumed, except attempts that were killed."""
+"""The file in the workspace: `{"stages": {name: seconds}, "run": {"wall", "orchestration"}}`. The seconds of
+a stage include those of earlier attempts that it resumed, except attempts that were killed."""
 
 
 @contextmanager

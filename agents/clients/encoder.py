@@ -14,7 +14,7 @@ from envs.errors import ConfigError, to_line
 from envs.retrieval.dense import Vectors
 
 MAX_TOKENS = 256
-"""Per query or passage, as in the reference; the rest is cut off."""
+"""The most tokens per query or passage, as in the reference; the rest is cut off."""
 
 _PREFIXES = {
     "e5": ("query: ", "passage: "),

@@ -138,10 +138,10 @@ class ChatReply:
     """A chat completion."""
 
     message: Mapping[str, Any]
-    """As it came: `content`, `tool_calls` and whatever else there is, unchecked."""
+    """The message as it came: `content`, `tool_calls` and whatever else there is, unchecked."""
     finish_reason: str | None
     total_tokens: int | None
-    """Of prompt and completion; None where the endpoint does not report it."""
+    """The number of tokens of prompt and completion; None where the endpoint does not report it."""
     policy_version: int
     """Global step of the weights, which Wingspan's gateway reports; 0 for all others."""
 

@@ -40,7 +40,7 @@ class WebEndpoint(RequestLimits):
     """Address and format of a search engine."""
 
     url: str
-    """Of the server, without `/search`."""
+    """The URL of the server, without `/search`."""
     format: Format
     _: KW_ONLY
     requests_per_s: float | None = REQUESTS_PER_S

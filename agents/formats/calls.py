@@ -27,9 +27,9 @@ class ParsedTurn:
     thought: str
     """Think-blocks and whatever else was written beside the calls or the answer, for reading only."""
     action: str | None = None
-    """For the environment, in its own words."""
+    """The action in the environment's own words."""
     calls: tuple[ToolCall, ...] = ()
-    """In the order in which they were written."""
+    """The calls in the order in which they were written."""
     answer: str | None = None
     """The final answer; never empty."""
     problem: str | None = None

@@ -16,7 +16,7 @@ from envs.values import replace_surrogates_within
 
 MAX_DEPTH = 64
 MAX_DIGITS = 1000
-"""Of an integer; Python itself refuses more than 4,300."""
+"""The most digits of an integer; Python itself refuses more than 4,300."""
 MAX_NAME = 256
 """Characters."""
 

@@ -47,7 +47,7 @@ class Content:
 
     text: str = ""
     images: tuple[Image, ...] = ()
-    """In order; shown before the text, wherever they stood among the parts."""
+    """The images in order; shown before the text, wherever they stood among the parts."""
 
 
 def _content(value: object) -> Content:

@@ -32,7 +32,7 @@ class _Text:
     text: str = ""
     """`ids` as text, between two completions."""
     observation_spans: tuple[Span, ...] = ()
-    """As in `Turn`, between two completions."""
+    """The spans, as in `Turn`, between two completions."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class PendingTurn:
     are long."""
     segment: _Segment
     digest: bytes
-    """Of the conversation."""
+    """The digest of the conversation."""
     reply: _Text
     is_answered: bool = False
 

@@ -39,9 +39,9 @@ class Reading:
     text: str
     """Up to the start of a stop text."""
     content: str
-    """Without the calls."""
+    """The content without the calls."""
     calls: tuple[WrittenCall, ...] = ()
-    """With their arguments as they are sent."""
+    """The calls, with their arguments as they are sent."""
     thought: str = ""
     action: str
     """The action as text; empty where it cannot be parsed."""

@@ -83,7 +83,7 @@ class ChatRequest(AnswerRequest):
     tools: list[ChatTool] = Field(default=[])
     tool_choice: Auto | ChosenFunction = "auto"
     top_k: int | None = Field(default=None, ge=0)
-    """Not OpenAI's: vLLM's. 0 keeps all."""
+    """A parameter of vLLM's, not of OpenAI's. 0 keeps all."""
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     n: Literal[1] = 1

@@ -29,9 +29,9 @@ _NEEDED_KEYS = (
     "rope_parameters",
     "tie_word_embeddings",
 )
-"""Of config.json: what its readers here have no default for."""
+"""The keys of config.json for which its readers here have no default."""
 _OLDER_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
-"""Of config.json: what transformers translates into `rope_parameters`."""
+"""The keys of config.json that transformers translates into `rope_parameters`."""
 _GGUF = "transformers.modeling_gguf_pytorch_utils"
 _PLAIN = "transformers.tokenization_utils_tokenizers"
 

@@ -32,7 +32,7 @@ class VisionProcessor:
     placeholder_ids: frozenset[int]
     """Tokens that stand for images, videos or sound."""
     marks: frozenset[str]
-    """Their texts, which environments must not write."""
+    """The texts of the marks, which environments must not write."""
 
     def __init__(self, processor: "ProcessorMixin") -> None:
         """Raises `ConfigError` for a chat template that is missing or shows no images."""

@@ -34,7 +34,7 @@ TEST_TIMEOUT_S = 30.0
 TOTAL_TIMEOUT_S = 180.0
 """Seconds of all tests of one answer; tests that have not run by then have failed."""
 OUTPUT_CHARS = 200_000
-"""Of one test; a program that prints more fails it."""
+"""The most characters of one test; a program that prints more fails it."""
 
 _BLOCK = re.compile(
     r"(?:^[ \t]*```[ \t]*(?P<language>[^\s`]*)[^\n`]*|```[ \t]*(?:python3?|py)[ \t]*)\r?\n"
@@ -62,9 +62,9 @@ class InputOutput:
     """A test of a whole program."""
 
     stdin: str
-    """Its standard input."""
+    """The standard input of the program."""
     stdout: str
-    """Its standard output; white space at the ends of lines and of the whole does not count."""
+    """The expected standard output; white space at the ends of lines and of the whole does not count."""
 
 
 Test = str | InputOutput

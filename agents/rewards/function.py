@@ -37,7 +37,7 @@ class FunctionReward:
     parameters: Mapping[str, bool]
     """Name → whether it is required."""
     timeout_s: float | None = TIMEOUT_S
-    """Of one call; None is no limit."""
+    """The time limit of one call; None is no limit."""
     retries: int = RETRIES
     """Further calls after one that fails."""
     needs: Sequence[Requirement] = ()
@@ -109,9 +109,9 @@ class Options(TypedDict, total=False):
     """The options of a reward."""
 
     name: str
-    """By default the function's."""
+    """The name; by default the function's."""
     timeout_s: float | None
-    """Of one call, in seconds; None is no limit."""
+    """The time limit of one call, in seconds; None is no limit."""
     retries: int
     """Further calls after one that raises, is too slow or returns no reward."""
     needs: Sequence[Requirement]

@@ -12,11 +12,11 @@ from envs.types import Item
 from envs.values import is_flag, read_flag, read_number, show
 
 PREFIX = "reward/"
-"""Of the names of a reward's metrics among a trajectory's."""
+"""The prefix of the names of a reward's metrics among a trajectory's."""
 ALWAYS = ("final_response", "last_text", "trajectory", "transcript", "item", "fields")
 """Names that every reward may take, besides `ENV`, if there is one, and the item's fields."""
 _KEYS = ("reward", "turn_rewards", "success")
-"""Of the mapping that a reward may return; every other one is a metric's."""
+"""The keys of the mapping that a reward may return; every other one is a metric's."""
 ENV = "env"
 """The name by which a reward takes the episode's environment."""
 
@@ -72,7 +72,7 @@ class RewardResult:
     """What a reward returns. Raises `ValueError` unless all numbers and the sums of rewards are finite."""
 
     reward: float
-    """Of the episode as a whole, in addition to `turn_rewards`."""
+    """The reward of the episode as a whole, in addition to `turn_rewards`."""
     turn_rewards: tuple[float, ...] | None = None
     """One for each turn of the trajectory, in order; None if the reward knows only the outcome."""
     success: bool | None = None

@@ -58,7 +58,7 @@ class Continuation:
     observation_ids: tuple[int, ...] = ()
     """The reply as tokens, if they are known and the conversation continues."""
     observation_spans: tuple[Span, ...] = ()
-    """As in `Turn`."""
+    """The spans, as in `Turn`."""
     images: tuple[Image, ...] = ()
     """The reply's images."""
     summary: ModelTurn | None = None

@@ -54,7 +54,7 @@ class ActionResult:
     step: StepResult
     """The environment's steps in this turn, merged; its observation and images are for reading."""
     images: Sequence[tuple[Image, ...]] = ()
-    """Of each observation; empty if none has any."""
+    """The images of each observation; empty if none has any."""
     summary: str | None = None
     """The text with which the agent replaces everything after the opening."""
     answer: str | None = None

@@ -32,11 +32,11 @@ class Callbacks:
     """Called while a rollout runs, to show it or to keep what has ended."""
 
     on_opening: Callable[[Item, int, Sequence[Message]], None] | None = None
-    """With an item, the sample's index and the messages before its first turn, at each attempt."""
+    """Called with an item, the sample's index and the messages before its first turn, at each attempt."""
     on_turn: Callable[[Item, int, Sequence[Turn]], None] | None = None
-    """With an item, the sample's index and all its turns so far; a retried sample begins anew."""
+    """Called with an item, the sample's index and all its turns so far; a retried sample begins anew."""
     on_trajectory: Callable[[Trajectory], None] | None = None
-    """With each sample as it ends."""
+    """Called with each sample as it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

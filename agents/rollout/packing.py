@@ -24,7 +24,7 @@ class PackedSegment:
     logprobs: tuple[float, ...]  # [R], 0.0 where the policy's mask is 0
     policy_versions: tuple[int, ...]  # [R], of the turn that the token belongs to
     images: tuple[Image, ...]
-    """Those of prompt and response, in order; their tokens are the environment's."""
+    """The images of prompt and response, in order; their tokens are the environment's."""
 
 
 def pack(trajectory: Trajectory) -> list[PackedSegment]:

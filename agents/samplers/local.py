@@ -25,7 +25,7 @@ class LoadedModel:
     sampler: "CpuSampler | TransformersSampler | VllmSampler"
     tokenizer: "PreTrainedTokenizerBase"
     processor: "ProcessorMixin | None"
-    """Of a vision-language model."""
+    """The processor of a vision-language model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class LocalModel:
     folder: Path
     _: KW_ONLY
     seed: int = 0
-    """Of sampling."""
+    """The seed of sampling."""
     threads: int = 1
-    """Of the CPU engine; more than one pays only on an otherwise idle machine."""
+    """The threads of the CPU engine; more than one pays only on an otherwise idle machine."""
     max_sequences: int = 256
     """Episodes that the CPU engine or vLLM decodes side by side; transformers decodes one at a time."""
     vllm_python: Path | None = None

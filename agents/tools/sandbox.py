@@ -146,7 +146,7 @@ async def grep(pattern: str, env: Environment, path: str = ".") -> str:
 
 
 WORKSPACE_TOOLS = (code_session, shell, read_file, create_file, edit_file, undo_edit, list_files, grep)
-"""Those that need a workspace."""
+"""The tools that need a workspace."""
 
 
 async def _operate(env: Environment, operation: FileOperation, **arguments: Any) -> str:

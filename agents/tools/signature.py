@@ -30,7 +30,7 @@ class Signature:
     """The parameters of one tool."""
 
     description: str
-    """Of the tool, from its docstring; empty without one."""
+    """The description of the tool, from its docstring; empty without one."""
     schema: Mapping[str, Any]
     """JSON schema of the parameters, an object."""
     env: str | None

@@ -34,28 +34,28 @@ class Options(TypedDict, total=False):
     """The options of a tool."""
 
     name: str
-    """As an agent calls it: 1 to 64 of a-z A-Z 0-9 _ -; by default the function's, or the class's in snake
-    case."""
+    """The name by which an agent calls the tool: 1 to 64 of a-z A-Z 0-9 _ -; by default the function's, or
+    the class's in snake case."""
     description: str
-    """For the agent; by default the docstring without its sections."""
+    """The description for the agent; by default the docstring without its sections."""
     timeout_s: float | None
-    """Of one call, in seconds, by default 60; None is the limit of an environment's step. A synchronous
-    function that takes longer is abandoned in its thread, because nothing can end it; so is an asynchronous
-    one that catches `asyncio.CancelledError` and goes on. A stateful tool that is cancelled leaves its
-    environment in whatever state it was."""
+    """The time limit of one call in seconds, by default 60; None is the limit of an environment's step. A
+    synchronous function that takes longer is abandoned in its thread, because nothing can end it; so is an
+    asynchronous one that catches `asyncio.CancelledError` and goes on. A stateful tool that is cancelled
+    leaves its environment in whatever state it was."""
     keeps_time: bool
-    """It ends by itself, as a sandbox does, however long that takes: only the episode's end cancels it, and
-    there is no `timeout_s`."""
+    """The tool ends by itself, as a sandbox does, however long that takes: only the episode's end cancels it,
+    and there is no `timeout_s`."""
     max_length: int | None
-    """Of an observation, in characters, by default 2048 and at least 100; None is no limit."""
+    """The most characters of an observation, by default 2048 and at least 100; None is no limit."""
     max_concurrency: int | None
     """Concurrent calls in this process, of all episodes and instances; None is no limit. Waiting for a slot
     does not count towards `timeout_s`."""
     finish: bool
     """A call that succeeds ends the episode."""
     stateful: bool
-    """It works on the episode's environment, and has one parameter for it, annotated as `Environment` or
-    named `env`, which the agent does not see."""
+    """The tool works on the episode's environment, and has one parameter for it, annotated as `Environment`
+    or named `env`, which the agent does not see."""
     check_env: EnvCheck | None
     """Called before any episode: raises `ConfigError` if the tool cannot work on the environment."""
 

@@ -18,7 +18,7 @@ class Toolbox:
     """Tools by name. Each episode has a fresh one, for the counts."""
 
     usage: dict[str, ToolUsage]
-    """Of each tool, by name."""
+    """The usage of each tool, by name."""
     unknown_calls: int
     """Calls of names that no tool has."""
 

@@ -48,12 +48,12 @@ class ToolResult:
     """The result of a call."""
 
     observation: str
-    """For the agent; at most the tool's `max_length` characters."""
+    """The observation for the agent; at most the tool's `max_length` characters."""
     status: ToolStatus = ToolStatus.OK
     ends_episode: bool = False
     """The episode ends with this call."""
     images: tuple[Image, ...] = ()
-    """For the agent, with the observation."""
+    """Images for the agent, besides the observation."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the tool measured, by its own names."""
     summary: str | None = None
@@ -71,7 +71,7 @@ class ToolUsage:
     failures: int = 0
     """Calls that ended with a status other than `OK` or with an exception."""
     seconds: float = 0.0
-    """Of all calls together."""
+    """The time of all calls together."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Sums of what the tool measured, by its own names."""
 

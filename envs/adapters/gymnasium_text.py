@@ -15,10 +15,10 @@ import gymnasium.spaces as spaces
 import numpy as np
 
 MAX_NUMBERS = 64
-"""In one observation or action; more would be an image rather than a text."""
+"""The most numbers in one observation or action; more would be an image rather than a text."""
 
 COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")
-"""By Gymnasium's colour numbers, from 30 on for letters and from 40 on for their background."""
+"""Colours by Gymnasium's numbers, from 30 on for letters and from 40 on for their background."""
 
 _ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
 

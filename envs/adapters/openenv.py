@@ -34,7 +34,7 @@ SOURCE = "a server that speaks OpenEnv: episodes by seed"
 PACKAGES = ("websockets",)
 CONNECT_TIMEOUT_S = 10.0
 GOODBYE_S = 2.0
-"""For the server to end a session that was closed."""
+"""The time for the server to end a session that was closed."""
 MAX_MESSAGE = 16 << 20
 """Bytes of one answer."""
 

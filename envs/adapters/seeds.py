@@ -10,7 +10,7 @@ from envs.registry import Split
 from envs.types import Item
 
 TRAIN_ITEMS, TEST_ITEMS = 1000, 100
-"""Of an environment that makes its problems from seeds, which has any number of them."""
+"""The numbers of items of an environment that makes its problems from seeds, which has any number of them."""
 
 _NUMPY: Any = np.random
 """Typed as `Any`: the stubs lack the functions that swap the global generator."""

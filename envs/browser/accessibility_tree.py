@@ -26,7 +26,7 @@ MAX_LENGTH = 16_000
 MAX_DEPTH = 200
 
 _HIDDEN_PROPERTIES = {"focusable", "editable", "readonly", "level", "settable", "multiline", "invalid", "url"}
-"""Not shown; `url` came to Chromium after WebArena."""
+"""Properties that are not shown; `url` came to Chromium after WebArena."""
 _NEEDS_NAME = {
     "generic",
     "img",
@@ -63,7 +63,7 @@ class AccessibilityTree:
 
     text: str
     elements: Mapping[int, Element]
-    """By number."""
+    """The elements by number."""
 
 
 class ElementNumbers:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from envs.browser.chromium import Chromium
 
 MAX_LEASES = 16
-"""Of one Chromium; each lease has one context at a time."""
+"""The most leases of one Chromium; each lease has one context at a time."""
 
 
 class _Browser:

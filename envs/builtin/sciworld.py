@@ -67,7 +67,7 @@ TASKS = (
     Task("8-1", "identify-life-stages-1", 14, 6, 9),
     Task("8-2", "identify-life-stages-2", 10, 4, 6),
 )
-"""In the package's order; the variations between `train` and `test` are its development set."""
+"""The tasks in the package's order; the variations between `train` and `test` are its development set."""
 
 TEST_ITEMS, TRAIN_ITEMS = 200, 2120
 """The sizes of AgentGym-RL's SciWorld; its code does not say which items it chose."""

@@ -56,7 +56,7 @@ class Backoff:
 
 
 ASK = Backoff(attempts=4, first_s=1.0, max_s=30.0)
-"""Of `ask_json`."""
+"""The retries of `ask_json`."""
 
 
 async def send(

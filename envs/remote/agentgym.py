@@ -67,7 +67,7 @@ _DIALECTS = {
 }
 _GREETING = re.compile(r'"This is environment (.+)\."')
 ACTIONS = "Available actions: "
-"""Between what is seen and the actions that there are, where a policy is shown both."""
+"""The text between the observation and the list of possible actions, where a policy is shown both."""
 _STAND_INS = ("-mini", "-local")
 
 

@@ -22,7 +22,7 @@ from envs.types import Item, StepResult
 
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 3.0
-"""For the last message; a server that misses it closes the session once it is idle."""
+"""The time for the last message; a server that misses it closes the session once it is idle."""
 KEEP_ALIVE_S = 4.0
 """How long a connection may be idle: shorter than the 5 s of AgentGym's servers, which then close it."""
 

@@ -29,7 +29,7 @@ FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
 """How long a server that did not answer is avoided: doubled each time until it answers again."""
 
 POLL_S = 0.2
-"""Between two searches for a server while none has room."""
+"""The time between two searches for a server while none has room."""
 
 _log = logging.getLogger(__name__)
 

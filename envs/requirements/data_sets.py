@@ -22,8 +22,8 @@ from envs.requirements.detection import pip_install
 
 ROOT_VARIABLE = "WINGSPAN_DATA"
 RECEIPT = ".receipt.json"
-"""In a data set's folder: source, bytes and sha256 of each downloaded file, and bytes and sha256 of the files
-that were unpacked from it; or the key of what made it."""
+"""The file in a data set's folder with source, bytes and sha256 of each downloaded file, and bytes and sha256
+of the files that were unpacked from it; or the key of what made it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from envs.requirements.data_sets import RECEIPT, DataFile, DataSet, read_receipt
 CONNECT_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 60.0
 ATTEMPTS = 5
-"""In a row without a new byte, before a download fails; the bytes so far are kept."""
+"""The attempts in a row without a new byte, before a download fails; the bytes so far are kept."""
 PAUSE_S = 1.0
 """Before the second attempt; doubled before each further one."""
 BLOCK_BYTES = 1 << 20

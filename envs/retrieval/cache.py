@@ -33,9 +33,9 @@ OFF = "off"
 """Value of the variable that disables the cache."""
 PREFIX = "wingspan:search:"
 TIMEOUT_S = 2.0
-"""Of connecting, and of each command."""
+"""The time limit of connecting, and of each command."""
 CONNECTIONS = 16
-"""Per event loop; hundreds of episodes share them."""
+"""The most connections per event loop; hundreds of episodes share them."""
 EXPIRY_S = 30 * 24 * 3600
 """Lifetime of a result; it bounds servers whose memory limit is not ours too."""
 RETRY_S = 5.0

@@ -19,7 +19,7 @@ from envs.retrieval.types import Passage
 ATTEMPTS = 4
 PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 TIMEOUT_S = 60.0
-"""Of one request: a flat index of 64 GB takes seconds on a CPU."""
+"""The time limit of one request: a flat index of 64 GB takes seconds on a CPU."""
 BATCH = 64
 """Queries of one request."""
 

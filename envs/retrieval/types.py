@@ -14,7 +14,7 @@ class Passage:
 
     passage_id: str
     contents: str
-    """As in wiki-18: the title in double quotes on the first line, the text below."""
+    """The contents as in wiki-18: the title in double quotes on the first line, the text below."""
     score: float
     """The higher, the better; comparable within one answer only."""
 

@@ -19,7 +19,7 @@ IMAGE = "python:3.11-slim"
 IMAGE_VARIABLE = "WINGSPAN_SANDBOX_IMAGE"
 LIFE_S = 3600
 ALL_PROCESSES = 4096
-"""Of all containers together; podman's higher default may be forbidden even to root."""
+"""The most processes of all containers together; podman's higher default may be forbidden even to root."""
 _CLIENT = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST")
 """Environment variables by which the client finds its daemon or its storage."""
 _PODMAN_OPTIONS = ("--http-proxy=false", "--no-hosts", "--read-only-tmpfs=false")

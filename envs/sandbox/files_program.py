@@ -23,7 +23,7 @@ MAX_MATCHES = 100
 MAX_ENTRIES = 300
 MAX_LINE = 500
 MAX_CHARS = 8_000
-"""Of an answer."""
+"""The most characters of an answer."""
 
 
 class PathRejected(Exception):

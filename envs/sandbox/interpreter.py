@@ -25,7 +25,7 @@ from envs.sandbox.backend import Backend, SandboxLimits, check
 
 START_TIMEOUT_S = 30.0
 WATCH_S = 0.1
-"""Between two checks of the memory and CPU time of all processes."""
+"""The time between two checks of the memory and CPU time of all processes."""
 MAX_REPLY = 4 << 20
 
 _KERNEL = (Path(__file__).parent / "interpreter_program.py").read_text()

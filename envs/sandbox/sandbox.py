@@ -17,7 +17,7 @@ CHOICE_VARIABLE = "WINGSPAN_SANDBOX"
 BACKENDS: dict[str, Backend] = {
     backend.name: backend for backend in (Bubblewrap(), Containers("podman"), Containers("docker"), Enroot())
 }
-"""By name; the fastest to start comes first."""
+"""The backends by name; the fastest to start comes first."""
 
 
 def choose_backend() -> Backend:

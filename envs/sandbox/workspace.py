@@ -21,7 +21,7 @@ from envs.sandbox.sandbox import choose_backend
 from envs.types import Item, Observation, StepResult
 
 OUTPUT_CHARS = 200_000
-"""Of one run; callers cut the text further."""
+"""The most characters of one run; callers cut the text further."""
 GRACE_S = 10.0
 """Seconds past its time limit that a command or file operation may take before the sandbox is ended."""
 

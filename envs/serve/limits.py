@@ -10,8 +10,8 @@ class ServerLimits:
     max_sessions: int = 1024
     """Live instances, those that are being closed included."""
     idle_s: float = 1800.0
-    """Without a request for so long a session is closed."""
+    """The time without a request after which a session is closed."""
     step_timeout_s: float = 300.0
-    """For one step or reset; a session that takes longer is closed."""
+    """The time for one step or reset; a session that takes longer is closed."""
     max_body_bytes: int = 1 << 20
-    """Of a request or a WebSocket message."""
+    """The most bytes of a request or a WebSocket message."""

@@ -40,7 +40,7 @@ class Reset(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     seed: Annotated[int, Field(ge=0)] | None = None
-    """With `item_id` the item's seed; without, it selects a training item."""
+    """With `item_id`, the item's seed; without, it selects a training item."""
     item_id: Annotated[str, Field(max_length=255)] | None = None
     """`<env>_<index>`; without it, a random training item."""
     metadata: dict[str, Any] = {}

@@ -29,9 +29,10 @@ from envs.types import Image, Item, Observation, StepResult
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_S = 10.0
-"""For an environment to close, before it is abandoned."""
+"""The time for an environment to close, before it is abandoned."""
 MAX_ID = (1 << 52) - 1
-"""Of a session, whose id is a number in AgentGym's protocol. JavaScript reads larger ones inexactly."""
+"""The highest id of a session, which is a number in AgentGym's protocol. JavaScript reads larger ones
+inexactly."""
 REMEMBERED_IDS = 1 << 16
 """Ids of ended sessions, by which a late request is answered with 410; that of an older one with 404."""
 
@@ -65,9 +66,9 @@ class EnvSession:
     steps: int = 0
     observation: str = ""
     reward: float = 0.0
-    """Of the last step."""
+    """The reward of the last step."""
     score: float = 0.0
-    """Of the episode so far."""
+    """The score of the episode so far."""
     terminated: bool = False
     truncated: bool = False
     used_at: float = field(default_factory=time.monotonic)

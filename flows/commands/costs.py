@@ -31,9 +31,9 @@ class EarlierRun:
 
     folder: Path
     seconds: Mapping[str, float]
-    """By stage."""
+    """The seconds by stage."""
     step_s: float
-    """Of one training step, evaluations and start-up not included."""
+    """The seconds of one training step, evaluations and start-up not included."""
     steps: int
     differing: Sequence[str]
     """Parameters that differ from the planned run's, but for `SCALED`."""

@@ -15,7 +15,7 @@ _LABEL = 5
 _WIDEST = 6
 """Columns of a step."""
 _STAGE_STYLES = ("green", "cyan", "blue", "magenta")
-"""Of the bars, by curriculum stage; the axis marks the stages without colours too."""
+"""The styles of the bars, by curriculum stage; the axis marks the stages without colours too."""
 
 
 def draw_sparkline(values: Sequence[float], *, width: int) -> str:

@@ -17,7 +17,7 @@ class StageState(StrEnum):
     CACHED = "cached"
     FAILED = "failed"
     STOPPED = "stopped"
-    """By a signal."""
+    """The stage was stopped by a signal."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,18 +26,19 @@ class StageView:
 
     state: StageState = StageState.WAITING
     start: float | None = None
-    """On the display's clock, as all times here."""
+    """The start on the display's clock, as all times here."""
     seconds: float = 0.0
     """How long it took."""
     total: int = 0
-    """Of the steps or episodes that it counts; 0 if it counts none, or does not know yet."""
+    """The number of the steps or episodes that it counts; 0 if it counts none, or does not know yet."""
     steps: Sequence[Mapping[str, float]] = field(default_factory=list)
     """The metrics of its steps, `step` (from 1) among them, those of earlier attempts included."""
     first_event: tuple[int, float] | None = None
     """The first step or count of this process, and its time: a resumed run does not begin at 1."""
     last_event: tuple[int, float] | None = None
     pauses_s: Sequence[float] = ()
-    """Between the steps of this process, where steps say how long they took: evaluations and checkpoints."""
+    """The times between the steps of this process, where steps say how long they took: evaluations and
+    checkpoints."""
     phase: str = ""
     """What the stage does until its next step."""
 

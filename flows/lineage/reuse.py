@@ -14,7 +14,7 @@ from tasks.data.hashes import has_md5
 from tasks.tracking.lineage_record import LINEAGE, read_lineage
 
 REUSED = ("warmup",)
-"""Of the stages that take minutes, those whose outputs do not name their workspace."""
+"""The stages that take minutes and whose outputs do not name their workspace."""
 
 
 def copy_outputs(stage: Stage, key: str) -> Path | None:

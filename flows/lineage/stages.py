@@ -37,9 +37,10 @@ from tasks.verl.checkpoints import complete_steps
 STAGES_FILE = Path("dvc.yaml")
 LOCK_FILE = Path("dvc.lock")
 FINISHED = Path("train", "finished")
-"""In the workspace: the key of the training that was completed there."""
+"""The file in the workspace with the key of the training that was completed there."""
 INPUTS = Path("train", "inputs.json")
-"""In the workspace: parameters and hashes of the files that the training there reads, code left out."""
+"""The file in the workspace with parameters and hashes of the files that the training there reads, code left
+out."""
 IfChanged = Literal["refuse", "restart", "resume"]
 """What a run does about an interrupted training whose inputs have changed."""
 
@@ -55,15 +56,15 @@ class Stage:
     name: str
     workspace: Path
     command: str
-    """By which `dvc repro` runs it; the flow calls the same function."""
+    """The command by which `dvc repro` runs the stage; the flow calls the same function."""
     deps: tuple[Path, ...]
     params: Mapping[str, Any]
-    """By dotted key within the pipeline, e.g. `{"train": {"lr": 3e-4, …}, "seed": 0}`."""
+    """The parameters by dotted key within the pipeline, e.g. `{"train": {"lr": 3e-4, …}, "seed": 0}`."""
     outs: tuple[Path, ...]
     is_resumable: bool = False
     """Whether it goes on where it was stopped, for which DVC keeps its outputs (`persist: true`)."""
     user_code: tuple[Path, ...] = ()
-    """Those of `deps` that are the user's code, outside of the packages."""
+    """The parts of `deps` that are the user's code, outside of the packages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from tasks.tracking.lineage_record import OF_HUB, LineageRecord
 from tasks.tracking.references import FoundRun
 
 NAME = "wingspan-reproduction"
-"""Of a temporary worktree."""
+"""The name of a temporary worktree."""
 REMOVAL_S = 8.0
 """How long removal is retried, because processes that are ending still write files."""
 _MAKING = ".wingspan-making"

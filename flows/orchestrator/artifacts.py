@@ -30,7 +30,7 @@ Summaries = Mapping[str, Mapping[str, float]]
 
 BARS = "▁▂▃▄▅▆▇█"
 MAX_BARS = 60
-"""Of a curve; more steps than this share bars."""
+"""The most bars of a curve; more steps than this share bars."""
 CURVES = ("success", "reward", "informative_groups", "turns", "entropy", "kl", "imitation_loss")
 """Metrics of training steps that have a curve, in this order."""
 

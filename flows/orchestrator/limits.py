@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GPUS = "wingspan-gpus"
 """A slot is a GPU."""
 INSTANCES = "wingspan-envs-{}"
-"""Of an environment; a slot is a live instance."""
+"""The limit of an environment's instances; a slot is a live instance."""
 LEASE_S = 120.0
 """Prefect's server asks for 60 s at least, and looks for expired leases every few seconds."""
 

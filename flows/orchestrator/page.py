@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from tasks.runs.rounds import RoundResult
 
 INTERVAL_S = 3.0
-"""Between two updates of the page."""
+"""The time between two updates of the page."""
 RETRY_S = 30.0
 """After an update that failed."""
 TIMEOUT_S = 3.0
-"""For each request: the server may be gone or hang."""
+"""The time for each request: the server may be gone or hang."""
 CLOSE_TIMEOUT_S = 5.0
-"""For the last update, at the end of the run."""
+"""The time for the last update, at the end of the run."""
 
 _log = logging.getLogger(__name__)
 

@@ -37,9 +37,9 @@ RECORD = "prefect.json"
 """File in the workspace that names the last Prefect flow run that worked in it."""
 
 START_TIMEOUT_S = 300.0
-"""For the temporary server, which takes 10 to 40 s to start, and minutes on a busy machine."""
+"""The time for the temporary server, which takes 10 to 40 s to start, and minutes on a busy machine."""
 CANCEL_TIMEOUT_S = 3.0
-"""For each request that marks a run as cancelled: the server may be gone or hang."""
+"""The time for each request that marks a run as cancelled: the server may be gone or hang."""
 
 _DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

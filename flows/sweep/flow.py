@@ -38,9 +38,9 @@ from tasks.comparison.runs import read_run
 from tasks.tracking.model import Promotion, promote_best
 
 LOG = "output.log"
-"""In a run's workspace: the output of all attempts of `wingspan run`."""
+"""The file in a run's workspace with the output of all attempts of `wingspan run`."""
 COMPARISON = "comparison"
-"""In the sweep's folder."""
+"""The comparison's folder in the sweep's."""
 
 
 class RunState(StrEnum):

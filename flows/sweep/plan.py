@@ -44,7 +44,7 @@ class SweepRun:
     pipeline: Pipeline
     workspace: Path
     is_finished: bool
-    """With these parameters, and recorded in MLflow."""
+    """The run has finished with these parameters, and is recorded in MLflow."""
 
     def arguments(self, pipeline_name: str) -> list[str]:
         """The arguments of `wingspan`. The sweep decides about the champion, when all are there."""
@@ -57,7 +57,7 @@ class SweepPlan:
     """A sweep that has passed all checks."""
 
     name: str
-    """Of the pipeline."""
+    """The name of the pipeline."""
     runs: Sequence[SweepRun]
     at_once: int
     folder: Path

@@ -19,7 +19,7 @@ class TeacherEndpoint(EndpointSettings):
     fails after the last of a request's `tries`."""
 
     request_timeout_s: Seconds = 600.0
-    """For one segment of a conversation."""
+    """The time for one segment of a conversation."""
 
 
 def _parse_teacher(value: Any) -> Any:
@@ -52,9 +52,9 @@ class Distillation(OnlineAlgorithm):
     credits_parts = True
 
     aggregation: Aggregation = "token-mean"
-    """As the metric `distill/kl` is a mean over the tokens."""
+    """The mean over tokens, as the metric `distill/kl` is a mean over the tokens."""
     reward_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Of GRPO's advantage, which is added; 0 learns from the teacher alone."""
+    """The weight of GRPO's advantage, which is added; 0 learns from the teacher alone."""
 
     @property
     def unused_reward(self) -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-9, 1e-12
-"""As of `math.isclose`; the rounding of a sum of a thousand rewards is below both."""
+"""The tolerances of `math.isclose`; the rounding of a sum of a thousand rewards is below both."""
 
 
 def have_equal_rewards(rewards: Sequence[float]) -> bool:

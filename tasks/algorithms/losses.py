@@ -33,7 +33,8 @@ class Tokens:
     conversation: "Tensor"  # [B], int64: rows of one conversation have the same number
     conversation_tokens: "Tensor"  # [B], int64: sampled tokens of the whole conversation
     seed: int = 0
-    """Of what is drawn at random: a function of the pipeline's seed, the step and the conversations."""
+    """The seed of what is drawn at random: a function of the pipeline's seed, the step and the
+    conversations."""
 
     @property
     def log_ratios(self) -> "Tensor":
@@ -141,7 +142,7 @@ class GeoMean(PolicyLoss):
 
     name: Literal["geo_mean"] = "geo_mean"
     clip_low: ClipRatio = 0.4
-    """Of the log-ratio."""
+    """The bounds of the log-ratio."""
     clip_high: ClipRatio = 0.4
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
@@ -245,10 +246,10 @@ class ClipCov(PolicyLoss):
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: ClipRatio = 0.2
     share: Share = 2e-4
-    """Of the tokens, that lose their gradient."""
+    """The share of the tokens that lose their gradient."""
     lowest: float = 1.0
     highest: float = 5.0
-    """Between these, a token's covariance is high."""
+    """Between these bounds, a token's covariance is high."""
 
     @model_validator(mode="after")
     def _has_a_range(self) -> "ClipCov":
@@ -288,9 +289,9 @@ class KlCov(PolicyLoss):
 
     name: Literal["kl_cov"] = "kl_cov"
     share: Share = 2e-4
-    """Of the tokens, that are penalised."""
+    """The share of the tokens that are penalised."""
     coef: Annotated[float, Field(gt=0)] = 1.0
-    """Of the penalty."""
+    """The coefficient of the penalty."""
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
         import torch
@@ -337,4 +338,4 @@ AnyLoss = Annotated[
     Vanilla | GspoLoss | GeoMean | CispoLoss | SapoLoss | DppoTv | DppoKl | ClipCov | KlCov | GpgLoss | Dro,
     Field(discriminator="name"),
 ]
-"""As the type of an algorithm's `loss`."""
+"""Any policy loss, as the type of an algorithm's `loss`."""

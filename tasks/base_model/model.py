@@ -108,7 +108,7 @@ _SLOTS = [slice(52 + _CODE * i, 52 + _CODE * (i + 1)) for i in range(len(_LOOKBA
 _NUMBER_SLOT = slice(112, 126)
 _IS_USING, _IS_NUMBER = 126, 127
 _LOGIT = 40.0
-"""Of the position that a look-back head is to attend to."""
+"""The logit of the position that a look-back head is to attend to."""
 # A head's slowly rotating dimensions, where distance hardly matters.
 SLOW = [*range(8, 16), *range(24, 32)]
 

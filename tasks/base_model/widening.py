@@ -40,16 +40,18 @@ _NAME_TOKENS = 4
 """Tokens before ` using` that the code of a product has: the end of its name; for a short name, also its
 count and what precedes it."""
 _SEQUENCES = 160
-"""Of `_DATA`, for the regressions: some 70,000 tokens."""
+"""The sequences of `_DATA` for the regressions: some 70,000 tokens."""
 _DATA = BaseCycle(tokens=1, groups=0.15, families=0.15, twins=0.15, misreads=0.1)
 _LOGIT = 60.0
-"""Of the position that a head of layer 0 or 1 is to attend to."""
+"""The logit of the position that a head of layer 0 or 1 is to attend to."""
 _SHARPNESS = 16.0
-"""Of layer 2: the logit where the token matches; a product that matches adds about 16/22 of it."""
+"""The sharpness of layer 2: the logit where the token matches; a product that matches adds about 16/22 of
+it."""
 _RIDGE = 1e-5
 """The penalty, as a share of the states' mean square."""
 _GAIN = 0.3
-"""Of layer 2: the share of a token's embedding, in its 32 principal directions, that the head adds."""
+"""The gain of layer 2: the share of a token's embedding, in its 32 principal directions, that the head
+adds."""
 
 
 def widen(model: "LlamaForCausalLM", encoder: Encoder, *, seed: int) -> "LlamaForCausalLM":

@@ -17,10 +17,10 @@ from envs.errors import ConfigError, to_line
 
 CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 30.0
-"""For a process that imports Ray and connects: 2 s on an idle machine."""
+"""The time for a process that imports Ray and connects: 2 s on an idle machine."""
 NODES_TIMEOUT_S = 60.0
-"""Until every node has said which variables it has; a new Python process has to start there: 1 s on an idle
-machine."""
+"""The time in which every node must say which variables it has; a new Python process has to start there: 1 s
+on an idle machine."""
 
 _PROBE = """
 import json, sys, traceback
@@ -59,7 +59,7 @@ class _Attempt:
     is_refused: bool = False
     """The cluster exists but asks for another token."""
     unset: Mapping[str, list[str]] = field(default_factory=dict)
-    """By the address of each node, the variables that are not set there."""
+    """The variables by the address of each node that are not set there."""
 
 
 def cluster_address() -> str | None:

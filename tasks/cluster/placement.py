@@ -23,7 +23,7 @@ QUEUE_CPUS = 2
 FREE_TIMEOUT_S = 60.0
 """Ray takes a while to free the resources of a process that has died."""
 MEMORY_TIMEOUT_S = 120.0
-"""Until every node has said how much it has; a new Python process has to start there."""
+"""The time in which every node must say how much it has; a new Python process has to start there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

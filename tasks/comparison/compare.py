@@ -36,7 +36,7 @@ class Comparison:
     """A comparison as it is displayed."""
 
     names: Sequence[str]
-    """Of the sides; the others are compared with the first."""
+    """The names of the sides; the others are compared with the first."""
     results: Sequence[str]
     """The main results of the first `MAX_SENTENCES` other sides, in sentences."""
     notes: Sequence[str]

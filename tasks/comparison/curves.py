@@ -10,7 +10,7 @@ from tasks.reporting.chart_style import Plot, render_plot
 from tasks.reporting.charts import SettingCurves, settings_over, smooth
 
 POINTS = 60
-"""Of a mean curve."""
+"""The number of points of a mean curve."""
 MIN_SEEDS = 3
 """Seeds whose mean has an interval in a plot. Of two, Student's t has one degree of freedom: the interval is
 wider than most plots and hides the curves."""

@@ -56,9 +56,9 @@ class FinishedRun:
     after: float
     """Mean success over items of the sampled episodes."""
     gain: PairedTest
-    """Of the items' success after training against that before."""
+    """The gain of the items' success after training against that before."""
     items: Mapping[str, Item]
-    """Those that were evaluated, in order."""
+    """The items that were evaluated, in order."""
     samples: Mapping[str, Samples]
     """Measure → item → successes of the trained policy."""
     lines: Mapping[str, int]

@@ -34,9 +34,9 @@ class Difference:
     mean: float
     test: PairedTest
     adjusted_p: float
-    """Of `test`, by Holm's method over all sides that are tested against the reference."""
+    """The adjusted p of `test`, by Holm's method over all sides that are tested against the reference."""
     seeds: SeedTest | None
-    """Of the main measure, if two seeds or more are in both."""
+    """The test of the main measure over seeds, if two seeds or more are in both."""
 
 
 def score(samples: Samples, *, is_rate: bool, items: Sequence[str] | None = None) -> Rate | None:

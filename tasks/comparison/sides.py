@@ -42,7 +42,7 @@ class Side:
     num_failed: int
     """Sampled episodes that failed; they are in no rate."""
     parameters: Mapping[str, Any]
-    """By dotted key; empty if they are not recorded."""
+    """The parameters by dotted key; empty if they are not recorded."""
     costs: Mapping[str, Sequence[float]]
     """What → amount for each source that has recorded it."""
 

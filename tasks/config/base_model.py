@@ -34,7 +34,7 @@ class BaseSettings(Settings):
     seed: int
     cycles: Annotated[list[BaseCycle], Field(min_length=1)]
     processes: Positive
-    """They share the work, one core each; they change its speed, not its result."""
+    """The processes share the work, one core each; they change its speed, not its result."""
     layers: Positive
     width: Annotated[int, Field(ge=128, multiple_of=32)]
     batch_tokens: Positive

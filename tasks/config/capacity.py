@@ -25,19 +25,19 @@ from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
 
 CHECKPOINT_BYTES = 16
-"""Per trained parameter, in fp32: the weight, AdamW's two moments, the weight in another format."""
+"""Bytes per trained parameter, in fp32: the weight, AdamW's two moments, the weight in another format."""
 CRITIC_CHECKPOINT_BYTES = 12
-"""Per parameter of a critic, in fp32: the weight, AdamW's two moments."""
+"""Bytes per parameter of a critic, in fp32: the weight, AdamW's two moments."""
 TRAINING_BYTES = 16
-"""Per trained parameter, in fp32: the weight, its gradient, AdamW's two moments."""
+"""Bytes per trained parameter, in fp32: the weight, its gradient, AdamW's two moments."""
 WEIGHT_BYTES = 4
-"""Per parameter that is not trained, or of a policy that is only kept."""
+"""Bytes per parameter that is not trained, or of a policy that is only kept."""
 LOGIT_BYTES = 24
-"""Per logit of a chunk: verl's backward pass holds six fp32 tensors at once."""
+"""Bytes per logit of a chunk: verl's backward pass holds six fp32 tensors at once."""
 CHUNK_TOKENS = 512
 """Tokens whose logits verl computes at once."""
 RESERVE_BYTES = 5_000_000_000
-"""Per GPU: the CUDA contexts of trainer and sampler, what vLLM keeps while it sleeps, fragmentation."""
+"""Bytes per GPU: the CUDA contexts of trainer and sampler, what vLLM keeps while it sleeps, fragmentation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ class PartSettings(Settings):
     test: Source | None = None
     """The same for the held-out items."""
     columns: dict[str, str] = Field(default={})
-    """Of `train` and `test`: the name that a column has in docs/data.md → its name in the rows, e.g.
+    """For `train` and `test`, the name that a column has in docs/data.md → its name in the rows, e.g.
     `{question: problem}`."""
     where: dict[str, Annotated[list[str | int | float], Field(min_length=1)]] = Field(default={})
     """Metadata key → the values to select, e.g. `{depth: [1, 2]}`; other items are left out."""

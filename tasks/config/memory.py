@@ -34,14 +34,16 @@ VLLM_TOKENS = 8192
 VLLM_BYTES = 1_000_000_000
 """vLLM's CUDA graphs and workspaces."""
 PROCESSES_BYTES = 4_500_000_000
-"""Of a run on one CPU node, whatever its model: Ray, verl, Prefect and Python's libraries (measured)."""
+"""The memory of a run on one CPU node, whatever its model: Ray, verl, Prefect and Python's libraries
+(measured)."""
 VLLM_PROCESS_BYTES = 1_800_000_000
-"""Of one vLLM process on a CPU, without weights, keys and values (measured)."""
+"""The memory of one vLLM process on a CPU, without weights, keys and values (measured)."""
 CPU_CACHE_BYTES = 2_000_000_000
 """The most that a CPU sampler keeps of keys and values of episodes: half of `CpuEngine`'s `cache_gb`, and
 all of vLLM's (`agents/samplers/vllm.py`)."""
 CPU_LOGIT_BYTES = 16
-"""Per logit of a micro-batch on a CPU: the logits, their log-softmax, and the gradients of both, in fp32."""
+"""Bytes per logit of a micro-batch on a CPU: the logits, their log-softmax, and the gradients of both, in
+fp32."""
 A_GPU = "a GPU of {place}"
 USABLE = 0.95
 """Share of a node's memory from which on Ray ends processes."""

@@ -12,7 +12,8 @@ from envs.files import read_json, write_json
 from tasks.config.pipelines import Pipeline
 
 PARAMETERS = "parameters.json"
-"""In the workspace: `{"pipeline": name, "changed": {key: [value in pipelines.yaml, value here]}}`."""
+"""The file in the workspace: `{"pipeline": name, "changed": {key: [value in pipelines.yaml, value
+here]}}`."""
 MAX_LEVELS = 3
 """How deeply nested a mapping may be to form a group in lists of parameters."""
 

@@ -59,7 +59,7 @@ class Pipeline(Settings):
     warmup: WarmupSettings | None
     """None starts RL from `model` itself."""
     servers: dict[str, ServerSettings] = Field(default={})
-    """By environment; those that are not named here live on this machine."""
+    """The servers by environment; environments that are not named here run on this machine."""
     rollout: RolloutSettings
     train: Annotated[SerializeAsAny[TrainSettings], WrapValidator(read_train)]
     horizon: Horizon
@@ -166,7 +166,7 @@ def _parse_yaml(text: str, file: Path) -> Any:
 
 
 _parse_once = lru_cache(maxsize=4)(_parse_yaml)
-"""For documents that nobody changes: to list the pipelines is to load each of them."""
+"""The parsed document, which nobody may change: listing the pipelines loads each of them."""
 
 
 def _check_keys(node: yaml.Node | None, *, file: Path) -> None:

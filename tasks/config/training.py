@@ -67,9 +67,9 @@ class RolloutSettings(Settings):
     group_size: Positive
     """Samples per item; most algorithms compare their rewards with each other."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """At the first training step."""
+    """The temperature at the first training step."""
     final_temperature: Annotated[float, Field(gt=0)] | None = None
-    """At the last one, reached in equal steps; None keeps `temperature`."""
+    """The temperature at the last training step, reached in equal steps; None keeps `temperature`."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     max_tokens_per_turn: Positive
@@ -137,7 +137,8 @@ class RolloutCorrectionSettings(Settings):
     """
 
     level: Literal["token", "sequence"] = "token"
-    """Whose ratio: a token's, or that of a whole conversation, the product over its sampled tokens."""
+    """Whether the ratio is that of a token, or that of a whole conversation, the product over its sampled
+    tokens."""
     cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 2.0
     """A higher ratio is set to this; null leaves it, and needs `reject_above`."""
     reject_below: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -161,7 +162,7 @@ class TrainSettings(Settings):
     """The algorithm, its optimizer steps and its checkpoints."""
 
     algorithm: Annotated[SerializeAsAny[Algorithm], BeforeValidator(parse_algorithm)]
-    """Its name, or a block with its name and parameters (docs/algorithms.md)."""
+    """The algorithm's name, or a block with its name and parameters (docs/algorithms.md)."""
     steps: Positive
     steps_per_round: Positive
     """A round ends with a checkpoint, a quick evaluation and its own MLflow run."""

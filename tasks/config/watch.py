@@ -23,7 +23,7 @@ class WatchSettings(Settings):
     """`stop` saves a checkpoint and ends the run; the same command then trains on from there. `rewind` goes
     back to a checkpoint from before the alert's window and trains on from there with other draws."""
     max_rewinds: Positive | None = None
-    """Of a run, for `rewind`, by default 3; the next alert stops the run."""
+    """The most rewinds of a run, for `rewind`; by default 3; the next alert stops the run."""
     window: Positive = 5
     """Training steps that a median is taken over."""
     min_entropy: Above | None = 0.005
@@ -37,7 +37,7 @@ class WatchSettings(Settings):
     max_kl: Above | None = 0.1
     """Nats per token, to the policy that sampled."""
     max_kl_reference: Above | None = None
-    """Of the KL divergence that `train.kl` adds."""
+    """The limit of the KL divergence that `train.kl` adds."""
     min_informative_groups: Share | None = 0.01
     """Share of groups."""
     max_success_fall: Share | None = 0.2

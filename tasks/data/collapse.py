@@ -25,7 +25,7 @@ from statistics import median
 from tasks.config.watch import WatchSettings
 
 ALERTS = "alerts.jsonl"
-"""Under `train/`: one `Alert` a line."""
+"""The file below `train/` with one `Alert` a line."""
 CONVERGED = 0.95
 """Success from which a certain policy and equal rewards are what was wanted."""
 

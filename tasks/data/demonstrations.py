@@ -48,7 +48,7 @@ class Demonstration(SupervisedRow):
     context policy leaves out thoughts."""
 
     turns: int
-    """Of the whole episode."""
+    """The turns of the whole episode."""
 
 
 def prepare_cloning(pipeline: Pipeline, items: Split, *, folder: Path) -> tuple[str, list[Demonstration]]:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from envs.errors import ConfigError, boundary, describe
 
 FOLDER = "data"
-"""Of the project; DVC's dependency (dvc.yaml)."""
+"""The project's folder of data; DVC's dependency (dvc.yaml)."""
 HUB = "hf://"
 
 _HUB_FORM = re.compile(r"hf://(?P<name>[^@#]+)(?:@(?P<config>[^@#]+))?#(?P<split>[^@#]+)")
@@ -28,11 +28,11 @@ class SourceRow:
     """One row of a source, unchecked."""
 
     location: str
-    """For messages: `data/math/train.jsonl, row 3 (line 4)`."""
+    """The place as messages name it: `data/math/train.jsonl, row 3 (line 4)`."""
     number: int
-    """In its source, from 0."""
+    """The row's number in its source, from 0."""
     value: Any
-    """Of JSON's types, and of those that Parquet and Hugging Face add."""
+    """The row's value, of JSON's types, and of those that Parquet and Hugging Face add."""
 
 
 def check_source(source: str) -> str:

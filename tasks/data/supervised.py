@@ -32,7 +32,7 @@ class Selection:
     chosen: int
     """Episodes that were good enough."""
     duplicates: int
-    """Of the chosen ones: those whose rows were all there already. They are left out."""
+    """The number of chosen ones whose rows were all there already; they are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 Z = 1.959964
 """97.5th percentile of the normal distribution."""
 RESAMPLES = 10_000
-"""Of a bootstrap."""
+"""The resamples of a bootstrap."""
 MIN_BOOTSTRAP = 10
 """Items of a bootstrap of rates; with fewer it is too narrow."""
 _CHUNK = 4_000_000

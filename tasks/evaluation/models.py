@@ -23,12 +23,12 @@ class SavedPolicy:
     """A policy in Hugging Face format on this machine."""
 
     name: str
-    """As it was asked for."""
+    """The name as it was asked for."""
     folder: Path
     workspace: Path | None = None
-    """Of the run that trained it; None if it is of no run."""
+    """The workspace of the run that trained it; None if it is of no run."""
     step: int | None = None
-    """Of the checkpoint; None if it is none."""
+    """The step of the checkpoint; None if it is none."""
 
     def read_context_length(self) -> int:
         """Tokens that the model was made for. Raises `ConfigError`."""
@@ -50,7 +50,7 @@ class NamedPolicy(Settings):
     of a model on a hub."""
     step: int | None = None
     model: str | None = None
-    """Of the endpoint's models; an endpoint needs it."""
+    """The name of the endpoint's model; required of an endpoint."""
     api_key_from: str | None = None
     """The environment variable that holds the endpoint's key."""
 

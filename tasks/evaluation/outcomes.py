@@ -11,11 +11,11 @@ from tasks.data.trajectories import success_rates, summarise
 from tasks.evaluation.paired import PairedTest, paired_test
 
 EVALUATION = "evaluation.json"
-"""In the workspace: policy → mode → summary, as `summarise_groups` makes it."""
+"""The file in the workspace: policy → mode → summary, as `summarise_groups` makes it."""
 OUTCOMES = "evaluation_outcomes.json"
-"""In the workspace: policy → mode → item → whether each of its samples succeeded."""
+"""The file in the workspace: policy → mode → item → whether each of its samples succeeded."""
 EVALUATION_TRAJECTORIES = "evaluation_trajectories.jsonl"
-"""In the workspace: of every item, policy and mode the trajectories of `episodes_to_keep`."""
+"""The file in the workspace with the trajectories of `episodes_to_keep` of every item, policy and mode."""
 Samples = Mapping[str, Sequence[float]]
 """Item → value of each sample that did not fail: its success, reward or turns."""
 

@@ -22,7 +22,7 @@ class PairedTest:
 
     items: int
     mean: float
-    """Of the differences, second minus first."""
+    """The mean of the differences, second minus first."""
     low: float
     high: float
     """95% interval of `mean`: percentile bootstrap over items."""

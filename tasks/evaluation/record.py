@@ -69,9 +69,9 @@ class GroupResult(Settings):
 
     items: int
     episodes: int
-    """Those that count."""
+    """The episodes that count."""
     failed: int
-    """Those that do not."""
+    """The episodes that do not count."""
     rates: dict[str, Rate]
     """`avg_at_<samples>` (the mean success), `pass_at_<k>`, `pass_hat_<k>`, `reward` and `turns`."""
 
@@ -95,19 +95,19 @@ class EvaluationRecord(Settings):
     split: str
     split_seed: int
     seed: int | None
-    """Of sampling on this machine; None for an endpoint, which takes none."""
+    """The seed of sampling on this machine; None for an endpoint, which takes none."""
     sampling: Sampling
     pipeline: str | None
     """The one whose settings were taken; None for the defaults."""
     settings: dict[str, Any]
     """The blocks `data`, `agent`, `servers` and `rollout`, complete."""
     items_md5: str
-    """Of the items with their contents, in order."""
+    """The MD5 of the items with their contents, in order."""
     provenance: dict[str, str]
     """Git commit, and versions, those of the environments' packages among them."""
     seconds: float
     outcomes: list[ItemOutcome]
-    """In the order of the items, which decides the random numbers."""
+    """The outcomes in the order of the items, which decides the random numbers."""
     results: dict[str, dict[str, GroupResult]]
     """Key → value → results: `all`, `env`, and each metadata key that groups the items."""
 

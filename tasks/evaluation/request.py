@@ -27,7 +27,7 @@ from tasks.evaluation.pass_at_k import default_ks
 from tasks.rollout.runner import RolloutSpec
 
 MAX_TURNS = 20
-"""Without a pipeline."""
+"""The limit without a pipeline."""
 _LIMITS = EpisodeLimits()
 _BLOCKS = ("agent", "rollout", "evaluate", "servers")
 """What is taken from the pipeline of a run."""
@@ -44,7 +44,7 @@ class EvaluationRequest(Settings):
     """How many items, evenly over their order; None takes all."""
     samples: Positive = 1
     ks: tuple[int, ...] | None = None
-    """Of pass@k and pass^k; None takes powers of two up to `samples`."""
+    """The k of pass@k and pass^k; None takes powers of two up to `samples`."""
     temperature: float | None = None
     max_turns: Positive | None = None
     seed: int | None = None

@@ -33,7 +33,7 @@ class _Actor:
     """Who goes on."""
 
     converse: Callable[[Replay, str, EpisodeLimits], Conversation]
-    """With an episode's id and limits."""
+    """Starts the conversation of an episode with its id and limits."""
     tokenizer: "PreTrainedTokenizerBase | None" = None
 
 

@@ -23,7 +23,7 @@ class Parent:
     address: str
     """`FILE:LINE`, as in the viewer."""
     digest: str
-    """Of its line, as in the viewer's index."""
+    """The digest of its line, as in the viewer's index."""
     trajectory: Trajectory
 
     @property

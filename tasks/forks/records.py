@@ -11,7 +11,7 @@ from tasks.evaluation.record import Rate
 from tasks.runs.folders import RunFolder
 
 PERSON = "person"
-"""In a fork's labels, in place of a policy."""
+"""The value in a fork's labels, in place of a policy."""
 MAX_OBSERVATION = 100_000
 """Characters of an observation that is put in place of a recorded one."""
 
@@ -20,9 +20,9 @@ class TurnValue(Settings):
     """The value of a turn: the mean outcome of the episodes that went on from it."""
 
     samples: int
-    """Those that count."""
+    """The samples that count."""
     failed: int
-    """Those that do not."""
+    """The samples that do not count."""
     success: Rate | None
     """None without samples."""
     reward: Rate | None

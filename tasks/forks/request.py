@@ -30,7 +30,7 @@ class ForkRequest(Settings):
     """Who goes on from a turn, and how; None leaves a value to the run."""
 
     policy: str | None = None
-    """As in `NamedPolicy`; None is the policy of the run."""
+    """The policy, as in `NamedPolicy`; None is the policy of the run."""
     step: int | None = None
     model: str | None = None
     api_key_from: str | None = None
@@ -42,7 +42,7 @@ class ForkRequest(Settings):
     observation: str | None = None
     """Shown in place of that of the turn, which is then repeated as well."""
     max_turns: int | None = None
-    """Of the whole episode."""
+    """The limit of the whole episode."""
     pipeline: str | None = None
     overrides: Mapping[str, Any] = {}
 
@@ -79,7 +79,7 @@ class ForkPlan:
     temperature: float
     max_turns: int
     labels: Mapping[str, str | float | bool]
-    """Of the trajectories: their parent, and the policy that went on."""
+    """The labels of the trajectories: their parent, and the policy that went on."""
 
 
 def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:

@@ -17,7 +17,7 @@ PAIRS = 5
 LISTED = 30
 """Items that are not solved, which the report lists."""
 _OBSERVATION_CHARS = 160
-"""Of the last observation of one."""
+"""The most characters of the last observation of an episode."""
 
 
 class Verdict(StrEnum):
@@ -105,10 +105,10 @@ class FailingItem:
     """Successes of the samples before training."""
     after: Sequence[float]
     episode: Trajectory
-    """Its first sampled episode after training that does not solve it; in a run of an older version, which
+    """The item's first sampled episode after training that does not solve it; in a run of an older version, which
     kept one episode of each item, that one."""
     line: int
-    """Of that episode, in the file of evaluated episodes."""
+    """The line of that episode, in the file of evaluated episodes."""
 
     @property
     def is_unsolved(self) -> bool:

@@ -10,7 +10,7 @@ from tasks.reporting.pages import percent
 from tasks.reporting.results import POLICIES, Grouping, Results, phases
 
 STOPS = (StopReason.TERMINATED, StopReason.MAX_TURNS, StopReason.MAX_CONTEXT, StopReason.TRUNCATED)
-"""In the order of their colors."""
+"""The reasons to stop, in the order of their colors."""
 MAX_LABEL = 18
 """Characters of a group's name."""
 

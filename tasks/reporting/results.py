@@ -38,7 +38,7 @@ Summary = Mapping[str, float]
 """The output of `tasks.data.trajectories.summarise`."""
 
 PARAMETERS = "parameters.json"
-"""In the folder of the report: all parameters of the run."""
+"""The file in the folder of the report with all parameters of the run."""
 POLICIES = ("before", "after")
 MODES = ("sampled", "greedy")
 MAX_GROUPS = 8
@@ -62,9 +62,10 @@ class Results:
     trajectories: list[Trajectory]
     """Of every test item, policy and mode, which `labels` name, those of `episodes_to_keep`."""
     seconds: Mapping[str, float]
-    """By stage, with earlier attempts at a training; without the report stage, which is still running."""
+    """The seconds by stage, with earlier attempts at a training; without the report stage, which is still
+    running."""
     usage: Mapping[str, Usage]
-    """By stage, as `seconds`; empty where it was not recorded."""
+    """The usage by stage, like `seconds`; empty where it was not recorded."""
     provision: Mapping[str, Any]
 
     def items(self) -> list[Item]:
@@ -97,11 +98,11 @@ class Group:
     value: Any
     items: int
     rates: Mapping[tuple[str, str], float | None]
-    """By policy and mode, over items."""
+    """The rates by policy and mode, over items."""
     intervals: Mapping[tuple[str, str], tuple[float, float]]
-    """Of these rates."""
+    """The intervals of these rates."""
     gain: PairedTest | None
-    """Of the sampled episodes after training against those before; None if no item has both."""
+    """The gain of the sampled episodes after training against those before; None if no item has both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,12 @@ from tasks.config.pipelines import Pipeline
 from tasks.rollout.runner import RolloutSpec, get_max_turns
 
 EPISODE_FILE = "episode.json"
-"""In the workspace, while a terminal shows the run."""
+"""The file in the workspace, while a terminal shows the run."""
 EVERY_S = 0.5
 OnTrajectory = Callable[[Trajectory], None]
 """Called with each episode that has ended."""
 _CHARS = 300
-"""Of each text: more than a line has."""
+"""The most characters of each text: more than a line has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class EpisodeView:
     """An episode after its last turn."""
 
     item: str
-    """Its id."""
+    """The id of the item."""
     sample: int
     turn: int
     max_turns: int

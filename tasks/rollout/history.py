@@ -22,9 +22,9 @@ class History:
     """The history of the first steps of a training run."""
 
     evidence: Mapping[str, Sequence[HorizonEvidence]] = field(default_factory=dict)
-    """By part of the data, of each step in order."""
+    """The evidence by part of the data, for each step in order."""
     success: Mapping[str, float] = field(default_factory=dict)
-    """By item: the share of its episodes that were solved when it was last sampled."""
+    """The success by item: the share of its episodes that were solved when it was last sampled."""
 
     def extend(
         self,

@@ -55,7 +55,7 @@ class ProgramConfig:
 
     program: AgentProgram
     timeout_s: float
-    """Of one episode."""
+    """The time limit of one episode."""
     concurrency: int
     """Programs at once, at most as many as the gateway has sessions."""
     reward: Reward | None = None

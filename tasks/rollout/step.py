@@ -36,10 +36,10 @@ class StepSample:
 
     step: int
     seed: int
-    """Of all its draws."""
+    """The seed of all draws of the step."""
     spec: RolloutSpec
     groups: list[Group]
-    """As first sampled."""
+    """The groups as first sampled."""
     batch: list[Group]
     """What the step learns from: `groups`, where dynamic sampling has replaced those that teach nothing."""
     num_replaced: int
@@ -47,14 +47,14 @@ class StepSample:
     added_groups: list[Group]
     """What was sampled besides `groups`: all that have replaced a group, and greedy episodes."""
     greedy_rewards: list[float | None]
-    """By place in `batch`: the reward of a greedy episode of the item, where the algorithm asks for them and
-    it was played to its end."""
+    """The reward by place in `batch`: that of a greedy episode of the item, where the algorithm asks for them
+    and it was played to its end."""
     raise_reason: str
     """Why an adaptive horizon is higher than in the step before, one line; empty if it is not."""
     pools: Mapping[str, int]
     """Items of the step that came from each pool of the curriculum; empty without one."""
     history: History
-    """Of the run up to this step, which it includes."""
+    """The history of the run up to and including this step."""
     seconds: float
 
     @property

@@ -19,13 +19,13 @@ RUNS = Path("runs")
 MAX_DEPTH = 3
 """How far below a named folder runs are found: `runs/evaluations/<name>` is two below `runs`."""
 LOCK = "lock"
-"""In a workspace: the file that the command which works in it has locked."""
+"""The file in a workspace that the command which works in it has locked."""
 ANNOTATIONS = "annotations.jsonl"
-"""In a run's folder: `tasks/viewer/annotations.py`."""
+"""The file in a run's folder that `tasks/viewer/annotations.py` writes."""
 QUICK_EVALUATION = "quick evaluation"
 """The phase of the episodes that are sampled after each round of training."""
 FORKS = "forks.jsonl"
-"""In a run's folder: the trajectories of `tasks/forks`."""
+"""The file in a run's folder with the trajectories of `tasks/forks`."""
 _TRAINING_FILE = re.compile(r"(?P<kind>step|round)_(?P<number>\d+)\.jsonl")
 _SIGNS = (
     EVALUATION_TRAJECTORIES,

@@ -17,7 +17,7 @@ from tasks.progress import call_every
 
 USAGE = "usage.json"
 EVERY_S = 2.0
-"""Between two looks, each of which takes some milliseconds."""
+"""The time between two measurements, each of which takes some milliseconds."""
 _GROWTH = 1.02
 """Memory is read exactly, which takes a tenth of a second of CPU, when the sum of the resident sets has grown
 by this factor."""
@@ -28,7 +28,7 @@ class Usage:
     """What a stage has used."""
 
     cpu_s: float
-    """Of all its processes and all its attempts."""
+    """The CPU time of all its processes and all its attempts."""
     peak_memory_bytes: int
     """The most that its processes had at once, shared pages counted once (PSS)."""
 

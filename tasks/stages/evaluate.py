@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 """Time between two sums of the counts."""
 _WAIT_S = 0.05
-"""Between two looks at the processes."""
+"""The time between two checks of the processes."""
 
 
 def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:

@@ -59,7 +59,7 @@ class Change:
     before_interval: tuple[float, float]
     after_interval: tuple[float, float]
     test: PairedTest
-    """Of the items' success after training against that before, with the interval of the gain."""
+    """The test of the items' success after training against that before, with the interval of the gain."""
 
     @property
     def gain(self) -> float:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 MAX_METRICS = 1000
-"""Per call, MLflow's own limit."""
+"""The most metrics per call, MLflow's own limit."""
 MAX_PARAMS = 100
-"""Per call, MLflow's own limit."""
+"""The most parameters per call, MLflow's own limit."""
 
 
 def metrics_of(

@@ -68,7 +68,7 @@ class LineageRecord(Settings):
     """All of them, resolved."""
     code: CodeVersion
     patch_md5: str | None = None
-    """Of `code.patch`; None if nothing was uncommitted, or if there is no patch of all of it."""
+    """The MD5 of `code.patch`; None if nothing was uncommitted, or if there is no patch of all of it."""
     python: str
     machine: str
     packages: dict[str, str]

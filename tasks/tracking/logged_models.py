@@ -49,7 +49,7 @@ class KeptPolicy:
     step: int
     """Training steps that it has had."""
     path: str
-    """Its folder, or its name on a hub."""
+    """The model's folder, or its name on a hub."""
     scores: Sequence[CheckpointScore]
 
 

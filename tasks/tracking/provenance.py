@@ -19,7 +19,7 @@ PACKAGES = ("torch", "verl", "ray", "transformers", "prefect", "mlflow", "dvc")
 MAX_PATCH_BYTES = 10_000_000
 """Bytes of all files that differ from the commit; no patch is made of more."""
 GIT_S = 30
-"""For each call of Git."""
+"""The time for each call of Git."""
 
 _REMOTE = re.compile(
     r"(?:https://(?:[^@/]*@)?|ssh://(?:[^@/]*@)?|[^@/:]+@)"

@@ -39,7 +39,7 @@ class RecordedRun:
 
     name: str
     state: str
-    """As `state_of`."""
+    """The state as `state_of` gives it."""
     start_time: float
     """Seconds since the epoch."""
     steps: int
@@ -47,7 +47,7 @@ class RecordedRun:
     workspace: Path | None
     """None if the run has no such tag."""
     success: float | None
-    """Of the evaluation at its end."""
+    """The success of the evaluation at its end."""
 
 
 def read_runs(client: Any, *, experiment_id: str) -> list[RecordedRun]:

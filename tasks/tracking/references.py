@@ -39,9 +39,10 @@ class Registration:
     """What MLflow knows of a run."""
 
     state: str
-    """As `tasks.tracking.recorded_runs.state_of`."""
+    """The state as `tasks.tracking.recorded_runs.state_of` gives it."""
     versions: "Sequence[ModelVersion]"
-    """Of registered models, made from it. `test_of` has the evaluation that decided on the alias of one."""
+    """The versions of registered models that were made from the run. `test_of` has the evaluation that
+    decided on the alias of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +52,10 @@ class FoundRun:
     reference: str
     lineage: LineageRecord
     folder: Path
-    """With its files: its workspace, or what was downloaded from MLflow."""
+    """The folder with the run's files: its workspace, or what was downloaded from MLflow."""
     is_workspace: bool
     run_id: str | None
-    """In MLflow; None if it is not recorded there."""
+    """The run's id in MLflow; None if it is not recorded there."""
 
     @property
     def patch(self) -> Path | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 INTERVAL_S = 10.0
-"""Between two samples."""
+"""The time between two samples."""
 
 
 class SystemMonitor:

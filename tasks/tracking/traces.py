@@ -39,7 +39,7 @@ class EpisodeTrace:
     """An episode that becomes a trace."""
 
     name: str
-    """Of the trace, unique in a run."""
+    """The name of the trace, unique in a run."""
     tags: Mapping[str, str]
     trajectory: Trajectory
     ended_at_ns: int

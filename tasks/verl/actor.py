@@ -37,7 +37,7 @@ SAMPLED_ITEMS = 2
 """Groups whose trajectories are kept of every step, to look at."""
 
 _METRICS, _TRAJECTORIES, _UPDATES = "step.json", "trajectories.jsonl", "updates.jsonl"
-"""In a checkpoint: the record of its step."""
+"""The files in a checkpoint with the record of its step."""
 
 VERL_METRICS = {
     "loss": "actor/pg_loss",
@@ -103,9 +103,9 @@ class StepRecord:
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
     updates: list[TrajectoryUpdate]
-    """Of `trajectories`, in their order."""
+    """The updates of `trajectories`, in their order."""
     raise_reason: str = ""
-    """As in `StepSample`."""
+    """The reason, as in `StepSample`."""
 
     @property
     def line(self) -> dict[str, Any]:

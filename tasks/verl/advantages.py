@@ -93,9 +93,10 @@ class StepEstimate:
     """Nested [rows, tokens]: `advantages`; of an algorithm with a critic also `returns`, and `return_weights`
     where they differ."""
     metrics: dict[str, float]
-    """By verl's names: the mean KL per token, where it is part of the reward; of a critic the mean value and
-    the share of the returns' variance that its values explain. Of a teacher, by our own: the mean estimate of
-    the KL from it per token, the mean of its log-probs, and the share of the conversations it has scored."""
+    """Metrics by verl's names: the mean KL per token, where it is part of the reward; of a critic the mean
+    value and the share of the returns' variance that its values explain. Of a teacher, by our own: the mean
+    estimate of the KL from it per token, the mean of its log-probs, and the share of the conversations it has
+    scored."""
 
 
 def estimate_advantages(

@@ -33,7 +33,7 @@ class Resumption:
     """Where training resumes."""
 
     step: int
-    """Of the last whole checkpoint; 0 where there is none yet."""
+    """The step of the last whole checkpoint; 0 where there is none yet."""
     damage: tuple[str, ...] = ()
     """What was wrong with later checkpoints, which are deleted; one line each."""
 

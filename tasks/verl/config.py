@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 MAX_EPISODES = 65_536
-"""Of one training step."""
+"""The most episodes of one training step."""
 
 
 def verl_config(

@@ -42,9 +42,9 @@ class DpoRequest(SftRequest):
     """All that a run is told. A step has `batch_size` pairs."""
 
     winners: list[list[int]]
-    """Of each pair, the rows of the better conversation."""
+    """The rows of the better conversation of each pair."""
     losers: list[list[int]]
-    """Of each pair, the rows of the worse one."""
+    """The rows of the worse conversation of each pair."""
     beta: float
 
 

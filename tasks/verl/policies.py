@@ -8,7 +8,7 @@ from agents.huggingface.weights import read_header
 from envs.files import replaced_folder
 
 ADAPTER = "adapter"
-"""In the folder of a policy that was trained with `train.lora`: the adapter alone, in peft's format."""
+"""The folder, in that of a policy that was trained with `train.lora`: the adapter alone, in peft's format."""
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 

@@ -16,7 +16,7 @@ from tasks.runs.parameters import try_read_lines
 from tasks.verl import checkpoints
 
 REWINDS = "rewinds.jsonl"
-"""Under `train/`: one `Rewind` a line."""
+"""The file below `train/` with one `Rewind` a line."""
 MAX_KEPT = 2
 """Checkpoints that are kept for rewinds at most, besides the newest."""
 _STRIDE = 1_000_003
@@ -42,7 +42,7 @@ class RewindPoints:
     window: int
     """`train.watch.window`."""
     safe_steps: Sequence[int]
-    """Of the safe checkpoints, ascending."""
+    """The steps of the safe checkpoints, ascending."""
     rewinds: Sequence[Rewind]
 
     @classmethod

@@ -39,7 +39,8 @@ from tasks.verl.rows import fields_of, observation_tokens, parent_key, rows_of, 
 T = TypeVar("T")
 
 _AHEAD = "ahead.pickle"
-"""In a checkpoint: the `StepSample` of the next step, where `train.async` has sampled it ahead."""
+"""The file in a checkpoint with the `StepSample` of the next step, where `train.async` has sampled it
+ahead."""
 
 _log = logging.getLogger(__name__)
 
@@ -120,17 +121,18 @@ class StepRollout:
 
     sample: StepSample
     trained: Mapping[str, Trajectory]
-    """Those that were handed to the trainer, by the key of their rows without the segment's number."""
+    """The trajectories that were handed to the trainer, by the key of their rows without the segment's
+    number."""
     observation_tokens: int
-    """Of those that were handed to the trainer: tokens that the environment wrote."""
+    """The tokens that the environment wrote in the trajectories that were handed to the trainer."""
     work: Work
-    """Of one pass over what was handed to the trainer."""
+    """The work of one pass over what was handed to the trainer."""
     greedy_rewards: Mapping[str, float]
     """`sample.greedy_rewards`, by the group's uid."""
     num_informative: int
-    """Of `sample.groups`, those with rewards that differ."""
+    """The number of `sample.groups` with rewards that differ."""
     environments: Mapping[str, PoolMetrics]
-    """By name, at the end of the rollout."""
+    """The environments by name, at the end of the rollout."""
 
 
 class RolloutManager:

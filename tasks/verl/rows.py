@@ -47,10 +47,10 @@ class TrainingRow:
     """One segment of a trajectory, as verl keeps it."""
 
     uid: str
-    """Of the group."""
+    """The uid of the group."""
     trajectory: Trajectory
     number: int
-    """Of the segment."""
+    """The number of the segment."""
     packed: PackedSegment
     conversation_tokens: int
     """Sampled tokens of all segments of the trajectory."""

@@ -54,7 +54,7 @@ class SftRequest:
     prompts: list[list[int]]
     responses: list[list[int]]
     masks: list[list[int]]
-    """Of the responses: 1 where the loss falls."""
+    """The masks of the responses: 1 where the loss falls."""
 
     def to_json(self) -> str:
         """The file that `python -m tasks.verl.sft` reads."""

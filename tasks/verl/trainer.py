@@ -52,7 +52,7 @@ _MUST_BE_FINITE = {
     "critic/vf_loss": "critic's loss",
     "critic/grad_norm": "critic's gradient norm",
 }
-"""By verl's names."""
+"""The metrics that must be finite, by verl's names."""
 
 
 class StepTrainer(PPOTrainerSync):  # type: ignore[misc]

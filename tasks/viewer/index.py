@@ -27,9 +27,9 @@ from tasks.runs.lines import TOOL_CALLS, Line, UnreadableLine, digest_of, finite
 from tasks.viewer.annotations import read_annotations
 
 VERSION = 4
-"""Of the tables below: a file of another version is made anew."""
+"""The version of the tables below: a file of another version is made anew."""
 BATCH_S = 0.5
-"""Between two commits: how often a long indexing shows what it has so far."""
+"""The time between two commits: how often a long indexing shows what it has so far."""
 CHECKED_LINES = 16
 """Indexed lines that are compared with a file that has changed, the first and the last among them."""
 _MAX_REASON = 300  # characters

@@ -17,7 +17,7 @@ class RunPages:
     """The pages of one run, at the address where the viewer is by default."""
 
     name: str
-    """As the viewer names the run."""
+    """The run's name in the viewer."""
 
     def trajectory(self, line: int) -> str:
         """The trajectory of `line`, counted from 1, of the evaluation."""

@@ -20,9 +20,9 @@ from tasks.viewer.reading import read_turn
 MAX_LIVE = 8
 """Episodes and forks at a time."""
 MAX_KEPT = 32
-"""Of those that have ended; their trajectories are in files."""
+"""The most episodes kept of those that have ended; their trajectories are in files."""
 IDLE_S = 1800.0
-"""Without an action for this long, a person counts as gone."""
+"""The time without an action after which a person counts as gone."""
 
 Play = Callable[["Live"], Awaitable[Sequence[Trajectory]]]
 """Runs in the thread; returns what ended, nothing if a person left."""

@@ -46,7 +46,7 @@ class RunSummary:
     steps: int | None
     """How many the run was asked for; None if that is not recorded."""
     success: float | None
-    """Of the newest of: the final evaluation of the trained policy, the last step."""
+    """The success of the newest of: the final evaluation of the trained policy, the last step."""
     success_of: str
     """Which of the two."""
     changed: Mapping[str, Any]

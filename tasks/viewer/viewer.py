@@ -18,7 +18,7 @@ from tasks.viewer.index import RunIndex
 from tasks.viewer.reading import token_pieces
 
 REFRESH_S = 1.0
-"""Between two looks at the files."""
+"""The time between two checks of the files."""
 FIRST_PATIENCE_S, PATIENCE_S = 1.0, 0.2
 """How long a request waits for an update, the run's first and later ones; a longer one goes on, and the page
 shows how far it is."""

@@ -28,9 +28,9 @@ class Spending:
     """What one judge has spent."""
 
     requests: int = 0
-    """Sent, including those that failed."""
+    """Requests that were sent, including those that failed."""
     tokens: int = 0
-    """As the endpoint reports them, prompts and replies together."""
+    """Tokens as the endpoint reports them, prompts and replies together."""
 
 
 class JudgeStore:

@@ -26,7 +26,7 @@ CPU_S = 10.0
 END_S = 5.0
 """Seconds for a process to exit once it has closed its end of the pipe."""
 MAX_COMPARISONS = 2000
-"""Of one process, which is then replaced: sympy's caches only grow."""
+"""The most comparisons of one process, which is then replaced: sympy's caches only grow."""
 _WORKER = Path(__file__).with_name("worker.py")
 _PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 

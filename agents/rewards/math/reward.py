@@ -19,7 +19,7 @@ Answer = str | float | Sequence[str]
 Value = dict[str, float | bool]
 
 WRONG_BY_TOOL = 0.1
-"""Of `math_equal_with_tool`, for a wrong answer after the use of a tool; AgentFly's value."""
+"""The reward of `math_equal_with_tool` for a wrong answer after the use of a tool; AgentFly's value."""
 TIMEOUT_S = 120.0
 """Seconds of one reward, including the wait for a free process."""
 

@@ -219,7 +219,7 @@ class Model(NamedTuple):
 
     sizes: Sizes
     eps: np.float32
-    """Of the norms."""
+    """The epsilon of the norms."""
     embedding: np.ndarray  # [vocabulary, E]
     cosine: np.ndarray  # [T, D / 2]
     sine: np.ndarray  # [T, D / 2]

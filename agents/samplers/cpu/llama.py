@@ -155,10 +155,10 @@ class Place(NamedTuple):
     """Where a sequence's keys and values lie; 0 for a block that it does not have."""
 
     address: int
-    """Of the block that its tokens are written to."""
+    """The address of the block that its tokens are written to."""
     columns: int
     prefix_address: int = 0
-    """Of the block before it."""
+    """The address of the block before it."""
     prefix_columns: int = 0
     prefix_length: int = 0
     """Tokens in the block before it."""
@@ -191,7 +191,7 @@ class Batch:
     positions: np.ndarray  # [N]
     segments: np.ndarray  # [S, 7]
     draws: Draws | None = None
-    """Of a batch with the last token of each sequence, from which others are to be drawn."""
+    """The draws of a batch with the last token of each sequence, from which others are to be drawn."""
 
     def split(self, parts: int) -> list["Batch"]:
         """Batches for `parts` threads, with about as many tokens each; fewer if there are fewer segments."""

@@ -23,7 +23,7 @@ from envs.errors import ConfigError
 GRACE_STEPS = 4
 """A sequence that was idle for fewer steps keeps its slot while others are active."""
 PREFIX_SHARE = 0.5
-"""Of the cache's memory, for prompts that episodes share; the rest is for the episodes."""
+"""The share of the cache's memory for prompts that episodes share; the rest is for the episodes."""
 REMEMBERED = 65_536
 """Episodes whose openings are remembered, whether or not they are cached."""
 _CACHE_LINE = 64  # bytes

@@ -35,7 +35,7 @@ class HouseState:
     conditions: tuple[int, int]
     """(goal conditions that are met, all goal conditions)"""
     key: str
-    """Of the facts that hold now."""
+    """The key of the facts that hold now."""
 
 
 _TREATMENTS = {

@@ -46,7 +46,7 @@ from textworld.envs import PddlEnv
 from textworld.envs.pddl import logic, textgen
 
 TRANSLATIONS = ".alfworld-translations"
-"""In the folder of the data sets: a file for each game that was loaded, of some 50 kB."""
+"""The folder, in that of the data sets, with a file for each game that was loaded, of some 50 kB."""
 
 _translate_game: Callable[..., tuple[Any, str]] = fast_downward.pddl2sas
 _TRANSLATOR = [version(package) for package in PACKAGES]

@@ -78,5 +78,6 @@ def _module(name: str) -> Any:
 
 PRELOAD = ("envs.builtin.alfworld.textworld_light",)
 MAX_EPISODES = 200
-"""Of one process. It grows by some 6 MB over its first 60 games and by little after that. To be safe, a
-process whose library has translated many games is replaced, which costs hundredths of a second."""
+"""The most episodes of one process. A process grows by some 6 MB over its first 60 games and by little after
+that. To be safe, a process whose library has translated many games is replaced, which costs hundredths of a
+second."""

@@ -52,7 +52,7 @@ right in front of you. What you look for may be behind you or in another room.""
 TEST_ITEMS, TRAIN_ITEMS = 90, 810
 """The sizes of AgentGym-RL's BabyAI; its code does not say which items it chose."""
 SEEDS = 2**31
-"""Of each level: the seeds that all random generators involved can distinguish."""
+"""The seeds of each level that all random generators involved can distinguish."""
 
 
 class BabyAIEnv:

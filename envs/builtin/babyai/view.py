@@ -52,7 +52,7 @@ class View:
     """The agent's view at one moment."""
 
     objects: tuple[VisibleObject, ...]
-    """From near to far."""
+    """The objects from near to far."""
     free: frozenset[Cell]
     """Visible cells that the agent can walk on."""
     wall_ahead: int | None

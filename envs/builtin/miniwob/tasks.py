@@ -18,6 +18,6 @@ _TASKS = """
     simple-arithmetic unicode-test use-autocomplete use-autocomplete-nodelay use-spinner
     """
 TASKS = tuple(_TASKS.split())
-"""In the order of their numbers: item N is task N % 65 with seed N // 65."""
+"""The tasks in the order of their numbers: item N is task N % 65 with seed N // 65."""
 SEEDS = 2**31
 """Seeds of each task; JavaScript would round numbers from 2**53 on."""

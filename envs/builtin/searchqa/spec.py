@@ -26,8 +26,8 @@ FIRST_TRAIN = sum(source.count for source in TEST)
 END = FIRST_TRAIN + sum(source.count for source in TRAIN)
 _RANGES = (*ranges(TEST, first=0), *ranges(TRAIN, first=FIRST_TRAIN))
 TEST_ITEMS = 400
-"""Of all tests, in equal parts from each data set. AgentGym-RL does not publish the items that it evaluates
-on."""
+"""The number of items of all tests, in equal parts from each data set. AgentGym-RL does not publish the items
+that it evaluates on."""
 
 
 def _find_corpus_remedy() -> str | None:

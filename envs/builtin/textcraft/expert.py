@@ -145,7 +145,7 @@ class _OpenItem:
 
     name: str
     turn: int
-    """Of its first line."""
+    """The turn of its first line."""
     obtained: str | None = None
     """The ingredient that was obtained in the turn before."""
 

@@ -28,7 +28,7 @@ from envs.registry import Split
 from envs.types import Item
 
 SEEDS_PER_LEVEL, TEST_SEEDS = 200, 8
-"""Of the split; there are more items by number."""
+"""The numbers of seeds of the split; there are more items by number."""
 MAX_SEED = 2**31
 _ATTEMPTS = 50
 _LOCK = Lock()
@@ -39,7 +39,7 @@ class Level:
     """One level of a kind of games."""
 
     settings: Mapping[str, Any]
-    """As TextWorld's challenge takes them."""
+    """The settings as TextWorld's challenge takes them."""
     metadata: Mapping[str, Any]
 
 
@@ -48,7 +48,7 @@ class Kind:
     """One kind of games."""
 
     module: str
-    """Of `textworld.challenges`."""
+    """The module of `textworld.challenges`."""
     goal: str
     """The player's task, where the game does not word it."""
     levels: Sequence[Level]
@@ -110,7 +110,7 @@ class World:
     """
 
     name: str
-    """Of the environment."""
+    """The name of the environment."""
     kinds: Sequence[str]
 
     def make_item(self, index: int) -> Item:

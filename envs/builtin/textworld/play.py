@@ -12,7 +12,7 @@ from envs.builtin.textworld.upstream import import_textworld
 
 DIRECTIONS = ("north", "east", "south", "west")
 CONDITIONS = ("raw", "fried", "roasted", "grilled", "burned", "chopped", "sliced", "diced")
-"""Of food, that are shown; food that is not cut is shown without a condition."""
+"""The conditions of food that are shown; food that is not cut is shown without a condition."""
 COOKBOOK = "cookbook"
 
 

@@ -76,7 +76,7 @@ HELPERS: Mapping[str, Helper] = {
         gitlab_get_project_memeber_role,
     )
 }
-"""By the name that the tasks use."""
+"""The helpers by the name that the tasks use."""
 
 
 async def _request_shop(sites: Sites, path: str, parameters: Mapping[str, str] | None = None) -> Any:

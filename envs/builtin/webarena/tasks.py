@@ -37,7 +37,7 @@ class Answers(_Record):
     exact_match: str | None = None
     must_include: tuple[str, ...] = ()
     fuzzy_match: tuple[str, ...] | Literal["N/A"] = ()
-    """For a judge; `N/A` if the task cannot be done."""
+    """The answer for a judge; `N/A` if the task cannot be done."""
 
 
 class RequiredContents(_Record):

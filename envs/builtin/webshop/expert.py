@@ -33,7 +33,7 @@ class Visit:
     texts: tuple[str, ...]
     """Texts of the page of results, up to the product's price."""
     page: int
-    """Of the results; counted from 1."""
+    """The page of the results; counted from 1."""
     choices: tuple[str, ...] | None
     """Values to click; None if the product lacks one."""
 

@@ -27,7 +27,7 @@ class Entry:
     """The key of a member; empty for an element."""
     value: Any
     location: str
-    """For errors: the file, the line and the number of the entry."""
+    """The place that errors name: the file, the line and the number of the entry."""
 
 
 def read_entries(path: Path, opening: Literal["[", "{"]) -> Iterator[Entry]:

@@ -61,7 +61,7 @@ class Score:
     """The reward of a purchase and its parts."""
 
     reward: float
-    """From 0 to 1; 1 is success."""
+    """The reward from 0 to 1; 1 is success."""
     attributes: int
     """Number of the goal's that the product has."""
     options: int

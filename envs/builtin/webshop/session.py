@@ -42,7 +42,7 @@ class Session:
     """The purchase's, which ends the visit."""
     _results: tuple[Product, ...] = ()
     _page_number: int = 1
-    """Of the results; counted from 1."""
+    """The page of the results; counted from 1."""
     _product: Product | None = None
     _choices: dict[str, str] = field(default_factory=dict)
     """Option → value."""

@@ -62,7 +62,8 @@ class Family:
     queries: Mapping[str, Reader] = field(default_factory=lambda: {"/observation": _RESET, "/detail": _RESET})
     """By path: GET requests about a session whose episode has begun."""
     item_number: Callable[[int], int] = int
-    """From a request's number to an item's: upstream's server may accept more numbers than it has items."""
+    """The item's number for a request's number: upstream's server may accept more numbers than it has
+    items."""
     needs_reset: bool = True
     """If not, a step or query before any reset starts the item with the session's own number, and a reset may
     leave the index out."""

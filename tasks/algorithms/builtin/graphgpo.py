@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tasks.algorithms.turns import Turns
 
 GOAL_REWARD = 10.0
-"""Of the reference implementation; after normalisation only its ratio to 1e-6 matters."""
+"""The value of the reference implementation; after normalisation only its ratio to 1e-6 matters."""
 
 
 class Graphgpo(OnlineAlgorithm):

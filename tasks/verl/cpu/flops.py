@@ -30,7 +30,7 @@ class Work:
     tokens: int
     logits: int
     pairs: int
-    """Of query and key."""
+    """The pairs of query and key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class ModelFlops:
 
     per_token: float
     per_logit: float
-    """Of the distribution over the vocabulary, for one token."""
+    """FLOPs of the distribution over the vocabulary, for one token."""
     per_pair: float
-    """Of query and key, in all layers."""
+    """FLOPs per pair of query and key, in all layers."""
 
     @classmethod
     def of_folder(cls, folder: Path) -> "ModelFlops":

@@ -27,7 +27,7 @@ from tasks.verl.config import MAX_EPISODES
 
 BACKENDS = ("cpu", "vllm-cpu")
 _MAX_OPENINGS = 1_024
-"""Of a client; a step has one for each of its items."""
+"""The most openings of a client; a step has one for each of its items."""
 
 
 def register() -> None:

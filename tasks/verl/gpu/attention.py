@@ -21,7 +21,7 @@ if "enable_gqa" in inspect.signature(varlen_attn).parameters:
     _attend = partial(varlen_attn, enable_gqa=True)  # torch 2.11 takes fewer heads of keys without being told
 
 _boundaries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Of the row whose layers are computed: position ids → `_find_boundaries`."""
+"""The boundaries of the row whose layers are computed: position ids → `_find_boundaries`."""
 
 
 def register() -> None:

@@ -13,8 +13,8 @@ from envs.errors import MissingDependency
 PLUGIN_ENV = {"VERL_USE_EXTERNAL_MODULES": "tasks.verl.network,tasks.verl.gpu.plugin"}
 """Environment variables that a process needs before it imports verl."""
 ADAMW_OPTIONS = {"fused": True}
-"""Of torch's AdamW: one kernel updates the parameters. The default, `foreach`, computes for all of them at
-once what the kernel holds in registers: 4 more bytes per parameter at the peak of a step."""
+"""Options of torch's AdamW: one kernel updates the parameters. The default, `foreach`, computes for all of
+them at once what the kernel holds in registers: 4 more bytes per parameter at the peak of a step."""
 VARLEN_ATTENTION = "wingspan_varlen"
 """Name under which `attention.packed_attention` is registered with transformers."""
 _FLASH_ATTENTION = "flash_attention_2"

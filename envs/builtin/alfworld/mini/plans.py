@@ -31,7 +31,7 @@ class Plan:
 
     game: str
     problem: str
-    """Its `fingerprint`."""
+    """The `fingerprint` of the problem."""
     plan: tuple[str, ...] | None
 
 

@@ -17,7 +17,7 @@ BASINS = {"Sink": "SinkBasin", "Bathtub": "BathtubBasin"}
 """Type in a floor plan → type of the receptacle there."""
 BURNERS = 4
 MAX_OF_A_TYPE = 3
-"""As upstream's MAX_NUM_OF_OBJ_INSTANCES."""
+"""The same as upstream's MAX_NUM_OF_OBJ_INSTANCES."""
 LAMP = "DeskLamp"
 """The only lamp: upstream's floor lamps stand on no receptacle, so games with them have no solution."""
 LAMP_STANDS = ("Desk", "SideTable", "Dresser", "Shelf", "DiningTable", "CoffeeTable", "TVStand")
@@ -29,7 +29,7 @@ class Entity:
 
     type: str
     name: str
-    """As upstream's simulator names it, e.g. `Mug|+01.84|+01.63|+00.54`."""
+    """The name in upstream's simulator, e.g. `Mug|+01.84|+01.63|+00.54`."""
     location: str
     """Where the agent reaches it, e.g. `loc|4|1|1|-30`: x and z in steps of 25 cm, quarter turns, tilt in
     degrees."""

@@ -31,7 +31,7 @@ class Airport:
     city: str
     country: Country
     feet: int
-    """Above sea level."""
+    """The height in feet above sea level."""
 
 
 RELATIONS = {

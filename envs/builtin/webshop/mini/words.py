@@ -17,7 +17,7 @@ class Department:
     """One of the shop's categories."""
 
     name: str
-    """As in upstream's files."""
+    """The name in upstream's files."""
     path: str
     """The first parts of the product category."""
     nouns: tuple[str, ...]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 NOW = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
 """When every episode begins, a Monday: relative dates on the pages are the same each time."""
 PASSWORD = "harbour-2026"
-"""Of every account (`docs/webarena-local.md`)."""
+"""The password of every account (`docs/webarena-local.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +65,5 @@ COOKIES = {
     "forge": Cookie("trac_auth", "emma-at-the-forge-5d41402abc4b2a76"),
     "cms": Cookie("cms_session", "editoratthecms000000000000000000"),
 }
-"""By site. Names differ because all sites have one host, and a browser's cookies do not know ports."""
+"""The names of cookies by site. Names differ because all sites have one host, and a browser's cookies do not
+know ports."""

@@ -15,7 +15,7 @@ class Project:
     milestones: tuple[str, ...]
     """The first is done."""
     tickets: tuple[str, ...]
-    """Their summaries, oldest first."""
+    """The summaries of tickets, oldest first."""
 
 
 PROJECTS = (

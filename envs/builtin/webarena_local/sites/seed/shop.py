@@ -22,7 +22,7 @@ from envs.builtin.webarena_local.sites.seed.goods import (
 from envs.builtin.webarena_local.sites.seed.people import EMMA, NOW, OTHER_PEOPLE, days_ago
 
 STATUSES = ("Complete", "Complete", "Cancelled", "Complete", "Complete", "Being processed", "Pending")
-"""Of the customer's orders, oldest first."""
+"""The statuses of the customer's orders, oldest first."""
 
 
 def seed_shop(clock: Traveller) -> None:
