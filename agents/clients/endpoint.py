@@ -105,7 +105,7 @@ class Endpoint(RequestLimits):
     """Further entries of each request's body, before all others; None takes one out."""
 
     @classmethod
-    def of(cls, settings: EndpointSettings) -> Self:
+    def from_settings(cls, settings: EndpointSettings) -> Self:
         """The endpoint of `settings`. Raises `ConfigError` for an invalid URL or name of a variable."""
         limits = settings.model_dump(include={limit.name for limit in fields(RequestLimits)})
         return cls(settings.url, settings.model, api_key_variable=settings.key_from, **limits)

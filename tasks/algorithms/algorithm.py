@@ -44,7 +44,7 @@ class OverlongPenalty(Settings):
     """Share of `rollout.context_length`; the paper's is 4,096 of 20,480 tokens."""
     penalty: Annotated[float, Field(gt=0)] = 1.0
 
-    def of(self, tokens: int, *, context_length: int) -> float:
+    def compute_penalty(self, tokens: int, *, context_length: int) -> float:
         """The penalty of an episode whose longest context, prompt included, has `tokens`; at least 0."""
         excess = tokens / context_length - (1 - self.buffer)
         return self.penalty * min(max(excess / self.buffer, 0.0), 1.0)

@@ -43,7 +43,7 @@ def score(samples: Samples, *, is_rate: bool, items: Sequence[str] | None = None
     """The mean over `items`, all of them by default, with its 95% interval; None if none has samples."""
     means = item_means(samples)
     values = [means[item] for item in (means if items is None else items) if item in means]
-    return Rate.of(values, interval=mean_interval if is_rate else bootstrap) if values else None
+    return Rate.estimate(values, interval=mean_interval if is_rate else bootstrap) if values else None
 
 
 def compare_with(reference: Side, other_sides: Sequence[Side]) -> list[Difference]:

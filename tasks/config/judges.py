@@ -54,4 +54,4 @@ def _check_endpoint(judge: LLMJudge) -> None:
 
 @lru_cache(maxsize=64)
 def _make_judge(name: str, settings: JudgeBlock, prompt: str) -> LLMJudge:
-    return LLMJudge(Endpoint.of(settings), settings, name=name, prompt=prompt)
+    return LLMJudge(Endpoint.from_settings(settings), settings, name=name, prompt=prompt)

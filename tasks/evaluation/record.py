@@ -31,7 +31,7 @@ class Rate(Settings):
     """Items that have a value: with failed episodes, an item may have fewer outcomes than k."""
 
     @classmethod
-    def of(
+    def estimate(
         cls,
         values: Sequence[float],
         *,

@@ -55,11 +55,11 @@ def _groupings(outcomes: Sequence[ItemOutcome]) -> Iterator[tuple[str, list[str 
 def _result(outcomes: Sequence[ItemOutcome], samples: int, ks: Sequence[int]) -> GroupResult:
     scored_outcomes = [outcome for outcome in outcomes if outcome.successes]
     passed = passes([outcome.successes for outcome in scored_outcomes], ks=ks)
-    rates = {name: Rate.of(values) for name, values in passed.items() if values}
+    rates = {name: Rate.estimate(values) for name, values in passed.items() if values}
     if scored_outcomes:
-        rates = {f"avg_at_{samples}": Rate.of([fmean(o.successes) for o in scored_outcomes]), **rates}
-        rates["reward"] = Rate.of([fmean(o.rewards) for o in scored_outcomes])
-        rates["turns"] = Rate.of([fmean(o.turns) for o in scored_outcomes], interval=bootstrap)
+        rates = {f"avg_at_{samples}": Rate.estimate([fmean(o.successes) for o in scored_outcomes]), **rates}
+        rates["reward"] = Rate.estimate([fmean(o.rewards) for o in scored_outcomes])
+        rates["turns"] = Rate.estimate([fmean(o.turns) for o in scored_outcomes], interval=bootstrap)
     return GroupResult(
         items=len(outcomes),
         episodes=sum(len(outcome.successes) for outcome in outcomes),

@@ -42,8 +42,8 @@ def make_value(successes: Sequence[bool], rewards: Sequence[float], *, failed: i
     return TurnValue(
         samples=len(successes),
         failed=failed,
-        success=Rate.of(successes) if successes else None,
-        reward=Rate.of(rewards) if rewards else None,
+        success=Rate.estimate(successes) if successes else None,
+        reward=Rate.estimate(rewards) if rewards else None,
     )
 
 

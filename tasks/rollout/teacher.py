@@ -165,7 +165,7 @@ def _check_source(
 def _connect(
     source: TeacherEndpoint, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None", policy: str
 ) -> EndpointScorer:
-    scorer = EndpointScorer(Endpoint.of(source))
+    scorer = EndpointScorer(Endpoint.from_settings(source))
     _check_length(scorer.max_length, pipeline)
     if tokenizer is not None:
         _check_texts(scorer, tokenizer, policy=policy)

@@ -33,7 +33,7 @@ def overlong_penalty(trajectory: Trajectory, train: TrainSettings, *, context_le
     if train.online_algorithm.overlong is None:
         return 0.0
     tokens = max(len(p.prompt_ids) + len(p.response_ids) for p in pack(trajectory))
-    return train.online_algorithm.overlong.of(tokens, context_length=context_length)
+    return train.online_algorithm.overlong.compute_penalty(tokens, context_length=context_length)
 
 
 def has_gradient_without_advantage(train: TrainSettings) -> bool:
