@@ -68,7 +68,7 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 class EndpointSettings(Settings):
-    """An OpenAI-compatible endpoint, and limits on its use (`agents.clients.endpoint.Endpoint.from_settings`)."""
+    """An OpenAI-compatible endpoint, and limits on its use (`agents.clients.endpoint.Endpoint`)."""
 
     url: str
     """Up to the version, e.g. `http://127.0.0.1:8000/v1`."""

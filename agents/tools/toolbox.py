@@ -81,5 +81,5 @@ class Toolbox:
     def _unknown(self, name: str) -> str:
         quoted_name = repr(name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}...")
         hint = suggest(name.lower()[:_MAX_NAME_CHARS], self.tools)
-        there = f"The tools are: {', '.join(self.tools)}" if self.tools else "There are no tools"
-        return f"there is no tool {quoted_name}{f'; {hint}' if hint else '. '}{there}"
+        listing = f"The tools are: {', '.join(self.tools)}" if self.tools else "There are no tools"
+        return f"there is no tool {quoted_name}{f'; {hint}' if hint else '. '}{listing}"

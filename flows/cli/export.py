@@ -47,7 +47,7 @@ def export(
 
     if private and push is None:
         raise ConfigError("--private is for --push, which is not given; give both, or neither")
-    export_policy(workspace or default_workspace(pipeline), which=policy, target=output, is_adapter=adapter)
+    export_policy(workspace or default_workspace(pipeline), policy=policy, target=output, is_adapter=adapter)
     typer.echo(f"the {'adapter of the ' if adapter else ''}{policy} policy is in {output}")
     if push is not None:
         typer.echo(f"pushed: {push_folder(output, repository=push, is_private=private)}")

@@ -98,13 +98,15 @@ def examine(name: str) -> list[Finding]:
 def _python() -> Finding:
     from packaging.specifiers import SpecifierSet
 
-    purpose, found = "everything", f"{platform.python_version()}, {sys.executable}"
+    purpose, version = "everything", f"{platform.python_version()}, {sys.executable}"
     try:
         specifier = metadata(APPLICATION)["Requires-Python"]
     except PackageNotFoundError:
-        return Finding("Python", State.MISSING, f"{found}, without {APPLICATION}", purpose, "make install")
+        return Finding("Python", State.MISSING, f"{version}, without {APPLICATION}", purpose, "make install")
     fits = SpecifierSet(specifier).contains(platform.python_version())
-    return Finding("Python", State.OK if fits else State.MISSING, f"{found}; required: {specifier}", purpose)
+    return Finding(
+        "Python", State.OK if fits else State.MISSING, f"{version}; required: {specifier}", purpose
+    )
 
 
 def _packages() -> Iterator[Finding]:
@@ -222,11 +224,11 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
         attention = f"flash-attn {flash_attention_version()}"
     yield _result_of("attention", attention, purpose, lambda: gpu_model_options(pipeline.model))
     if size is None:
-        found = f"the size of {pipeline.model} is unknown"
+        need = f"the size of {pipeline.model} is unknown"
         yield Finding(
             "GPU memory",
             State.NOT_NEEDED,
-            found,
+            need,
             purpose,
             "download the model, then run wingspan doctor again",
         )
@@ -235,8 +237,8 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     checkpoints = f"{most_checkpoints(pipeline.train)} checkpoints of {checkpoint / 1e9:.0f} GB at once"
     needs = memory_needs(pipeline, size)
     memory = max(need.total for need in needs if need.phase.startswith("to train"))
-    found = f"about {memory / 1e9:.0f} GB a GPU while training, {checkpoints}"
-    yield _result_of("GPU memory", found, purpose, lambda: check_memory(pipeline))
+    peak = f"about {memory / 1e9:.0f} GB a GPU while training, {checkpoints}"
+    yield _result_of("GPU memory", peak, purpose, lambda: check_memory(pipeline))
 
 
 def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
@@ -293,20 +295,20 @@ def _memory(pipeline: "Pipeline") -> Finding:
     from tasks.config.memory import check_memory, device_memories
 
     [total] = device_memories("cpu")
-    found, purpose = f"{total / 1e9:.1f} GB", "a CPU run"
+    size, purpose = f"{total / 1e9:.1f} GB", "a CPU run"
     if pipeline.backend.device != "cpu":
-        return Finding("memory", State.OK, found, purpose)
-    return _result_of("memory", found, purpose, lambda: check_memory(pipeline))
+        return Finding("memory", State.OK, size, purpose)
+    return _result_of("memory", size, purpose, lambda: check_memory(pipeline))
 
 
 def _loopback() -> Finding:
     purpose = "Ray, Prefect's temporary server"
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            found = f"port {server.getsockname()[1]} is available"
+            state = f"port {server.getsockname()[1]} is available"
     except OSError as error:
         return Finding("127.0.0.1", State.MISSING, str(error), purpose, "let programs listen on 127.0.0.1")
-    return Finding("127.0.0.1", State.OK, found, purpose)
+    return Finding("127.0.0.1", State.OK, state, purpose)
 
 
 def _network() -> Finding:
@@ -316,16 +318,16 @@ def _network() -> Finding:
     purpose = "Ray; RAY_ADDRESS"
     address = cluster_address()
     if address is None:
-        found = "a Ray on this machine: listens on loopback only, asks for a token"
-        return Finding("network", State.OK, found, purpose)
+        state = "a Ray on this machine: listens on loopback only, asks for a token"
+        return Finding("network", State.OK, state, purpose)
 
     protected = f"the Ray cluster {address} asks for a token"
     finding = _result_of("network", protected, purpose, check_ray_address)
     if finding.state is not State.OK or asks_for_token():
         return finding
-    found = f"OPEN: anyone who reaches {address} can run code in the Ray cluster, which asks for no token"
+    state = f"OPEN: anyone who reaches {address} can run code in the Ray cluster, which asks for no token"
     remedy = "start every node with RAY_AUTH_MODE=token (docs/security.md)"
-    return Finding("network", State.OK, found, purpose, remedy)
+    return Finding("network", State.OK, state, purpose, remedy)
 
 
 def _finding(name: str, remedy: str | None, purpose: str, *, is_needed: bool) -> Finding:

@@ -191,7 +191,7 @@ def _restore_data(lineage: LineageRecord, *, commit: str, project: Path) -> None
         pointer for path in paths if (pointer := _pointer(path, commit=commit)) is not None
     )
     if any(Path(path).parts[0] == DATA for path in paths):  # rows may name other files there, such as images
-        pointers |= dict.fromkeys(_pointers(below=DATA, commit=commit))
+        pointers |= dict.fromkeys(_pointers(folder=DATA, commit=commit))
     if pointers:
         restore_from_dvc(list(pointers), target=project)
     for path, md5 in paths.items():
@@ -221,8 +221,8 @@ def _pointer(path: str, *, commit: str) -> str | None:
     return next((file for file in candidates if _is_in_git(file, commit=commit)), None)
 
 
-def _pointers(*, below: str, commit: str) -> list[str]:
-    files = _git("ls-tree", "-r", "--name-only", commit, "--", below).splitlines()
+def _pointers(*, folder: str, commit: str) -> list[str]:
+    files = _git("ls-tree", "-r", "--name-only", commit, "--", folder).splitlines()
     return [file for file in files if file.endswith(".dvc")]
 
 

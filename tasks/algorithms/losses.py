@@ -205,8 +205,10 @@ class DppoTv(PolicyLoss):
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
         shift = (tokens.log_probs.exp() - tokens.old_log_probs.exp()).detach()
-        inside = (shift <= self.divergence_high).where(tokens.advantages > 0, shift >= -self.divergence_low)
-        return _inside_the_region(tokens, inside, max_ratio=self.max_ratio)
+        is_inside = (shift <= self.divergence_high).where(
+            tokens.advantages > 0, shift >= -self.divergence_low
+        )
+        return _inside_the_region(tokens, is_inside, max_ratio=self.max_ratio)
 
 
 class DppoKl(PolicyLoss):
@@ -226,13 +228,13 @@ class DppoKl(PolicyLoss):
         divergence = old * (tokens.old_log_probs - tokens.log_probs.detach()) + (1 - old) * rest
         too_high = (divergence > self.divergence_high) & (new > old)
         too_low = (divergence > self.divergence_low) & (new < old)
-        inside = ~too_high.where(tokens.advantages > 0, too_low)
-        return _inside_the_region(tokens, inside, max_ratio=self.max_ratio)
+        is_inside = ~too_high.where(tokens.advantages > 0, too_low)
+        return _inside_the_region(tokens, is_inside, max_ratio=self.max_ratio)
 
 
-def _inside_the_region(tokens: Tokens, inside: "Tensor", *, max_ratio: float) -> TokenLosses:
+def _inside_the_region(tokens: Tokens, is_inside: "Tensor", *, max_ratio: float) -> TokenLosses:
     ratio = tokens.log_ratios.exp().clamp(max=max_ratio).detach()
-    return TokenLosses(-tokens.advantages * ratio * tokens.log_probs * inside, ~inside)
+    return TokenLosses(-tokens.advantages * ratio * tokens.log_probs * is_inside, ~is_inside)
 
 
 class ClipCov(PolicyLoss):

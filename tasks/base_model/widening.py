@@ -141,13 +141,13 @@ class _Circuit:
         # A product's code is the sum of those of the last tokens of its name, each mixed in its own way.
         mixes = [self._random_basis(PRODUCT_CODE, PRODUCT_CODE)[:CODE] for _ in range(_NAME_TOKENS + 1)]
         states = self._collect(0).states
-        self._copy_token(1, states, rms, head=self._head, to=self._before)
-        self._copy_token(_NAME_TOKENS, states, rms, head=self._second, to=self._fourth)
+        self._copy_token(1, states, rms, head=self._head, target=self._before)
+        self._copy_token(_NAME_TOKENS, states, rms, head=self._second, target=self._fourth)
         self._copy_product([code @ mix for mix in mixes[1:]])
         self._match(mixes[0], identity)
 
     def _copy_token(
-        self, distance: int, states: "torch.Tensor", rms: float, *, head: slice, to: slice
+        self, distance: int, states: "torch.Tensor", rms: float, *, head: slice, target: slice
     ) -> None:
         import torch
 
@@ -160,17 +160,17 @@ class _Circuit:
         attention.o_proj.weight[:, head] = 0
         size = float(states[:, self._token].square().mean().sqrt())
         attention.v_proj.weight[head, self._token][:CODE] = torch.eye(CODE)
-        attention.o_proj.weight[to, head][:, :CODE] = torch.eye(CODE) * (rms * _CODE_RMS / size)
+        attention.o_proj.weight[target, head][:, :CODE] = torch.eye(CODE) * (rms * _CODE_RMS / size)
 
     def _copy_product(self, codes: Sequence["torch.Tensor"]) -> None:
         import torch
 
-        seen = self._collect(1)
-        is_using = seen.back(0) == self._using
-        mark = _fit(seen.states, is_using.float()[:, None])
-        constant = _fit(seen.states, seen.states.new_ones(len(is_using), 1))
-        product = torch.stack([code[seen.back(i)] for i, code in enumerate(codes, 1)]).sum(0)
-        value = _fit(seen.states[is_using], product[is_using])
+        activations = self._collect(1)
+        is_using = activations.back(0) == self._using
+        mark = _fit(activations.states, is_using.float()[:, None])
+        constant = _fit(activations.states, activations.states.new_ones(len(is_using), 1))
+        product = torch.stack([code[activations.back(i)] for i, code in enumerate(codes, 1)]).sum(0)
+        value = _fit(activations.states[is_using], product[is_using])
         attention, head = self._model.model.layers[1].self_attn, self._head
         vector = look_for_last(logit=_LOGIT)[:, None]
         attention.q_proj.weight[head] = vector * constant
@@ -186,11 +186,11 @@ class _Circuit:
     def _match(self, projection: "torch.Tensor", identity: "torch.Tensor") -> None:
         import torch
 
-        seen = self._collect(2)
+        activations = self._collect(2)
         attention, head = self._model.model.layers[2].self_attn, self._head
         scale = math.sqrt(_SHARPNESS) * HEAD_DIM**0.25
         token, before, compared = (
-            scale / float(seen.states[:, part].norm(dim=1).median())
+            scale / float(activations.states[:, part].norm(dim=1).median())
             for part in (self._token, self._before, self._product)
         )
         query, key = (torch.zeros(HEAD_DIM, self._model.config.hidden_size) for _ in range(2))
@@ -200,8 +200,8 @@ class _Circuit:
         query[SLOW, self._product] += compared * projection
         key[SLOW, self._product] += compared * projection
         basis = torch.linalg.svd(identity, full_matrices=False)[2][:HEAD_DIM]
-        in_opening = seen.in_opening
-        value = _fit(seen.states[in_opening], (identity[seen.back(0)] @ basis.T)[in_opening])
+        in_opening = activations.in_opening
+        value = _fit(activations.states[in_opening], (identity[activations.back(0)] @ basis.T)[in_opening])
         attention.q_proj.weight[head], attention.k_proj.weight[head] = query, key
         attention.v_proj.weight[head] = value
         attention.o_proj.weight[:, head] = 0

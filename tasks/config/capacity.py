@@ -123,15 +123,15 @@ def supervised_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
 def _pass_parts(
     pipeline: Pipeline, size: ModelSize, *, has_whole_logits: bool, has_gradients: bool
 ) -> dict[str, int]:
-    """Of a forward and a backward pass on a GPU."""
+    """What a forward and a backward pass hold on a GPU, in bytes by name."""
     tokens = pipeline.train.micro_batch_tokens
     embeddings = size.vocabulary * size.width * (1 if size.tied else 2)
     layer = (size.parameters - embeddings) // max(1, size.layers)
     chunk = tokens if has_whole_logits else min(tokens, CHUNK_TOKENS)
-    inside = 12 * size.width + 6 * size.mlp_width
+    layer_activations = 12 * size.width + 6 * size.mlp_width
     return {
         # Of a micro-batch, with gradient checkpointing: the input of each layer, and the inside of one layer.
-        "activations": 2 * tokens * (size.layers * size.width + inside),
+        "activations": 2 * tokens * (size.layers * size.width + layer_activations),
         # Embeddings, `lm_head` and two layers in bf16, with their gradients unless these weights are not
         # trained, while FSDP has gathered them.
         "gathered layers": (4 if has_gradients else 2) * (embeddings + 2 * layer),

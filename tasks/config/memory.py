@@ -192,7 +192,7 @@ def _to_train_supervised(pipeline: Pipeline, parts: Mapping[str, int], *, room: 
 def _of_vllm(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> Need:
     """What vLLM needs within its share of a GPU, in bf16."""
     backend = pipeline.backend
-    inside = 2 * VLLM_TOKENS * (4 * size.width + 3 * size.mlp_width)
+    activations = 2 * VLLM_TOKENS * (4 * size.width + 3 * size.mlp_width)
     logits = 12 * backend.max_sequences * size.vocabulary
     parts = {
         "weights": 2 * size.parameters // backend.tensor_parallel,
@@ -200,7 +200,7 @@ def _of_vllm(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> Need:
         * _numbers_per_token(size)
         * pipeline.rollout.context_length
         // backend.tensor_parallel,
-        "activations and CUDA graphs": inside + logits + VLLM_BYTES,
+        "activations and CUDA graphs": activations + logits + VLLM_BYTES,
     }
     share = int(backend.gpu_memory_utilization * gpu)
     name = f"vLLM's share of {A_GPU} (backend.gpu_memory_utilization {backend.gpu_memory_utilization})"

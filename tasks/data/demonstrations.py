@@ -90,8 +90,8 @@ def _play_for_words(
         settings = settings.model_copy(update={"demonstrations": len(played), "noise": 0.0})
     rollout = pipeline.rollout.model_copy(update={"context_length": sys.maxsize // 2})
     boundless = pipeline.model_copy(update={"warmup": settings, "rollout": rollout})
-    for one in asyncio.run(demonstrate(played, pipeline=boundless, tokenizer=tokenizer)):
-        yield one.prompt_ids + one.response_ids
+    for demonstration in asyncio.run(demonstrate(played, pipeline=boundless, tokenizer=tokenizer)):
+        yield demonstration.prompt_ids + demonstration.response_ids
 
 
 async def demonstrate(

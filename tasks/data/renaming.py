@@ -34,12 +34,16 @@ def rename_words(
     """
     names = _names(demonstrations, words)
     rng = random.Random(f"renaming/{seed}")
-    return [_rename(one, names, rng) for _ in range(copies) for one in demonstrations]
+    return [_rename(demonstration, names, rng) for _ in range(copies) for demonstration in demonstrations]
 
 
 def _names(demonstrations: Sequence["Demonstration"], words: Mapping[str, int]) -> list[list[Forms]]:
     """The rare words, those with the same forms together."""
-    counts = Counter(token for one in demonstrations for token in {*one.prompt_ids, *one.response_ids})
+    counts = Counter(
+        token
+        for demonstration in demonstrations
+        for token in {*demonstration.prompt_ids, *demonstration.response_ids}
+    )
     forms: dict[str, dict[bool, int]] = defaultdict(dict)
     for word, token in words.items():
         forms[word.removeprefix(SPACE)][word.startswith(SPACE)] = token
@@ -50,15 +54,17 @@ def _names(demonstrations: Sequence["Demonstration"], words: Mapping[str, int]) 
     return [*names.values()]
 
 
-def _rename(one: "Demonstration", names: Iterable[Sequence[Forms]], rng: random.Random) -> "Demonstration":
-    present = {*one.prompt_ids, *one.response_ids}
+def _rename(
+    demonstration: "Demonstration", names: Iterable[Sequence[Forms]], rng: random.Random
+) -> "Demonstration":
+    present = {*demonstration.prompt_ids, *demonstration.response_ids}
     new_tokens: dict[int, int] = {}
     for group in names:
         olds = [forms for forms in group if not present.isdisjoint(forms.values())]
         for old, new in zip(olds, rng.sample(group, len(olds)), strict=True):
             new_tokens.update({old[form]: new[form] for form in old})
     return replace(
-        one,
-        prompt_ids=[new_tokens.get(token, token) for token in one.prompt_ids],
-        response_ids=[new_tokens.get(token, token) for token in one.response_ids],
+        demonstration,
+        prompt_ids=[new_tokens.get(token, token) for token in demonstration.prompt_ids],
+        response_ids=[new_tokens.get(token, token) for token in demonstration.response_ids],
     )

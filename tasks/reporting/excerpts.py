@@ -66,11 +66,11 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
         {item_id: episodes[0] for item_id, episodes in results.sampled(policy).items()} for policy in POLICIES
     )
     by_verdict: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
-    for item_id, (_, then) in after.items():
+    for item_id, (_, last) in after.items():
         _, first = before.get(item_id, (None, None))
-        if then.has_failed or (first and first.has_failed):
+        if last.has_failed or (first and first.has_failed):
             continue  # says nothing about the policy
-        by_verdict[_verdict(first, then)].append(item_id)
+        by_verdict[_verdict(first, last)].append(item_id)
     queues = {
         verdict: _interleave_kinds(item_ids, kind_of=lambda item_id: _kind(after[item_id][1].item))
         for verdict, item_ids in by_verdict.items()
@@ -82,15 +82,15 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
         if queues[verdict] and len(pairs) < PAIRS:
             item_id = queues[verdict].pop(0)
             before_line, first = before.get(item_id, (None, None))
-            after_line, then = after[item_id]
+            after_line, last = after[item_id]
             pairs.append(
                 ExcerptPair(
-                    item=then.item,
+                    item=last.item,
                     verdict=verdict,
-                    opening=decode(then.prompt_ids),
+                    opening=decode(last.prompt_ids),
                     before=first,
                     before_line=before_line,
-                    after=then,
+                    after=last,
                     after_line=after_line,
                 )
             )
@@ -105,8 +105,8 @@ class FailingItem:
     """Successes of the samples before training."""
     after: Sequence[float]
     episode: Trajectory
-    """The item's first sampled episode after training that does not solve it; in a run of an older version, which
-    kept one episode of each item, that one."""
+    """The item's first sampled episode after training that does not solve it; in a run of an older version,
+    which kept one episode of each item, that one."""
     line: int
     """The line of that episode, in the file of evaluated episodes."""
 

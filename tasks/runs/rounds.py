@@ -71,7 +71,7 @@ def find_best(folder: Path) -> RoundResult | None:
     """The round whose policy is in `BEST` in `folder` (`train/`), if it has ended: the most successful one,
     unless training went back to before a better one."""
     kept = read_json(folder / BEST_ROUND)
-    return read_round(folder, kept["index"]) if kept else None
+    return read_round(folder, best_round["index"]) if best_round else None
 
 
 def final_policy(pipeline: Pipeline, folder: Path, *, last: Path) -> Path:

@@ -240,8 +240,8 @@ def phase_table(results: Results) -> list[tuple[str, float, float]]:
     """(phase, total seconds, share) of the training steps, then of the train stage outside them."""
     rows = [(name, sum(seconds)) for name, seconds in phases(results).items() if sum(seconds) > 0]
     if rows and "train" in results.seconds:
-        outside = results.seconds["train"] - sum(step["seconds"] for step in results.steps)
-        rows.append(("start-up and quick evaluations", max(0.0, outside)))
+        other_s = results.seconds["train"] - sum(step["seconds"] for step in results.steps)
+        rows.append(("start-up and quick evaluations", max(0.0, other_s)))
     whole = sum(seconds for _, seconds in rows) or 1.0
     return [(name.replace("_", " "), seconds, seconds / whole) for name, seconds in rows]
 

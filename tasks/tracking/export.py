@@ -17,9 +17,9 @@ from tasks.tracking.lineage_record import LINEAGE, read_lineage
 from tasks.tracking.provenance import PACKAGES, dirty_tag
 from tasks.verl.policies import ADAPTER
 
-Which = Literal["final", "best", "start"]
+PolicyChoice = Literal["final", "best", "start"]
 """`final`: the run's result; `best`: of the round with the best quick evaluation; `start`: before RL."""
-_FOLDERS: Mapping[Which, Path] = {
+_FOLDERS: Mapping[PolicyChoice, Path] = {
     "final": Path("policy"),
     "best": Path("train", BEST),
     "start": Path("warmup"),
@@ -27,39 +27,39 @@ _FOLDERS: Mapping[Which, Path] = {
 CARD = "README.md"
 
 
-def policy_of(workspace: Path, which: Which) -> Path:
+def policy_of(workspace: Path, policy: PolicyChoice) -> Path:
     """The folder of a policy in `workspace`. Raises `ConfigError` where there is none."""
-    folder = workspace / _FOLDERS[which]
+    folder = workspace / _FOLDERS[policy]
     if not (folder / "config.json").exists():
         present = [name for name, path in _FOLDERS.items() if (workspace / path / "config.json").exists()]
         raise ConfigError(
-            f"{workspace} has no {which} policy ({folder} is not there); "
+            f"{workspace} has no {policy} policy ({folder} is not there); "
             f"it has: {', '.join(present) or 'none'}"
         )
     return folder
 
 
-def export_policy(workspace: Path, *, which: Which, target: Path, is_adapter: bool = False) -> None:
+def export_policy(workspace: Path, *, policy: PolicyChoice, target: Path, is_adapter: bool = False) -> None:
     """Copy a policy of the run in `workspace` to the new folder `target`, with a model card.
 
     `is_adapter`: the adapter alone, in peft's format, instead of the whole model, into which it is merged.
     Raises `ConfigError` where there is no such policy or adapter, or where `target` exists.
     """
-    source = policy_of(workspace, which)
+    source = policy_of(workspace, policy)
     if target.exists():
         raise ConfigError(f"{target} exists; give a folder that does not")
     if is_adapter:
         source /= ADAPTER
         if not source.is_dir():
             raise ConfigError(
-                f"{source} is not there: the {which} policy was trained in full; leave out --adapter"
+                f"{source} is not there: the {policy} policy was trained in full; leave out --adapter"
             )
     shutil.copytree(source, target, ignore=shutil.ignore_patterns(ADAPTER))
-    card = make_card(workspace, which=which, is_adapter=is_adapter)
+    card = make_card(workspace, policy=policy, is_adapter=is_adapter)
     (target / CARD).write_text(card, encoding="utf-8")
 
 
-def make_card(workspace: Path, *, which: Which, is_adapter: bool) -> str:
+def make_card(workspace: Path, *, policy: PolicyChoice, is_adapter: bool) -> str:
     """The model card: what was trained on what, what it scored, its code, its data and its parameters."""
     parameters = read_parameters(workspace)
     metadata: dict[str, Any] = {
@@ -71,10 +71,10 @@ def make_card(workspace: Path, *, which: Which, is_adapter: bool) -> str:
     if model is not None and not Path(model).exists():
         metadata["base_model"] = model
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]
-    lines += [f"# {workspace.name}: {which} policy{', its adapter' if is_adapter else ''}", ""]
+    lines += [f"# {workspace.name}: {policy} policy{', its adapter' if is_adapter else ''}", ""]
     if is_adapter and (workspace / _FOLDERS["start"]).exists():
         lines += ["The adapter belongs to the policy of the warm-up (`--policy start`), not to `model`.", ""]
-    if which != "best" and (evaluation := read_evaluation(workspace)):
+    if policy != "best" and (evaluation := read_evaluation(workspace)):
         lines += [facts.result(evaluation), ""]
     lines += ["## Source", "", *(f"- {key}: `{value}`" for key, value in _origins(workspace).items())]
     lines += [f"- {name}: `{path_md5}`" for name, path_md5 in _data_sums(workspace).items()]

@@ -192,8 +192,10 @@ class Trainer:
         train, steps = self._pipeline.train, checkpoints.complete_steps(self._checkpoints)
         if not steps or steps[-1] < train.steps:
             # now, not after the steps up to it
-            kept = steps if train.watch.on_collapse == "rewind" else ()
-            checkpoints.make_room(self._checkpoints, model=self._model, train=train, steps_to_keep=kept)
+            protected_steps = steps if train.watch.on_collapse == "rewind" else ()
+            checkpoints.make_room(
+                self._checkpoints, model=self._model, train=train, steps_to_keep=protected_steps
+            )
         validate_config(
             self._config,
             use_reference_policy=train.kl is not None,

@@ -49,10 +49,10 @@ class RewindPoints:
     def read(cls, train: Path, *, window: int) -> "RewindPoints":
         """Read the points in `train`, the folder of the train stage."""
         steps = checkpoints.complete_steps(train / "checkpoints")
-        alarming = _steps_with_alerts(train / "metrics.jsonl")
+        alert_steps = _steps_with_alerts(train / "metrics.jsonl")
         return cls(
             window=window,
-            safe_steps=[step for step in steps if step not in alarming],
+            safe_steps=[step for step in steps if step not in alert_steps],
             rewinds=read_rewinds(train),
         )
 

@@ -29,8 +29,8 @@ class Annotation:
     sample: int
     label: str
     note: str
-    at: str
-    """When, in UTC and ISO 8601."""
+    written_at: str
+    """The time, in UTC and ISO 8601."""
 
 
 def read_annotations(path: Path) -> Iterator[Annotation]:
@@ -45,7 +45,7 @@ def read_annotations(path: Path) -> Iterator[Annotation]:
             annotation = Annotation(**json.loads(line))
         except (ValueError, TypeError, RecursionError):
             continue  # half written, or somebody else's
-        texts = (annotation.digest, annotation.file, annotation.label, annotation.note, annotation.at)
+        texts = (annotation.digest, annotation.file, annotation.label, annotation.note, annotation.written_at)
         if all(isinstance(text, str) for text in texts):
             yield annotation
 

@@ -83,32 +83,32 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
     def runs(_: Request) -> Response:
         return json_answer({"runs": summarise_runs(viewer.runs())})
 
-    def run(_: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
-        other_runs = [run for run in viewer.runs() if run.identity != served.run.identity]
+    def run(_: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
+        other_runs = [other for other in viewer.runs() if other.identity != run.run.identity]
         unreadable, examples = browse.unreadable_lines(connection)
         return {
-            "summary": summarise_runs([served.run, *other_runs])[0],
-            **read_overview(served.run),
+            "summary": summarise_runs([run.run, *other_runs])[0],
+            **read_overview(run.run),
             "kept": browse.count_by_step(connection),
             "kept_by_round": browse.count_by_round(connection),
             "total": browse.count_trajectories(connection),
             "unreadable": {"total": unreadable, "examples": examples},
-            **_state(served, connection),
+            **_state(run, connection),
         }
 
-    def state(_: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
-        return _state(served, connection)
+    def state(_: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
+        return _state(run, connection)
 
-    def trajectories(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+    def trajectories(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
         query = request.query_params.get("q", "")
         rows = browse.list_trajectories(connection, query, **_page(request))
         total = browse.count_trajectories(connection, query)
-        return {"total": total, "rows": rows, **_state(served, connection)}
+        return {"total": total, "rows": rows, **_state(run, connection)}
 
-    def groups(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+    def groups(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
         query = request.query_params.get("q", "")
         total, rows = browse.list_groups(connection, query, **_page(request))
-        return {"total": total, "rows": rows, **_state(served, connection)}
+        return {"total": total, "rows": rows, **_state(run, connection)}
 
     def facets(request: Request, _: OpenRun, connection: sqlite3.Connection) -> Any:
         return {
@@ -118,7 +118,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             "group_sorts": list(browse.GROUP_SORTS),
         }
 
-    def trajectory(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+    def trajectory(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
         address = request.query_params.get("address", "")
         row, location = find_row(connection, address)
         values = load_trajectory(location)
@@ -126,23 +126,23 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             "row": row,
             "digest": location.digest,
             "siblings": browse.siblings(connection, address),
-            **read_trajectory(values, decode=served.decode, update=load_update(location, values)),
-            **_state(served, connection),
+            **read_trajectory(values, decode=run.decode, update=load_update(location, values)),
+            **_state(run, connection),
         }
 
     def place(request: Request, _: OpenRun, connection: sqlite3.Connection) -> Any:
         query, sort, address = (request.query_params.get(name, "") for name in ("q", "sort", "address"))
         return browse.neighbours(connection, query, sort=sort, address=address)
 
-    def tokens(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+    def tokens(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
         _, location = find_row(connection, request.query_params.get("address", ""))
         values, number = load_trajectory(location), integer(request, "turn", default=-1)
         if number >= len(values["turns"]):
             raise RequestRejected(404, f"the trajectory has no turn {number + 1}")
         update = load_update(location, values)
-        return read_tokens(values, number=number, split=served.split, update=update)
+        return read_tokens(values, number=number, split=run.split, update=update)
 
-    def sides(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+    def sides(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
         """Trajectories by `address` (several), or the group of one, with their turns."""
         addresses = request.query_params.getlist("address")
         if "group" in request.query_params:
@@ -154,20 +154,20 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         return {
             "total": len(addresses),
             "sides": [
-                {"row": row, **read_trajectory(load_trajectory(location), decode=served.decode)}
+                {"row": row, **read_trajectory(load_trajectory(location), decode=run.decode)}
                 for row, location in found
             ],
-            **_state(served, connection),
+            **_state(run, connection),
         }
 
-    def item(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Any:
+    def item(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
         name = request.query_params.get("item", "")
         rows = browse.item_history(connection, name)
         if not rows:
             raise RequestRejected(404, f"no trajectory of the item {name!r} was kept")
-        return {"rows": rows, **_state(served, connection)}
+        return {"rows": rows, **_state(run, connection)}
 
-    def image(request: Request, served: OpenRun, connection: sqlite3.Connection) -> Response:
+    def image(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Response:
         _, location = find_row(connection, request.query_params.get("address", ""))
         turn, number = integer(request, "turn", default=-1), integer(request, "number", default=0)
         image = find_image(load_trajectory(location), turn=turn, number=number)
@@ -187,8 +187,8 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         return json_answer(await run_in_threadpool(_annotate, body))
 
     def _annotate(body: AnnotationRequest) -> Any:
-        served = viewer.open(body.run)
-        with served.index.connect() as connection:
+        run = viewer.open(body.run)
+        with run.index.connect() as connection:
             row, location = find_row(connection, body.address)
             if location.digest != body.digest:
                 raise LineChanged(f"{body.address} was rewritten")
@@ -201,19 +201,19 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             sample=row.sample,
             label=body.label,
             note=body.note.strip(),
-            at=now(),
+            written_at=now(),
         )
-        append_annotation(served.run.folder / ANNOTATIONS, annotation)
-        served.refresh(is_forced=True)
+        append_annotation(run.run.folder / ANNOTATIONS, annotation)
+        run.refresh(is_forced=True)
         return {"label": annotation.label, "note": annotation.note}
 
     def answering(read: Callable[[Request, OpenRun, sqlite3.Connection], Any]) -> Route:
         """The route that answers with what `read` finds in the run that the request names."""
 
         def answer(request: Request) -> Response:
-            served = viewer.open(request.query_params.get("run", ""))
-            with served.index.connect() as connection:
-                content = read(request, served, connection)
+            run = viewer.open(request.query_params.get("run", ""))
+            with run.index.connect() as connection:
+                content = read(request, run, connection)
             return content if isinstance(content, Response) else json_answer(content)
 
         return Route(f"/api/{read.__name__}", answer)

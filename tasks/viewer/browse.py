@@ -180,20 +180,20 @@ def list_groups(
     )
     total = connection.execute(f"SELECT count(*) FROM ({group_filter})", where.values).fetchone()[0]
     names = list(GroupRow.__dataclass_fields__)
-    found = connection.execute(select, (*where.values, limit, offset))
-    return int(total), [GroupRow(**_read_values(names, row)) for row in found]
+    rows = connection.execute(select, (*where.values, limit, offset))
+    return int(total), [GroupRow(**_read_values(names, row)) for row in rows]
 
 
 def siblings(connection: sqlite3.Connection, address: str) -> list[TrajectoryRow]:
     """The group of a trajectory, itself included: the samples of its item in the same file with the same
     labels. Empty if there is no such trajectory."""
-    found = _find(connection, address)
+    trajectory_id = _find(connection, address)
     select = (
         "SELECT s.id FROM trajectories t JOIN trajectories s "
         "ON s.file = t.file AND s.item = t.item AND s.labels = t.labels WHERE t.id = ? "
         "ORDER BY s.sample, s.line"
     )
-    return _rows(connection, [row[0] for row in connection.execute(select, (found,))])
+    return _rows(connection, [row[0] for row in connection.execute(select, (trajectory_id,))])
 
 
 def item_history(connection: sqlite3.Connection, item: str) -> list[TrajectoryRow]:
@@ -250,8 +250,8 @@ def find_location(connection: sqlite3.Connection, address: str) -> Location | No
 
 def find_row(connection: sqlite3.Connection, address: str) -> TrajectoryRow | None:
     """The trajectory `address` as in a list; None if there is none."""
-    found = _find(connection, address)
-    return None if found is None else _rows(connection, [found])[0]
+    trajectory_id = _find(connection, address)
+    return None if trajectory_id is None else _rows(connection, [trajectory_id])[0]
 
 
 def count_by_step(connection: sqlite3.Connection) -> list[tuple[int, int, int]]:

@@ -114,9 +114,9 @@ def fork_routes(viewer: Viewer, *, is_loopback: bool) -> Sequence[Route]:
         return json_answer(live_run.snapshot(after=integer(request, "after", default=-1), wait_s=MAX_WAIT_S))
 
     def live_image(request: Request) -> Response:
-        found = runs.find(request.query_params.get("id", ""))
+        live_run = runs.find(request.query_params.get("id", ""))
         turn, number = integer(request, "turn", default=-1), integer(request, "number", default=0)
-        image = found.find_image(turn=turn, number=number)
+        image = live_run.find_image(turn=turn, number=number)
         if image is None or image.media_type not in IMAGE_TYPES:
             raise RequestRejected(404, "there is no such image")
         return Response(image.data, media_type=image.media_type)

@@ -130,8 +130,8 @@ class RunIndex:
                         f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
                     )
             # Stays open: as the last connection is closed, SQLite cleans up, which takes longer than a query.
-            self._kept = self._open()
-            self._kept.execute("PRAGMA user_version").fetchone()
+            self._connection = self._open()
+            self._connection.execute("PRAGMA user_version").fetchone()
         except (OSError, sqlite3.OperationalError) as error:
             raise ConfigError(
                 f"no index can be written to {self.file.parent} ({error}); "
@@ -228,9 +228,9 @@ class _Update:
     def _resume(self, file: TrajectoryFile, status: os.stat_result, stream: BinaryIO) -> tuple[int, int, int]:
         """The file's id, and the bytes and lines of it that are indexed; `stream` stands after them."""
         select = "SELECT id, path, inode, consumed, lines FROM files WHERE key = ?"
-        known = self._execute(select, (file.key,)).fetchone()
-        if known is not None:
-            file_id, path, inode, consumed, lines = known
+        row = self._execute(select, (file.key,)).fetchone()
+        if row is not None:
+            file_id, path, inode, consumed, lines = row
             if (path, inode) == (_text(file.path), status.st_ino) and self._is_prefix(
                 file_id, consumed_bytes=consumed, stream=stream
             ):
@@ -330,9 +330,9 @@ class _Update:
     def _prompt(self, ids: Sequence[int]) -> int:
         text = repr(ids).encode()
         digest = hashlib.blake2b(text, digest_size=_HASH_BYTES).digest()
-        known = self._execute("SELECT id FROM prompts WHERE hash = ?", (digest,)).fetchone()
-        if known is not None:
-            return int(known[0])
+        row = self._execute("SELECT id FROM prompts WHERE hash = ?", (digest,)).fetchone()
+        if row is not None:
+            return int(row[0])
         number = self._execute("INSERT INTO prompts(hash) VALUES (?)", (digest,)).lastrowid or 0
         values = (number, self._decode(ids) or "")
         self._execute("INSERT INTO prompt_texts(rowid, prompt) VALUES (?, ?)", values)
@@ -383,12 +383,18 @@ class _Update:
         path = self._index.run.folder / ANNOTATIONS
         status = _stat(path)
         mark = f"{status.st_ino} {status.st_size} {status.st_mtime_ns}" if status else ""
-        known = self._execute("SELECT value FROM state WHERE name = 'annotations'").fetchone()
-        if mark == (known[0] if known else ""):
+        row = self._execute("SELECT value FROM state WHERE name = 'annotations'").fetchone()
+        if mark == (row[0] if row else ""):
             return
         self._execute("DELETE FROM annotations")
         for annotation in read_annotations(path):
-            facts = (annotation.digest, annotation.file, annotation.label, annotation.note, annotation.at)
+            facts = (
+                annotation.digest,
+                annotation.file,
+                annotation.label,
+                annotation.note,
+                annotation.written_at,
+            )
             self._execute("INSERT OR REPLACE INTO annotations VALUES (?, ?, ?, ?, ?)", facts)
         self._execute("INSERT OR REPLACE INTO state VALUES ('annotations', ?)", (mark,))
         self._is_changed = True

@@ -95,7 +95,7 @@ def test_an_exported_folder_loads_and_says_where_it_comes_from(workspace: Path, 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     target = tmp_path / "out"
-    export_policy(workspace, which="final", target=target)
+    export_policy(workspace, policy="final", target=target)
     AutoModelForCausalLM.from_pretrained(target)
     AutoTokenizer.from_pretrained(target)
     card = (target / CARD).read_text()
@@ -104,12 +104,12 @@ def test_an_exported_folder_loads_and_says_where_it_comes_from(workspace: Path, 
     assert "Success on the test split: 25.0% before, 25.0% after training." in card
     assert "- md5.data/train.jsonl: `8a80554c91d9fca8acb82f023de02f11`" in card
     with pytest.raises(ConfigError, match="out exists; give a folder that does not"):
-        export_policy(workspace, which="final", target=target)
+        export_policy(workspace, policy="final", target=target)
 
 
 def test_the_card_names_the_commit_of_the_run(workspace: Path, tmp_path: Path) -> None:
     lineage_of(workspace, commit="1" * 40, packages={"torch": "0.1", "numpy": "0.2"}).write(workspace)
-    export_policy(workspace, which="final", target=tmp_path / "out")
+    export_policy(workspace, policy="final", target=tmp_path / "out")
     card = (tmp_path / "out" / CARD).read_text()
     assert f"- git.commit: `{'1' * 40}`\n- git.dirty: `false`\n" in card
     assert "- version.torch: `0.1`\n" in card
@@ -122,13 +122,13 @@ def test_an_adapter_is_exported_alone_or_within_the_model(workspace: Path, tmp_p
 
     base = save_tiny_model(tmp_path / "base")
     with pytest.raises(ConfigError, match="the final policy was trained in full; leave out --adapter"):
-        export_policy(workspace, which="final", target=tmp_path / "out", is_adapter=True)
+        export_policy(workspace, policy="final", target=tmp_path / "out", is_adapter=True)
     model = get_peft_model(
         AutoModelForCausalLM.from_pretrained(base), LoraConfig(target_modules="all-linear")
     )
     model.save_pretrained(workspace / "policy" / ADAPTER, save_embedding_layers=False)
     for is_adapter, target in ((False, tmp_path / "merged"), (True, tmp_path / "alone")):
-        export_policy(workspace, which="final", target=target, is_adapter=is_adapter)
+        export_policy(workspace, policy="final", target=target, is_adapter=is_adapter)
     AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert not (tmp_path / "merged" / ADAPTER).exists()
     PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "alone")
@@ -140,14 +140,14 @@ def test_an_adapter_is_exported_alone_or_within_the_model(workspace: Path, tmp_p
 
 def test_a_policy_that_is_not_there_is_named_with_those_that_are(workspace: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no best policy \(.*train/best is not there\); it has: final"):
-        export_policy(workspace, which="best", target=tmp_path / "out")
+        export_policy(workspace, policy="best", target=tmp_path / "out")
 
 
 def test_a_push_makes_the_repository_and_uploads_every_file(
     workspace: Path, tmp_path: Path, hub: Hub
 ) -> None:
     target = tmp_path / "out"
-    export_policy(workspace, which="final", target=target)
+    export_policy(workspace, policy="final", target=target)
     assert push(target, repository="me/agent", is_private=True) == f"{hub.url}/me/agent/commit/1"
     assert [(repo["name"], repo["organization"], repo["visibility"]) for repo in hub.repositories] == [
         ("agent", "me", "private")
@@ -159,7 +159,7 @@ def test_a_hub_that_refuses_or_is_gone_is_one_line(
     workspace: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "out"
-    export_policy(workspace, which="final", target=target)
+    export_policy(workspace, policy="final", target=target)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(ConfigError) as error:
         push(target, repository="me/agent", is_private=False)

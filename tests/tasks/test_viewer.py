@@ -504,7 +504,7 @@ def test_annotations_are_found_and_belong_to_a_content(tmp_path: Path) -> None:
             "line": 1,
             "item": "toy_0",
             "sample": 0,
-            "at": "2026-01-01T00:00:00+00:00",
+            "written_at": "2026-01-01T00:00:00+00:00",
         }
         append_annotation(file, Annotation(digest=location.digest, label=label, note=note, **facts))
         assert index.update()

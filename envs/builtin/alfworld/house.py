@@ -82,12 +82,12 @@ class GoalProgress:
 
     def _count_light_conditions(self, facts: Collection[Fact], targets: set[str]) -> int:
         lamps = {f[1] for f in facts if f[0] == "objecttype" and f[2] == f"{self._task.lamp.lower()}type"}
-        here = {f[2] for f in facts if f[0] == "atlocation"}
-        at_hand = {f[1] for f in facts if f[0] == "receptacleatlocation" and f[2] in here}
-        objects = {f[1] for f in facts if f[0] == "inreceptacle" and f[2] in at_hand}
-        on = {f[1] for f in facts if f[0] == "istoggled"}
+        locations = {f[2] for f in facts if f[0] == "atlocation"}
+        reachable = {f[1] for f in facts if f[0] == "receptacleatlocation" and f[2] in locations}
+        objects = {f[1] for f in facts if f[0] == "inreceptacle" and f[2] in reachable}
+        switched_on = {f[1] for f in facts if f[0] == "istoggled"}
         is_holding = any(f[0] == "holds" and f[2] in targets for f in facts)
-        return int(is_holding) + bool(lamps & objects & on)
+        return int(is_holding) + bool(lamps & objects & switched_on)
 
 
 def _is_state(fact: Fact) -> bool:

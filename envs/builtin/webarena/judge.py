@@ -47,22 +47,22 @@ class ModelJudge:
     async def same_answer(self, *, question: str, reference: str, answer: str) -> bool:
         """Whether `answer` means the same as `reference`; a partially correct answer does not."""
         prompt = _SAME_ANSWER.format(question=question, reference=reference, answer=answer)
-        return await self._decide(prompt, yes="correct", no=("incorrect", "partially correct"))
+        return await self._decide(prompt, accepted="correct", rejected=("incorrect", "partially correct"))
 
     async def same_reason(self, *, task: str, reason: str, answer: str) -> bool:
         prompt = _SAME_REASON.format(task=task, reason=reason, answer=answer)
-        return await self._decide(prompt, yes="same", no=("different",))
+        return await self._decide(prompt, accepted="same", rejected=("different",))
 
-    async def _decide(self, prompt: str, *, yes: str, no: tuple[str, ...]) -> bool:
+    async def _decide(self, prompt: str, *, accepted: str, rejected: tuple[str, ...]) -> bool:
         reply = ""
         for _ in range(ATTEMPTS):
             reply = (await self._ask(prompt)).strip().lower()
             last_line = reply.splitlines()[-1] if reply else ""
             match = _VERDICT.fullmatch(last_line.strip(_MARKS))
             verdict = match and match["verdict"]
-            if verdict in no:
+            if verdict in rejected:
                 return False
-            if verdict == yes:
+            if verdict == accepted:
                 return True
         raise EnvCrashed(f"the judge {self.model} gives no verdict: {reply[-80:]!r}")
 

@@ -51,8 +51,8 @@ def packed_attention(
     transformers calls it in each layer; returns ([1, T, H, D], None). Raises `ConfigError` for what the
     kernels do not compute: dropout, capped scores, attention sinks.
     """
-    lacking = {"dropout": dropout > 0, "capped scores": softcap is not None, "sinks": s_aux is not None}
-    for name, is_needed in lacking.items():
+    unsupported = {"dropout": dropout > 0, "capped scores": softcap is not None, "sinks": s_aux is not None}
+    for name, is_needed in unsupported.items():
         if is_needed:
             raise ConfigError(
                 f"the attention of {module.config.model_type} has {name}, which torch's kernels on GPUs do "
