@@ -103,7 +103,7 @@ class Turn:
     """Start and end, exclusive, in `observation_ids` of what the environment and the tools wrote: without the
     chat template's tokens, the request for a summary and the budget."""
     thought: str = ""
-    failed: bool = False
+    is_malformed: bool = False
     """Whether `text` was not in the agent's format."""
     prompt_ids: tuple[int, ...] | None = None  # [P]
     """The whole prompt, if the turn begins a new segment; None if it continues the segment."""

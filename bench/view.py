@@ -79,7 +79,7 @@ def make_line(
                 "observation": observation,
                 "reward": 0.0,
                 "observation_ids": [rng.randrange(2000) for _ in range(7)],
-                "failed": rng.random() < 0.1,
+                "is_malformed": rng.random() < 0.1,
                 "prompt_ids": None,
                 "state": None,
             }

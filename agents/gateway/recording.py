@@ -189,7 +189,7 @@ class Recording:
             seconds=time.perf_counter() - self._started_s,
             metrics={
                 **metrics,
-                "parse_failures": sum(turn.failed for turn in turns),
+                "parse_failures": sum(turn.is_malformed for turn in turns),
                 "segments": len(in_order),
                 OTHER_SAMPLING: self.other_sampling,
             },
@@ -245,7 +245,7 @@ def _turns(segment: _Segment, rewards: Sequence[float], *, first: bool) -> list[
                 text=answer.reading.text,
                 thought=answer.reading.thought,
                 action=answer.reading.action,
-                failed=answer.reading.is_malformed,
+                is_malformed=answer.reading.is_malformed,
                 observation=reply.text,
                 reward=rewards[answer.number],
                 observation_ids=tuple(reply.ids),

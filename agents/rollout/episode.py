@@ -200,7 +200,7 @@ class _Episode:
                     text=output.text,
                     thought="\n".join(filter(None, (output.thought, parsed.thought))),
                     action=format_action(parsed),
-                    failed=parsed.is_malformed,
+                    is_malformed=parsed.is_malformed,
                     observation="" if is_restarted else result.step.observation,
                     reward=result.step.reward,
                     observation_ids=continuation.observation_ids,

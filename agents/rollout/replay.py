@@ -280,7 +280,7 @@ def recorded_contexts(past: Past) -> list[list[int]]:
 
 def _message(turn: Turn, *, has_tools: bool) -> Mapping[str, Any]:
     """The recorded turn as an endpoint would have answered it."""
-    calls = parse_calls(turn.action) if has_tools and not turn.failed else []
+    calls = parse_calls(turn.action) if has_tools and not turn.is_malformed else []
     if not calls:
         return {"content": turn.text}
     functions = [{"name": call.name, "arguments": json.dumps(dict(call.arguments))} for call in calls]

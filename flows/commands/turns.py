@@ -43,7 +43,7 @@ class TurnPrinter:
         facts = {
             "thought": turn.thought,
             # a turn that is not in the format has no action; it is shown whole
-            "unparsed" if turn.failed else "action": turn.text if turn.failed else turn.action,
+            "unparsed" if turn.is_malformed else "action": turn.text if turn.is_malformed else turn.action,
             "images": _media(turn.images),
             "observation": turn.observation,
         }

@@ -247,7 +247,7 @@ def draw_episode(episode: EpisodeView, *, width: int) -> list[Text]:
             f"turn {episode.turn} of {episode.max_turns}",
         ),
         Text(f"     {make_harmless(episode.task)}", style="magenta"),
-        Text(f"   > {make_harmless(episode.action)}", style="bold red" if episode.failed else "bold"),
+        Text(f"   > {make_harmless(episode.action)}", style="bold red" if episode.is_malformed else "bold"),
         Text(f"     {make_harmless(episode.observation)}", style="green"),
     ]
     for line in lines:

@@ -118,7 +118,7 @@ def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:
     check_agent(pipeline)
     num_turns = turn - (request.observation is None)
     max_turns = request.max_turns or evaluation_turns(pipeline)[part]
-    num_steps = sum(bool(past.action) or past.failed for past in trajectory.turns[:num_turns])
+    num_steps = sum(bool(past.action) or past.is_malformed for past in trajectory.turns[:num_turns])
     if num_steps >= max_turns:
         raise ConfigError(
             f"{parent.name}: an episode may have {max_turns} turns, and {num_steps} would be repeated; allow "

@@ -40,8 +40,8 @@ class EpisodeView:
     task: str
     """The last line of the last message before the first turn."""
     action: str
-    """What the policy said, if that is not in the agent's format (`failed`)."""
-    failed: bool
+    """What the policy said, if that is not in the agent's format (`is_malformed`)."""
+    is_malformed: bool
     observation: str
 
 
@@ -87,8 +87,8 @@ class EpisodeWriter:
             turn=len(turns),
             max_turns=get_max_turns(item, self._pipeline, spec),
             task=to_line(self._tasks.get(key, ""), limit=_CHARS),
-            action=to_line(turn.text if turn.failed else turn.action, limit=_CHARS),
-            failed=turn.failed,
+            action=to_line(turn.text if turn.is_malformed else turn.action, limit=_CHARS),
+            is_malformed=turn.is_malformed,
             observation=to_line(turn.observation, limit=_CHARS),
         )
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")

@@ -44,7 +44,7 @@ class _Turn(msgspec.Struct):
     completion: _Completion
     text: str = ""
     observation: str = ""
-    failed: bool = False
+    is_malformed: bool = False
     images: list[Any] = []
 
 

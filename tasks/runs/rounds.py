@@ -70,7 +70,7 @@ def read_rounds(folder: Path) -> list[RoundResult]:
 def find_best(folder: Path) -> RoundResult | None:
     """The round whose policy is in `BEST` in `folder` (`train/`), if it has ended: the most successful one,
     unless training went back to before a better one."""
-    kept = read_json(folder / BEST_ROUND)
+    best_round = read_json(folder / BEST_ROUND)
     return read_round(folder, best_round["index"]) if best_round else None
 
 

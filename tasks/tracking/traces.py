@@ -212,7 +212,7 @@ def _log_turn(turn: Turn, *, number: int, message: str, context: int, episode: "
             "mlflow.chat.tokenUsage": usage,
             "finish_reason": str(turn.completion.finish_reason),
             "policy_version": turn.completion.policy_version,
-            "is_parsed": not turn.failed,
+            "is_parsed": not turn.is_malformed,
         }
     )
     answer = {"role": "assistant", "content": turn.text}

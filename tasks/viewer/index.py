@@ -289,7 +289,7 @@ class _Update:
             "turns": len(record.turns),
             "tokens": record.tokens,
             "logprob": record.logprob,
-            "unparsed": sum(turn.failed for turn in record.turns),
+            "unparsed": sum(turn.is_malformed for turn in record.turns),
             "oldest": min(record.versions, default=None),
             "newest": max(record.versions, default=None),
             "seconds": finite(record.seconds) or 0.0,

@@ -186,7 +186,7 @@ def read_turn(turn: Mapping[str, Any], *, decode: Decode) -> dict[str, Any]:
         "calls": [{"name": call.name, "arguments": call.arguments} for call in parse_calls(action)],
         "observation": turn.get("observation") or "",
         "reward": turn.get("reward"),
-        "unparsed": bool(turn.get("failed")),
+        "unparsed": bool(turn.get("is_malformed")),
         "finish": completion.get("finish_reason"),
         "version": completion.get("policy_version"),
         "tokens": len(completion.get("token_ids") or []),

@@ -209,7 +209,7 @@ def test_what_goes_wrong_is_an_observation_and_counted() -> None:
     assert "did you mean 'unlucky'" in observations[1]
     assert "was not run" in observations[2]
     assert "unlucky failed: RuntimeError: no luck" in observations[3]
-    assert [t.failed for t in trajectory.turns] == [True, False, False, False]
+    assert [t.is_malformed for t in trajectory.turns] == [True, False, False, False]
     assert trajectory.metrics["parse_failures"] == 1
     assert trajectory.metrics["unknown_tools"] == 1
     assert (trajectory.metrics["tool_calls/unlucky"], trajectory.metrics["tool_failures/unlucky"]) == (2, 2)

@@ -114,7 +114,7 @@ def test_function_calls_are_made_and_their_replies_have_their_ids() -> None:
 def test_a_turn_that_cannot_be_read_is_told_so_and_nothing_is_called(message: Any, problem: str) -> None:
     with chat_server(in_turn(message, says("5"))) as server:
         trajectory = answer_question(server)
-    assert [t.failed for t in trajectory.turns] == [True, False]
+    assert [t.is_malformed for t in trajectory.turns] == [True, False]
     assert problem in trajectory.turns[0].observation
     assert trajectory.metrics["parse_failures"] == 1
     assert trajectory.metrics["tool_calls/add"] == 0

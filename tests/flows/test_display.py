@@ -252,7 +252,7 @@ def test_the_episode_that_is_played_is_shown_and_what_it_says_does_nothing(tmp_p
         max_turns=6,
         task="\x1b]0;owned\x07Reach 3 \u202eesrever",
         action="go\x1b[2J\x1b[H\rnorth\x9b31m",
-        failed=False,
+        is_malformed=False,
         observation="a wall\x1b[?25h\x1b[?1049h\x00\x08\x08 with [bold]markup[/bold] and " + "end " * 100,
     )
     with show_run(tmp_path, NO_COLOR="1") as run:

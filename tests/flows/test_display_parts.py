@@ -76,7 +76,7 @@ def test_an_episode_is_as_wide_as_the_terminal_and_markup_is_text() -> None:
         max_turns=4,
         task="t" * 100,
         action="[red]go[/red]",
-        failed=False,
+        is_malformed=False,
         observation="漢" * 100,
     )
     lines = draw_episode(episode, width=30)
@@ -84,17 +84,17 @@ def test_an_episode_is_as_wide_as_the_terminal_and_markup_is_text() -> None:
     assert lines[2].plain == "   > [red]go[/red]"
 
 
-def make_turn(action: str, *, failed: bool = False) -> Turn:
+def make_turn(action: str, *, is_malformed: bool = False) -> Turn:
     completion = Completion(
         token_ids=(1,), logprobs=(0.0,), finish_reason=FinishReason.STOP, policy_version=0
     )
     return Turn(
         completion=completion,
         text=f"Action: {action}",
-        action="" if failed else action,
+        action="" if is_malformed else action,
         observation=f"after {action}",
         reward=0.0,
-        failed=failed,
+        is_malformed=is_malformed,
     )
 
 
@@ -123,7 +123,7 @@ def test_one_episode_is_followed_to_its_end_and_then_another(
         max_turns=pipeline.horizon.max_turns[0],
         task="Goal: textcraft_1",
         action="get 1 log",
-        failed=False,
+        is_malformed=False,
         observation="after get 1 log",
     )
     ended = Trajectory(
@@ -137,9 +137,14 @@ def test_one_episode_is_followed_to_its_end_and_then_another(
         seconds=0.0,
     )
     callbacks.on_trajectory(ended)
-    callbacks.on_turn(second, 0, [make_turn("get 2 log"), make_turn("huh", failed=True)])
+    callbacks.on_turn(second, 0, [make_turn("get 2 log"), make_turn("huh", is_malformed=True)])
     shown = reader.read()
     assert shown is not None
-    assert (shown.item, shown.turn, shown.action, shown.failed) == ("textcraft_2", 2, "Action: huh", True)
+    assert (shown.item, shown.turn, shown.action, shown.is_malformed) == (
+        "textcraft_2",
+        2,
+        "Action: huh",
+        True,
+    )
     path.write_text(json.dumps({"item": "of another version"}))
     assert reader.read() is None

@@ -71,8 +71,10 @@ def changed_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("changed") / "a run"
     write_workspace(folder)
     file = folder / "evaluation_trajectories.jsonl"
-    failed_text = file.read_text().replace('"failed": false', '"failed": true')
-    file.write_text(failed_text.replace('"text": "Thought: wood first', '"text": "Let me <think> about wood'))
+    malformed_text = file.read_text().replace('"is_malformed": false', '"is_malformed": true')
+    file.write_text(
+        malformed_text.replace('"text": "Thought: wood first', '"text": "Let me <think> about wood')
+    )
     (folder / "lineage.json").write_text("{}")
     settings = {"temperature": 0.7, "samples_per_item": 1, "quick_items": 50}
     evaluate = {f"evaluate__{key}": value for key, value in settings.items()}

@@ -63,7 +63,7 @@ def random_trajectory(rng: random.Random) -> Trajectory:
             turn,
             text=" ".join(rng.choices(WORDS, k=4)).title(),
             observation=" ".join(rng.choices(WORDS, k=3)),
-            failed=rng.random() < 0.2,
+            is_malformed=rng.random() < 0.2,
         )
         for turn in trajectory.turns
     ]
@@ -155,7 +155,7 @@ def by_hand(key: str) -> Callable[[Line], Any]:
         "success": lambda line: line["success"],
         "turns": lambda line: len(line["turns"]),
         "tokens": lambda line: sum(len(turn["completion"]["token_ids"]) for turn in line["turns"]),
-        "unparsed": lambda line: sum(turn["failed"] for turn in line["turns"]),
+        "unparsed": lambda line: sum(turn["is_malformed"] for turn in line["turns"]),
         "depth": lambda line: line["item"]["metadata"]["depth"],
     }.get(key, lambda line: line[key])
 
@@ -188,7 +188,7 @@ CASES: Mapping[str, Callable[[Line], bool]] = {
     "error:EnvCrashed": lambda line: line["error"] is not None,
     "turns:2..3": lambda line: 2 <= len(line["turns"]) <= 3,
     "turns>1 turns<=3": lambda line: 1 < len(line["turns"]) <= 3,
-    "unparsed>0": lambda line: any(turn["failed"] for turn in line["turns"]),
+    "unparsed>0": lambda line: any(turn["is_malformed"] for turn in line["turns"]),
     "logprob<-0.5": lambda line: bool(line["turns"]),
     "version:2..": lambda line: max(versions(line), default=-1) >= 2,
     "version:1": lambda line: 1 in versions(line),

@@ -95,7 +95,7 @@ def hostile_trajectory() -> Trajectory:
     )
     return replace(
         trajectory,
-        turns=(turn, replace(turn, failed=True)),
+        turns=(turn, replace(turn, is_malformed=True)),
         labels={"policy": HOSTILE},
         metrics={HOSTILE: 1.0},
     )
