@@ -28,7 +28,7 @@ import torch
 
 from agents.huggingface.files import load_tokenizer
 from agents.huggingface.models import AutoModelForCausalLM
-from envs.builtin.textcraft.expert import Line, Planner, command, expansion, naming
+from envs.builtin.textcraft.expert import Planner, RecipeLine, command, expansion, naming
 from envs.builtin.textcraft.invented import invent_families, invent_groups, invent_twins
 from envs.builtin.textcraft.world import Problem
 from tasks.base_model.data import Encoder
@@ -96,7 +96,7 @@ def measure_twins(tables: Tables, reader: "_Reader") -> None:
     tables["twin"][shared.count(length)].append(reader.probability(ask, [pieces[length]]))
 
 
-def _quote(line: Line) -> tuple[str, list[str]]:
+def _quote(line: RecipeLine) -> tuple[str, list[str]]:
     """A thought's quotation of the line: what precedes ` using`, and the words and commas that follow it."""
     start, _, ingredients = expansion(line, need=line.count, times=1).partition(" using")
     return start, re.findall(r",| [^ ,]+", ingredients)
@@ -137,7 +137,7 @@ def measure_group(tables: Tables, reader: "_Reader") -> None:
     tables["command"][len(members)].append(reader.probability(text, [f" {first}"], then=f"Thought: {ask}"))
 
 
-def cut_before_ingredient(text: str, line: Line, position: int) -> str:
+def cut_before_ingredient(text: str, line: RecipeLine, position: int) -> str:
     """`text`, which lists the ingredients of `line`, up to the count of ingredient `position`."""
     before = ", ".join(f"{count} {name}" for count, name in line.inputs[:position])
     start = text.rindex(" using ") + len(" using ")

@@ -26,7 +26,7 @@ class FunctionCall(BaseModel):
     arguments: str
 
 
-class Call(BaseModel):
+class AssistantCall(BaseModel):
     """A call in an assistant's message."""
 
     type: Literal["function"] = "function"
@@ -36,7 +36,7 @@ class Call(BaseModel):
 class ChatMessage(TextMessage):
     """A message, which may have calls."""
 
-    tool_calls: list[Call] = Field(default=[])
+    tool_calls: list[AssistantCall] = Field(default=[])
     function_call: None = None
     """The form of calls before tools."""
 

@@ -105,7 +105,7 @@ class FunctionReward:
                 )
 
 
-class Options(TypedDict, total=False):
+class RewardOptions(TypedDict, total=False):
     """The options of a reward."""
 
     name: str
@@ -123,14 +123,14 @@ class Options(TypedDict, total=False):
 @overload
 def reward(function: Callable[..., Any], /) -> FunctionReward: ...
 @overload
-def reward(**options: Unpack[Options]) -> Callable[[Callable[..., Any]], FunctionReward]: ...
+def reward(**options: Unpack[RewardOptions]) -> Callable[[Callable[..., Any]], FunctionReward]: ...
 def reward(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function, or an async function, a reward; bare or with options.
 
     The function returns a number, or a dict as `read_result` describes it; one that is not async runs in a
     thread. Raises `ConfigError` for an unknown or invalid option, or an invalid signature.
     """
-    check_options(options, Options, decorator="reward")
+    check_options(options, RewardOptions, decorator="reward")
     timeout_s, retries = options.get("timeout_s"), options.get("retries", RETRIES)
     if timeout_s is not None and not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s} of a reward; give seconds above 0, or None")

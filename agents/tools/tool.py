@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what model servers accept
 C = TypeVar("C")
 
 
-class Options(TypedDict, total=False):
+class ToolOptions(TypedDict, total=False):
     """The options of a tool."""
 
     name: str
@@ -209,8 +209,8 @@ def tool(target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]  
 @overload
 def tool(target: Callable[..., Any], /) -> Tool: ...
 @overload
-def tool(**options: Unpack[Options]) -> Decorator: ...
-def tool(target: Any = None, /, **options: Unpack[Options]) -> Any:
+def tool(**options: Unpack[ToolOptions]) -> Decorator: ...
+def tool(target: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
     """Make a `Tool` of a function, asynchronous or not, of a method in its class, or of a bound method.
 
     In a class, its `__call__` becomes the tool; the class stays a class, and `collect_tools` finds the tool
@@ -229,7 +229,7 @@ def tool(target: Any = None, /, **options: Unpack[Options]) -> Any:
                 top_k: Number of books to return.
             '''
     """
-    check_options(options, Options, decorator="tool")
+    check_options(options, ToolOptions, decorator="tool")
     return functools.partial(_make, options=options) if target is None else _make(target, options)
 
 
@@ -254,13 +254,13 @@ def collect_tools(holder: object) -> tuple[Tool, ...]:
     return tools
 
 
-def _make(target: Any, options: Options) -> Any:
+def _make(target: Any, options: ToolOptions) -> Any:
     if not isinstance(target, type):
         return Tool(target, **options)
     function = next((vars(owner)["__call__"] for owner in target.__mro__ if "__call__" in vars(owner)), None)
     if function is None:
         raise ConfigError(f"{target.__name__} has no __call__; write one, or decorate its methods with @tool")
-    class_options = Options(name=re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", target.__name__).lower())
+    class_options = ToolOptions(name=re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", target.__name__).lower())
     if not function.__doc__ and target.__doc__:
         class_options["description"] = inspect.cleandoc(target.__doc__)
     class_options.update(options)

@@ -22,7 +22,7 @@ _MAX_QUOTE = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CorpusLine:
     """One line of a corpus, checked."""
 
     passage_id: str
@@ -37,7 +37,7 @@ class Reader:
         self._digest = hashlib.sha256()
         self._offsets: list[int] = []
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[CorpusLine]:
         """Every line. Raises `ConfigError` for an invalid line, naming file, line and the expected form."""
         offset = 0
         with self._path.open("rb") as file:
@@ -45,7 +45,7 @@ class Reader:
                 self._digest.update(raw)
                 if raw.strip():
                     self._offsets.append(offset)
-                    yield Line(*_parse(raw, source=f"{self._path}, line {number}"))
+                    yield CorpusLine(*_parse(raw, source=f"{self._path}, line {number}"))
                 offset += len(raw)
         if not self._offsets:
             raise ConfigError(f"{self._path} holds no passages; a line each is expected: {FORM}")

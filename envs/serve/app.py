@@ -41,7 +41,7 @@ from envs.serve.limits import ServerLimits
 from envs.serve.openenv import OpenEnv
 from envs.serve.routes import EnvRoute, constant, make_openapi, protocol_routes
 from envs.serve.sessions import EnvSessions
-from envs.serve.wire import Call
+from envs.serve.wire import HttpCall
 from envs.types import Observation
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class EnvServer:
             try:
                 owner = "" if route.path == "/health" else self._owner(request.headers)
                 raw = await read_body(request, limit) if route.method == "POST" else b""
-                call = Call(owner=owner, path=route.path, query=request.query_params, raw=raw)
+                call = HttpCall(owner=owner, path=route.path, query=request.query_params, raw=raw)
                 content = await route.handler(call)
                 response = content if isinstance(content, Response) else json_response(content)
             except RequestRejected as rejection:
@@ -130,25 +130,25 @@ class EnvServer:
             401, "a token is needed: 'Authorization: Bearer TOKEN', or http://user:TOKEN@host"
         )
 
-    def _protocol(self, call: Call) -> AgentGym | OpenEnv:
+    def _protocol(self, call: HttpCall) -> AgentGym | OpenEnv:
         return self._agentgym if self._agentgym.accepts(call.body) else self._openenv
 
-    async def _reset(self, call: Call) -> object:
+    async def _reset(self, call: HttpCall) -> object:
         return await self._protocol(call).reset(call)
 
-    async def _step(self, call: Call) -> object:
+    async def _step(self, call: HttpCall) -> object:
         return await self._protocol(call).step(call)
 
-    async def _state(self, call: Call) -> object:
+    async def _state(self, call: HttpCall) -> object:
         if self._agentgym.accepts_state(call):
             return await self._agentgym.answer_query(call)
         return await self._openenv.state(call)
 
-    async def _metrics(self, _: Call) -> Response:
+    async def _metrics(self, _: HttpCall) -> Response:
         metrics = self.sessions.metrics
         return Response(metrics.text(), headers={"Content-Type": metrics.content_type})
 
-    async def _upgrade(self, _: Call) -> object:
+    async def _upgrade(self, _: HttpCall) -> object:
         raise RequestRejected(426, "this path is for WebSocket connections")
 
     async def _socket(self, socket: WebSocket) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from envs.network.server import RequestRejected
-from envs.serve.wire import Call, read_json
+from envs.serve.wire import HttpCall, read_json
 
 _NO_JSON, _NO_REQUEST, _NO_METHOD, _NO_TOOL = -32700, -32600, -32601, -32602
 """JSON-RPC's codes; the last is the one of wrong parameters."""
@@ -40,7 +40,7 @@ class McpResponse(BaseModel):
     error: McpError | None = None
 
 
-async def mcp(call: Call) -> object:
+async def mcp(call: HttpCall) -> object:
     """Answer one request."""
     return _response(call.raw).model_dump(exclude_none=True)
 

@@ -25,7 +25,7 @@ from envs.serve.openenv_bodies import (
     StateQuery,
 )
 from envs.serve.sessions import EnvSession, EnvSessions
-from envs.serve.wire import Call, read_json, validate
+from envs.serve.wire import HttpCall, read_json, validate
 from envs.types import Item, StepResult
 
 _CODES = {422: "VALIDATION_ERROR", 429: "CAPACITY_REACHED", 503: "CAPACITY_REACHED", 409: "SESSION_ERROR"}
@@ -44,7 +44,7 @@ class OpenEnv:
         self._spec = sessions.spec
         self._train = self._spec.make_split(0).train
 
-    async def reset(self, call: Call) -> object:
+    async def reset(self, call: HttpCall) -> object:
         """`POST /reset`: start an episode, in a new session or the one that the body names."""
         request = validate(HttpReset, call.body)
         item = self._item(request, location="body")
@@ -61,14 +61,14 @@ class OpenEnv:
         result.metadata = {"session_id": str(session.id), **(result.metadata or {})}
         return result
 
-    async def step(self, call: Call) -> object:
+    async def step(self, call: HttpCall) -> object:
         """`POST /step`: carry out an action."""
         request = validate(HttpStep, call.body)
         session = self._sessions.find(int(request.session_id), call.owner)
         result = await self._sessions.step(session, request.action.text, timeout_s=request.timeout_s)
         return _result(result, session)
 
-    async def state(self, call: Call) -> object:
+    async def state(self, call: HttpCall) -> object:
         """`GET /state`: where the episode stands."""
         query = validate(StateQuery, dict(call.query), location="query")
         session = self._sessions.find(int(query.session_id), call.owner)

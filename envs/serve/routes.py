@@ -21,7 +21,7 @@ from envs.serve import mcp
 from envs.serve import openenv_bodies as openenv
 from envs.serve.agentgym.families import Reader
 from envs.serve.agentgym.handlers import AgentGym
-from envs.serve.wire import Call, Handler
+from envs.serve.wire import Handler, HttpCall
 
 
 class Fault(BaseModel):
@@ -57,7 +57,7 @@ class EnvRoute:
 def constant(content: object) -> Handler:
     """A handler that always answers `content`."""
 
-    async def handler(_: Call) -> object:
+    async def handler(_: HttpCall) -> object:
         return content
 
     return handler

@@ -14,7 +14,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class HttpCall:
     """One HTTP request."""
 
     owner: str
@@ -29,7 +29,7 @@ class Call:
         return read_json(self.raw) if self.raw else {}
 
 
-Handler = Callable[[Call], Awaitable[object]]
+Handler = Callable[[HttpCall], Awaitable[object]]
 """Returns what is answered with status 200: JSON values and models."""
 
 

@@ -32,7 +32,7 @@ _RECORDS = ("MLFLOW_", "PREFECT_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ReproductionRequest:
     """A reproduction that has passed all checks."""
 
     run: FoundRun
@@ -53,7 +53,7 @@ class Request:
         return ["run", lineage.pipeline, *to_options(lineage.overrides), "--workspace", str(self.workspace)]
 
 
-def prepare_request(reference: str, *, with_patch: bool, downloads: Path) -> Request:
+def prepare_request(reference: str, *, with_patch: bool, downloads: Path) -> ReproductionRequest:
     """Find the run that `reference` means, and check that it can be reproduced here.
 
     Raises `ConfigError` before anything is made.
@@ -70,12 +70,12 @@ def prepare_request(reference: str, *, with_patch: bool, downloads: Path) -> Req
     _check_patch(run, with_patch=with_patch)
     check_data(lineage, commit=commit)
     _check_data_sets(lineage)
-    return Request(
+    return ReproductionRequest(
         run=run, commit=commit, patch=run.patch if with_patch else None, warnings=tuple(_warnings(lineage))
     )
 
 
-def reproduce(request: Request, *, folder: Path, temporary: str) -> Reproduction:
+def reproduce(request: ReproductionRequest, *, folder: Path, temporary: str) -> Reproduction:
     """Run `request` in the worktree `folder` and compare; `temporary`: folder of the run's temporary files.
 
     Raises `WingspanError` if the run fails.

@@ -21,9 +21,9 @@ from agents.types import UNLIMITED, StopReason
 from envs.builtin.textcraft.env import TextCraftEnv
 from envs.builtin.textcraft.expert import (
     ARMFUL,
-    Line,
     Mistakes,
     Planner,
+    RecipeLine,
     command,
     expansion,
     naming,
@@ -292,7 +292,7 @@ class _Drill:
         self.sequence.targets.extend([is_target] * len(ids))
 
 
-def _misread(line: Line, game: Problem, rng: random.Random) -> Line | None:
+def _misread(line: RecipeLine, game: Problem, rng: random.Random) -> RecipeLine | None:
     """`line` with another ingredient, another word, another count, or what follows in another recipe; None if
     that is a recipe as well."""
     lines = [parse(text) for text in game.recipes]
@@ -317,7 +317,7 @@ def _misread(line: Line, game: Problem, rng: random.Random) -> Line | None:
     return None if misread in lines or misread == line else misread
 
 
-def _splice(line: Line, lines: list[Line], rng: random.Random) -> Line | None:
+def _splice(line: RecipeLine, lines: list[RecipeLine], rng: random.Random) -> RecipeLine | None:
     """`line` as another recipe goes on: from an ingredient on whose name has the same first word, or from the
     start if the products' names share a word; None if there is no such recipe."""
     spliced = {

@@ -20,7 +20,7 @@ _OBSERVATION_CHARS = 160
 """The most characters of the last observation of an episode."""
 
 
-class Verdict(StrEnum):
+class PairVerdict(StrEnum):
     """How training changed the result on one item."""
 
     NEWLY_SOLVED = "solved by training"
@@ -30,13 +30,13 @@ class Verdict(StrEnum):
 
 
 ORDER = (
-    Verdict.NEWLY_SOLVED,
-    Verdict.STILL_UNSOLVED,
-    Verdict.NEWLY_SOLVED,
-    Verdict.NO_LONGER_SOLVED,
-    Verdict.STILL_UNSOLVED,
+    PairVerdict.NEWLY_SOLVED,
+    PairVerdict.STILL_UNSOLVED,
+    PairVerdict.NEWLY_SOLVED,
+    PairVerdict.NO_LONGER_SOLVED,
+    PairVerdict.STILL_UNSOLVED,
 )
-"""The verdicts of the pairs, where such items exist; gaps are filled in `Verdict`'s order."""
+"""The verdicts of the pairs, where such items exist; gaps are filled in `PairVerdict`'s order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class ExcerptPair:
     """
 
     item: Item
-    verdict: Verdict
+    verdict: PairVerdict
     opening: str | None
     """The prompt, with the chat template's own tokens; None without a tokenizer."""
     before: Trajectory | None
@@ -65,7 +65,7 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
     before, after = (
         {item_id: episodes[0] for item_id, episodes in results.sampled(policy).items()} for policy in POLICIES
     )
-    by_verdict: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
+    by_verdict: dict[PairVerdict, list[str]] = {verdict: [] for verdict in PairVerdict}
     for item_id, (_, last) in after.items():
         _, first = before.get(item_id, (None, None))
         if last.has_failed or (first and first.has_failed):
@@ -76,7 +76,7 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
         for verdict, item_ids in by_verdict.items()
     }
     verdicts = [verdict for verdict in ORDER if queues[verdict]]
-    verdicts += [verdict for verdict in Verdict for _ in queues[verdict]]
+    verdicts += [verdict for verdict in PairVerdict for _ in queues[verdict]]
     pairs: list[ExcerptPair] = []
     for verdict in verdicts:
         if queues[verdict] and len(pairs) < PAIRS:
@@ -94,7 +94,7 @@ def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | No
                     after_line=after_line,
                 )
             )
-    return sorted(pairs, key=lambda pair: list(Verdict).index(pair.verdict))
+    return sorted(pairs, key=lambda pair: list(PairVerdict).index(pair.verdict))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +137,11 @@ def failing_items(results: Results) -> list[FailingItem]:
     return sorted(failing, key=lambda row: fmean(row.after))
 
 
-def _verdict(before: Trajectory | None, after: Trajectory) -> Verdict:
+def _verdict(before: Trajectory | None, after: Trajectory) -> PairVerdict:
     solved_before = before is not None and before.success
     if after.success:
-        return Verdict.STILL_SOLVED if solved_before else Verdict.NEWLY_SOLVED
-    return Verdict.NO_LONGER_SOLVED if solved_before else Verdict.STILL_UNSOLVED
+        return PairVerdict.STILL_SOLVED if solved_before else PairVerdict.NEWLY_SOLVED
+    return PairVerdict.NO_LONGER_SOLVED if solved_before else PairVerdict.STILL_UNSOLVED
 
 
 def _kind(item: Item) -> int:

@@ -35,7 +35,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ComparisonLine:
     """One line of the comparison."""
 
     name: str
@@ -56,7 +56,7 @@ class Line:
 class Reproduction:
     """The comparison of a run with its reproduction."""
 
-    lines: Sequence[Line]
+    lines: Sequence[ComparisonLine]
 
     @property
     def is_equal(self) -> bool:
@@ -78,14 +78,14 @@ def compare_reproduction(first: Outcome, second: Outcome) -> Reproduction:
     )
 
 
-def _compare_parameters(first: LineageRecord, second: LineageRecord) -> Iterator[Line]:
+def _compare_parameters(first: LineageRecord, second: LineageRecord) -> Iterator[ComparisonLine]:
     before, after = (dict(flat(lineage.parameters, sep=".")) for lineage in (first, second))
     differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     if not differing:
         count = f"{len(before)} values"
-        yield Line(name="parameters", first=count, second=count, difference=EQUAL, is_equal=True)
+        yield ComparisonLine(name="parameters", first=count, second=count, difference=EQUAL, is_equal=True)
     for key in differing:
-        yield Line(
+        yield ComparisonLine(
             name=key,
             first=str(before.get(key, _MISSING)),
             second=str(after.get(key, _MISSING)),
@@ -94,7 +94,7 @@ def _compare_parameters(first: LineageRecord, second: LineageRecord) -> Iterator
         )
 
 
-def _compare_reads(first: LineageRecord, second: LineageRecord) -> Iterator[Line]:
+def _compare_reads(first: LineageRecord, second: LineageRecord) -> Iterator[ComparisonLine]:
     """Code that differs although the commit is the same, e.g. because Git ignores a file: a reason for
     differences, not a result."""
     before, after = (
@@ -106,7 +106,7 @@ def _compare_reads(first: LineageRecord, second: LineageRecord) -> Iterator[Line
             yield from _compare_hashes("read", {path: before[path]}, {path: after[path]}, decides=False)
 
 
-def _compare_outputs(first: LineageRecord, second: LineageRecord) -> Iterator[Line]:
+def _compare_outputs(first: LineageRecord, second: LineageRecord) -> Iterator[ComparisonLine]:
     """Items count as results; a policy's bytes do not, because its metrics do."""
     for stage, outs in {"prepare": None, "warmup": ["warmup"], "train": ["policy"]}.items():
         records = [lineage.stages.get(stage) for lineage in (first, second)]
@@ -123,11 +123,11 @@ def _compare_outputs(first: LineageRecord, second: LineageRecord) -> Iterator[Li
 
 def _compare_hashes(
     prefix: str | None, first: Mapping[str, str], second: Mapping[str, str], *, decides: bool = True
-) -> Iterator[Line]:
+) -> Iterator[ComparisonLine]:
     for name in {**first, **second}:
         before, after = (hashes.get(name, _MISSING) for hashes in (first, second))
         is_equal = before == after
-        yield Line(
+        yield ComparisonLine(
             name=f"{prefix}: {name}" if prefix else name,
             first=shorten(before),
             second=shorten(after),
@@ -139,7 +139,7 @@ def _compare_hashes(
 
 def _compare_training(
     first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
-) -> Iterator[Line]:
+) -> Iterator[ComparisonLine]:
     before, after = (
         {int(values["step"]): _comparable(values) for values in steps} for steps in (first, second)
     )
@@ -152,7 +152,7 @@ def _compare_training(
                 differing[name] = step
                 break
     are_equal = not differing and before.keys() == after.keys()
-    yield Line(
+    yield ComparisonLine(
         name="training",
         first=f"{len(before)} steps",
         second=f"{len(after)} steps",
@@ -176,14 +176,14 @@ def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Line]:
+def _compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[ComparisonLine]:
     before, after = (
         {name: value for name, value in flat(evaluation, sep=" ") if f" {TOOL_SECONDS}" not in name}
         for evaluation in (first, second)
     )
     names = {**before, **after}
     differing = [name for name in names if not _is_same(before.get(name), after.get(name))]
-    yield Line(
+    yield ComparisonLine(
         name="evaluation",
         first=f"{len(before)} figures",
         second=f"{len(after)} figures",
@@ -195,12 +195,12 @@ def _compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) ->
             yield _number_line(f"  {name}", before.get(name), after.get(name))
 
 
-def _number_line(name: str, first: object, second: object) -> Line:
+def _number_line(name: str, first: object, second: object) -> ComparisonLine:
     is_equal = _is_same(first, second)
     difference = EQUAL if is_equal else "other value"
     if not is_equal and isinstance(first, (int, float)) and isinstance(second, (int, float)):
         difference = f"{second - first:+.6g}"
-    return Line(
+    return ComparisonLine(
         name=name,
         first=_MISSING if first is None else _format(first),
         second=_MISSING if second is None else _format(second),

@@ -48,7 +48,7 @@ class _Turn(msgspec.Struct):
     images: list[Any] = []
 
 
-class Line(msgspec.Struct):
+class TrajectoryLine(msgspec.Struct):
     """A trajectory."""
 
     item: _Item
@@ -97,7 +97,7 @@ class Line(msgspec.Struct):
         return _BETWEEN_TURNS.join(turn.observation for turn in self.turns)
 
 
-def read_line(line: bytes) -> Line:
+def read_line(line: bytes) -> TrajectoryLine:
     """Raises `UnreadableLine`."""
     try:
         return _decode(line)
@@ -122,16 +122,16 @@ def exact_integer(digits: str) -> int | str:
     return int(digits) if len(digits) < len(str(2**53)) else digits
 
 
-_decode_strictly = msgspec.json.Decoder(Line).decode
+_decode_strictly = msgspec.json.Decoder(TrajectoryLine).decode
 
 
-def _decode(line: bytes) -> Line:
+def _decode(line: bytes) -> TrajectoryLine:
     try:
         return _decode_strictly(line)
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:  # not JSON by the letter; reading it as Python does is slower
-        return msgspec.convert(parse_json(line), Line)
+        return msgspec.convert(parse_json(line), TrajectoryLine)
 
 
 def finite(value: float) -> float | None:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from envs.errors import ConfigError
 from envs.values import replace_surrogates
 from tasks.runs.folders import ANNOTATIONS, RunFolder, TrajectoryFile
-from tasks.runs.lines import TOOL_CALLS, Line, UnreadableLine, digest_of, finite, read_line
+from tasks.runs.lines import TOOL_CALLS, TrajectoryLine, UnreadableLine, digest_of, finite, read_line
 from tasks.viewer.annotations import read_annotations
 
 VERSION = 4
@@ -305,7 +305,7 @@ class _Update:
         insert = "INSERT INTO texts(rowid, response, observation) VALUES (?, ?, ?)"
         self._execute(insert, (number, record.response_text, record.observation_text))
 
-    def _item(self, record: Line) -> int:
+    def _item(self, record: TrajectoryLine) -> int:
         item = record.item
         metadata = self._names(item.metadata, kind="metadata")
         return self._intern("items", item=item.item_id, env=item.env, part=item.part, metadata=metadata)

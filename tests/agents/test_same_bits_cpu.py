@@ -10,7 +10,7 @@ import transformers
 
 from agents.samplers.cpu import engine as engine_module
 from agents.samplers.cpu import scheduler
-from agents.samplers.cpu.engine import CpuEngine, Request
+from agents.samplers.cpu.engine import CpuEngine, SamplingRequest
 from agents.samplers.cpu.llama import model_shape
 from agents.samplers.cpu.scheduler import bytes_per_token
 from agents.types import Completion, SamplingParams
@@ -45,9 +45,9 @@ class EpisodeSet:
         self.prompts = {str(i): _tokens(f"opening {i // GROUP}", 3 + 41 * (i // GROUP)) for i in episodes}
         self.turns_by_episode: dict[str, Played] = {episode: [] for episode in self.prompts}
 
-    def request(self, episode: str, number: int) -> Request:
+    def request(self, episode: str, number: int) -> SamplingRequest:
         params = PARAMS[(int(episode) + len(self.turns_by_episode[episode])) % len(PARAMS)]
-        return Request(
+        return SamplingRequest(
             request_id=number, episode_id=episode, prompt_ids=list(self.prompts[episode]), params=params
         )
 

@@ -20,7 +20,7 @@ import transformers
 
 from agents.samplers import kernels
 from agents.samplers.cpu import CpuSampler, forward, tiles
-from agents.samplers.cpu.engine import TOKENS_PER_STEP, Request
+from agents.samplers.cpu.engine import TOKENS_PER_STEP, SamplingRequest
 from agents.samplers.cpu.llama import Llama, model_shape, read_checkpoint
 from agents.samplers.sampling import sample_tokens, uniforms
 from agents.types import Completion, FinishReason, SamplingParams
@@ -107,7 +107,7 @@ def test_requests_join_and_leave_at_any_step(model: Any, rng: random.Random) -> 
             params = SamplingParams(max_tokens=rng.randrange(1, 9))
             running[num_checked * 1000 + number] = episode
             engine.submit(
-                Request(
+                SamplingRequest(
                     request_id=num_checked * 1000 + number,
                     episode_id=episode,
                     prompt_ids=list(conversations[episode]),
@@ -186,9 +186,9 @@ def test_new_weights_leave_nothing_of_the_old_in_the_cache(llama: Any, rng: rand
     assert old.policy_version == 0
     history = [*prompt, *old.token_ids, 5]
     # one request is under way, one has not begun: both are answered by the new weights alone
-    engine.submit(Request(request_id=0, episode_id="e", prompt_ids=history, params=params))
+    engine.submit(SamplingRequest(request_id=0, episode_id="e", prompt_ids=history, params=params))
     engine.step()
-    engine.submit(Request(request_id=1, episode_id="f", prompt_ids=prompt, params=params))
+    engine.submit(SamplingRequest(request_id=1, episode_id="f", prompt_ids=prompt, params=params))
     engine.load_weights(other_model.state_dict(), policy_version=5)
     completions: dict[int, Completion] = {}
     while engine.is_busy:

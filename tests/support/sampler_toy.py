@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from agents.samplers.cpu.engine import CpuEngine, Request
+from agents.samplers.cpu.engine import CpuEngine, SamplingRequest
 from agents.samplers.cpu.llama import model_shape
 from agents.types import Completion, SamplingParams
 
@@ -71,7 +71,7 @@ def complete(
     episodes = list(prompts)
     for index, episode in enumerate(episodes):
         engine.submit(
-            Request(request_id=index, episode_id=episode, prompt_ids=prompts[episode], params=params)
+            SamplingRequest(request_id=index, episode_id=episode, prompt_ids=prompts[episode], params=params)
         )
     results = []
     while engine.is_busy:

@@ -16,7 +16,7 @@ from tasks.evaluation.intervals import bootstrap, wilson
 from tasks.evaluation.outcomes import episodes_to_keep
 from tasks.reporting.chart_style import PARTS
 from tasks.reporting.charts import smooth, smoothing_window, success_over_steps, tick_label
-from tasks.reporting.excerpts import Verdict, choose_pairs, failing_items
+from tasks.reporting.excerpts import PairVerdict, choose_pairs, failing_items
 from tasks.reporting.figures import LINES
 from tasks.reporting.pages import DASH, PAGES
 from tasks.reporting.results import count_dropped, environment_steps, phases, read_results, stages_of
@@ -305,10 +305,10 @@ def test_pairs_are_of_one_item_and_show_every_turn(workspace: Path, page: Page) 
     pairs = choose_pairs(read_results(workspace), decode=str)
     pairs_by_id = {pair.item.item_id: pair for pair in pairs}
     assert {item_id: pair.verdict for item_id, pair in pairs_by_id.items()} == {
-        "toy_0": Verdict.NEWLY_SOLVED,
-        "toy_1": Verdict.NO_LONGER_SOLVED,
-        "toy_2": Verdict.NEWLY_SOLVED,
-        "toy_3": Verdict.STILL_UNSOLVED,
+        "toy_0": PairVerdict.NEWLY_SOLVED,
+        "toy_1": PairVerdict.NO_LONGER_SOLVED,
+        "toy_2": PairVerdict.NEWLY_SOLVED,
+        "toy_3": PairVerdict.STILL_UNSOLVED,
     }
     assert pairs[0].item.item_id == "toy_2"  # the deepest that training has solved
     turn = pairs_by_id["toy_0"].after.turns[0]

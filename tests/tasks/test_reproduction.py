@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.reporting.reproduction import Line, Outcome, compare_reproduction
+from tasks.reporting.reproduction import ComparisonLine, Outcome, compare_reproduction
 from tasks.tracking.lineage_record import LineageRecord
 from tests.support.lineage_toy import lineage_of
 
@@ -15,7 +15,7 @@ LINEAGE = lineage_of(Path("runs/toy"))
 
 def compare(
     *, evaluation: Any = EVALUATION, steps: Sequence[Any] = STEPS, lineage: LineageRecord = LINEAGE
-) -> tuple[bool, dict[str, Line]]:
+) -> tuple[bool, dict[str, ComparisonLine]]:
     first = Outcome(lineage=LINEAGE, evaluation=EVALUATION, steps=STEPS)
     comparison = compare_reproduction(first, Outcome(lineage=lineage, evaluation=evaluation, steps=steps))
     return comparison.is_equal, {line.name.strip(): line for line in comparison.lines}

@@ -32,7 +32,7 @@ _PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHO
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MathVerdict:
     """The result of a comparison."""
 
     is_correct: bool
@@ -52,7 +52,7 @@ class MathProcesses:
         self._idle: list[_Process] = []
         weakref.finalize(self, _end_all, self._idle)
 
-    def compare(self, gold: Sequence[str], response: str) -> Verdict:
+    def compare(self, gold: Sequence[str], response: str) -> MathVerdict:
         """Whether the answer in `response` equals one of `gold`; blocks.
 
         Raises `ValueError` for a gold that is not mathematics, `MissingDependency` if math-verify is not
@@ -69,7 +69,7 @@ class MathProcesses:
                 process.end()
                 raise
             if answer is None:
-                return Verdict(is_correct=False, has_mathematics=True, is_decided=False)
+                return MathVerdict(is_correct=False, has_mathematics=True, is_decided=False)
             if process.num_comparisons < MAX_COMPARISONS:
                 self._idle.append(process)
             else:
@@ -79,7 +79,7 @@ class MathProcesses:
                 f"the accepted answer {answer['unreadable']!r} is not mathematics that math-verify reads; "
                 "fix the item, or use string_equal"
             )
-        return Verdict(is_correct=answer["correct"] is True, has_mathematics=answer["found"] is True)
+        return MathVerdict(is_correct=answer["correct"] is True, has_mathematics=answer["found"] is True)
 
     def close(self) -> None:
         """End the idle processes; the next comparison starts new ones."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from agents.rewards.formats import after_thinking, tool_calls
 from agents.rewards.function import reward
-from agents.rewards.math.process import NEEDS, MathProcesses, Verdict
+from agents.rewards.math.process import NEEDS, MathProcesses, MathVerdict
 from agents.rewards.text import references
 from agents.rewards.text import verdict as verdict_of
 from agents.types import Trajectory
@@ -26,14 +26,14 @@ TIMEOUT_S = 120.0
 _PROCESSES = MathProcesses(os.cpu_count() or 1)
 
 
-def _compare(response: str | None, answer: Answer) -> Verdict:
+def _compare(response: str | None, answer: Answer) -> MathVerdict:
     gold = references(answer)
     if response is None:
-        return Verdict(is_correct=False, has_mathematics=False)
+        return MathVerdict(is_correct=False, has_mathematics=False)
     return _PROCESSES.compare(gold, response)
 
 
-def _value(verdict: Verdict, **metrics: float) -> Value:
+def _value(verdict: MathVerdict, **metrics: float) -> Value:
     metrics |= {"found": float(verdict.has_mathematics), "undecided": float(not verdict.is_decided)}
     return verdict_of(verdict.is_correct, **metrics)
 

@@ -47,7 +47,7 @@ PROMPT_TOKENS = 768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class SamplingRequest:
     """One completion to sample."""
 
     request_id: int
@@ -77,7 +77,7 @@ class EngineStats:
 class _Job:
     """A completion in progress."""
 
-    request: Request
+    request: SamplingRequest
     key: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -130,7 +130,7 @@ class CpuEngine:
         self._scheduler = Scheduler(
             shape, context_length=context_length, max_sequences=max_sequences, cache_gb=cache_gb
         )
-        self._waiting: dict[str, Request] = {}  # by episode, first come first
+        self._waiting: dict[str, SamplingRequest] = {}  # by episode, first come first
         self._jobs: dict[str, _Job] = {}  # by episode
         self._counts: Counter[str] = Counter()
         self._clock = 0
@@ -149,7 +149,7 @@ class CpuEngine:
         counts = {name: int(count) for name, count in self._counts.items()}
         return EngineStats(**counts, evictions=self._scheduler.evictions)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SamplingRequest) -> None:
         """Add a request; `step` will return its completion. Raises `ConfigError` for an invalid one."""
         check_params(request.params, vocab_size=self.shape.vocab_size)
         prompt, episode = request.prompt_ids, request.episode_id
@@ -234,7 +234,7 @@ class CpuEngine:
             self._fill(new_prefixes)
             self._scheduler.evict_unused_prefixes()
 
-    def _start(self, request: Request, sequence: CachedSequence) -> None:
+    def _start(self, request: SamplingRequest, sequence: CachedSequence) -> None:
         del self._waiting[request.episode_id]
         # The length, too: a conversation that was shortened comes by the same positions again.
         key = random_key(self._seed, self.policy_version, request.episode_id, len(request.prompt_ids))

@@ -93,14 +93,14 @@ class CpuSampler:
         Raises `ConfigError` for a request that can never be answered, `SamplerFailed` if the engine
         failed. A cancelled call leaves the batch.
         """
-        from agents.samplers.cpu.engine import Request
+        from agents.samplers.cpu.engine import SamplingRequest
 
         if images:
             raise ConfigError(
                 f"{episode_id}: {len(images)} images, but the CPU engine reads text only; use a "
                 "vision-language model on vLLM, or leave the images out"
             )
-        request = Request(
+        request = SamplingRequest(
             request_id=next(self._ids),
             episode_id=episode_id,
             prompt_ids=list(prompt_ids),

@@ -43,7 +43,7 @@ _TOO_LONG = 10**6
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RecipeLine:
     """One recipe as the opening prints it, with plain names."""
 
     count: int
@@ -51,20 +51,20 @@ class Line:
     inputs: tuple[tuple[int, str], ...]
 
 
-def parse(line: str) -> Line:
+def parse(line: str) -> RecipeLine:
     """`craft 4 stick using 2 planks` → its parts."""
     match = _LINE.match(line)
     if match is None:
         raise ValueError(f"not a recipe line: {line!r}")
     inputs = tuple((int(n), name) for n, name in (part.split(" ", 1) for part in match[3].split(", ")))
-    return Line(count=int(match[1]), output=match[2], inputs=inputs)
+    return RecipeLine(count=int(match[1]), output=match[2], inputs=inputs)
 
 
 class Planner:
     """Chooses recipes for one problem: the line that makes an item, and its number of actions."""
 
     def __init__(self, problem: Problem) -> None:
-        self.lines: dict[str, list[Line]] = {}
+        self.lines: dict[str, list[RecipeLine]] = {}
         for text in problem.recipes:
             line = parse(text)
             self.lines.setdefault(line.output, []).append(line)
@@ -96,15 +96,15 @@ class Planner:
             return 1
         return min(self._line_cost(line, need, (*path, name)) for line in self.lines[name])
 
-    def choose(self, name: str, need: int, path: tuple[str, ...] = ()) -> Line:
+    def choose(self, name: str, need: int, path: tuple[str, ...] = ()) -> RecipeLine:
         """The cheapest recipe for `need` of `name`, as printed."""
         return min(self.lines[name], key=lambda line: self._line_cost(line, need, (*path, name)))
 
-    def resolve_groups(self, line: Line) -> Line:
+    def resolve_groups(self, line: RecipeLine) -> RecipeLine:
         """`line` with members in place of groups."""
         return replace(line, inputs=tuple((n, self.resolve_group(i)) for n, i in line.inputs))
 
-    def _line_cost(self, line: Line, need: int, path: tuple[str, ...]) -> int:
+    def _line_cost(self, line: RecipeLine, need: int, path: tuple[str, ...]) -> int:
         times = -(-need // line.count)
         return times + sum(self.cost(self.resolve_group(i), times * n, path) for n, i in line.inputs)
 
@@ -130,7 +130,7 @@ class Mistakes:
     slips: Callable[[], bool] = lambda: False
     """Whether to `get` an item that must be crafted, or a group, or to craft before all ingredients are
     there."""
-    misreads: Callable[[Line], Line | None] = lambda line: None
+    misreads: Callable[[RecipeLine], RecipeLine | None] = lambda line: None
     """The recipe with a mistake in it; None to read it correctly."""
     insists: Callable[[], bool] = lambda: False
     """Whether to repeat an action that was refused because of a misreading, or the whole misreading."""
@@ -237,7 +237,7 @@ def play(problem: Problem, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]
         else:
             act(f"{need} {member} get", f"get {max(ARMFUL, need)} {member}")
 
-    def follow(wrong: Line, times: int, path: tuple[str, ...]) -> None:
+    def follow(wrong: RecipeLine, times: int, path: tuple[str, ...]) -> None:
         """Follow a misread recipe until the environment refuses."""
         for count, ingredient in wrong.inputs:
             need = times * count
@@ -256,20 +256,20 @@ def play(problem: Problem, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]
     return turns
 
 
-def expansion(line: Line, *, need: int, times: int) -> str:
+def expansion(line: RecipeLine, *, need: int, times: int) -> str:
     """`6 oak planks by 4 oak planks using 1 oak logs x 2.`"""
     return f"{need} {line.output} by {line.count} {line.output} using {_ingredients(line)} x {times}."
 
 
-def naming(group: str, member: Line, *, need: int) -> str:
+def naming(group: str, member: RecipeLine, *, need: int) -> str:
     """`3 planks using 1 oak logs: planks are oak planks.`; `member` is the recipe of the group's member."""
     return f"{need} {group} using {_ingredients(member)}: {group} are {member.output}."
 
 
-def command(line: Line) -> str:
+def command(line: RecipeLine) -> str:
     """`craft oak planks using 1 oak logs`; the count of the output is its recipe's."""
     return f"craft {line.output} using {_ingredients(line)}"
 
 
-def _ingredients(line: Line) -> str:
+def _ingredients(line: RecipeLine) -> str:
     return ", ".join(f"{n} {name}" for n, name in line.inputs)

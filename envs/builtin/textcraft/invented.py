@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 from functools import cache
 
-from envs.builtin.textcraft.expert import Line
+from envs.builtin.textcraft.expert import RecipeLine
 from envs.builtin.textcraft.world import InventedBook, Problem, display_name, item_id, load_book, recipe
 
 # Frequencies counted in the package's own recipes.
@@ -52,7 +52,7 @@ class _Draft:
     rng: random.Random
     pool: list[str]
     """The words of most names of this problem, so that names share them."""
-    lines: list[Line] = field(default_factory=list)
+    lines: list[RecipeLine] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
     """Output name → group."""
     alike: float = 0.0
@@ -126,7 +126,9 @@ class _Draft:
         if any(line.output == output and {i for _, i in line.inputs} == set(unique) for line in self.lines):
             return
         counts_and_names = tuple((_pick(self.rng, _INPUT_COUNTS), name) for name in unique)
-        self.lines.append(Line(count=_pick(self.rng, _OUTPUT_COUNTS), output=output, inputs=counts_and_names))
+        self.lines.append(
+            RecipeLine(count=_pick(self.rng, _OUTPUT_COUNTS), output=output, inputs=counts_and_names)
+        )
 
     def raw_materials(self) -> list[str]:
         """The ingredients that no recipe makes, sorted."""
@@ -147,7 +149,7 @@ class _Draft:
             fresh = raw not in self.used_words | _real_names() and source not in member.split()
             raw = raw if fresh and self.rng.random() < 0.85 else self.base()
             self.used_words.add(raw)
-            self.lines.append(Line(count=count, output=member, inputs=((amount, raw),)))
+            self.lines.append(RecipeLine(count=count, output=member, inputs=((amount, raw),)))
             self.tags[member] = tag
         return tag
 
@@ -179,9 +181,9 @@ class _Draft:
                 inputs.append((1, self.starting(word) if self.rng.random() < 0.7 else self.base()))
             if self.rng.random() < 0.2:
                 inputs.reverse()
-            self.lines.append(Line(count=count, output=product, inputs=tuple(inputs)))
+            self.lines.append(RecipeLine(count=count, output=product, inputs=tuple(inputs)))
 
-    def twin(self, model: Line) -> None:
+    def twin(self, model: RecipeLine) -> None:
         """Add a recipe that begins as `model` and goes on differently, or ends.
 
         `1 lever using 1 redstone, 2 stick` → `6 rail using 1 redstone torch`,
@@ -205,7 +207,7 @@ class _Draft:
         if any(set(name.split()) == set(n.split()) for _, n in inputs):
             return
         count = model.count if rng.random() < 0.5 else _pick(rng, _OUTPUT_COUNTS)
-        self.lines.append(Line(count=count, output=name, inputs=tuple(inputs)))
+        self.lines.append(RecipeLine(count=count, output=name, inputs=tuple(inputs)))
 
     def family(self, output: str, inputs: list[str]) -> None:
         """Add siblings of `output` as distractors: another first word, the same shape of recipe.
@@ -229,7 +231,7 @@ class _Draft:
 
             if alike:
                 theirs = tuple((count, rename(name)) for count, name in model.inputs)
-                self.lines.append(Line(count=model.count, output=sibling, inputs=theirs))
+                self.lines.append(RecipeLine(count=model.count, output=sibling, inputs=theirs))
             else:
                 self.add(sibling, [rename(name) for name in inputs])
 

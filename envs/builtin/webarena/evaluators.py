@@ -57,14 +57,14 @@ class Pages(Page, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HelperCall:
     """A helper and its arguments; a bare name among them, such as `__page__`, is taken as a text."""
 
     name: str
     arguments: tuple[str, ...]
 
 
-def read_call(text: str) -> Call | None:
+def read_call(text: str) -> HelperCall | None:
     """Parse `func:name('argument', …)` without running it; None if `text` is not a call. Raises `ConfigError`
     if it cannot be parsed."""
     if not text.startswith("func:"):
@@ -75,7 +75,7 @@ def read_call(text: str) -> Call | None:
         node = None
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords):
         raise ConfigError(f"{text!r} is not a call; write func:name('argument', …)")
-    return Call(node.func.id, tuple(_read_argument(argument, text) for argument in node.args))
+    return HelperCall(node.func.id, tuple(_read_argument(argument, text) for argument in node.args))
 
 
 def _read_argument(node: ast.expr, text: str) -> str:
@@ -238,7 +238,7 @@ async def _locate(locator: str, page: Page, sites: Sites, helpers: Mapping[str, 
         return ""
 
 
-async def _call_helper(call: Call, page: Page, sites: Sites, helpers: Mapping[str, Helper]) -> str:
+async def _call_helper(call: HelperCall, page: Page, sites: Sites, helpers: Mapping[str, Helper]) -> str:
     if call.name not in helpers:
         raise ConfigError(f"func:{call.name} is unknown; there are {', '.join(sorted(helpers))}")
     arguments = [page.url if argument == "__last_url__" else argument for argument in call.arguments]

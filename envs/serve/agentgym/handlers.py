@@ -7,7 +7,7 @@ from envs.remote.agentgym import dialect_of
 from envs.serve.agentgym.bodies import request_models
 from envs.serve.agentgym.families import family_of
 from envs.serve.sessions import EnvSession, EnvSessions
-from envs.serve.wire import Call, validate
+from envs.serve.wire import HttpCall, validate
 from envs.types import Item
 
 
@@ -27,23 +27,23 @@ class AgentGym:
             any(key in body for key in keys) or isinstance(body.get("action"), str)
         )
 
-    def accepts_state(self, call: Call) -> bool:
+    def accepts_state(self, call: HttpCall) -> bool:
         """Whether a `GET /state` is for this protocol, and not OpenEnv's."""
         return "/state" in self.family.queries and self._dialect.session_key in call.query
 
-    async def create(self, call: Call) -> object:
+    async def create(self, call: HttpCall) -> object:
         """`POST /create`: make an instance; its episode begins later."""
         validate(self.models.create, call.body)
         return await self.family.create_answer(self._sessions, self._sessions.open(call.owner))
 
-    async def reset(self, call: Call) -> object:
+    async def reset(self, call: HttpCall) -> object:
         """`POST /reset`: start an item on an instance."""
         request: Any = validate(self.models.reset, call.body)
         session = self._sessions.find(request.session, call.owner)
         await self._sessions.reset(session, self._item(request.index, key=self._dialect.item_key))
         return await self.family.reset_answer(self._sessions, session)
 
-    async def step(self, call: Call) -> object:
+    async def step(self, call: HttpCall) -> object:
         """`POST /step`: carry out an action."""
         request: Any = validate(self.models.step, call.body)
         session = self._sessions.find(request.session, call.owner)
@@ -51,13 +51,13 @@ class AgentGym:
         await self._sessions.step(session, request.action)
         return await self.family.step_answer(self._sessions, session)
 
-    async def close(self, call: Call) -> object:
+    async def close(self, call: HttpCall) -> object:
         """`POST /close`: free an instance."""
         request: Any = validate(self.models.session, call.body)
         await self._sessions.close(self._sessions.find(request.session, call.owner))
         return self.family.close_answer
 
-    async def answer_query(self, call: Call) -> object:
+    async def answer_query(self, call: HttpCall) -> object:
         """A GET request about a session."""
         request: Any = validate(self.models.session, dict(call.query), location="query")
         session = self._sessions.find(request.session, call.owner)

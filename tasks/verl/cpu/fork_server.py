@@ -37,7 +37,7 @@ from envs.errors import to_line
 from envs.runtime.forking import begin_fork, has_one_thread, kill_group, watch_children
 from tasks.python_path import python_path
 from tasks.verl.cpu import THREADS_ENV, forked_process
-from tasks.verl.cpu.forked_process import Request
+from tasks.verl.cpu.forked_process import ForkRequest
 
 _MODULES = (
     "agents.huggingface.models",  # before others import transformers
@@ -171,7 +171,7 @@ class _ForkServer:
         self._abandoned: set[socket.socket] = set()
         """Of programs that have ended before their forks, which are killed."""
 
-    def run(self) -> Request | None:
+    def run(self) -> ForkRequest | None:
         """Serve until standard input closes, then kill all forks; returns None, and in a fork its request."""
         wake = watch_children()
         while True:
@@ -204,7 +204,7 @@ class _ForkServer:
                 del self._forks[connection]
                 self._abandoned.discard(connection)
 
-    def _fork(self) -> Request | None:
+    def _fork(self) -> ForkRequest | None:
         """Fork for the next request; returns the request in the fork."""
         try:
             connection, _ = self._listener.accept()
@@ -236,11 +236,11 @@ class _ForkServer:
             return None
         for other in (self._listener, *self._forks):
             other.close()
-        request: Request = json.loads(message)
+        request: ForkRequest = json.loads(message)
         return request
 
 
-def _run(request: Request) -> None:
+def _run(request: ForkRequest) -> None:
     """Run what a new interpreter would run for `request`, with the state that it would have."""
     entries_before = _python_path()
     os.environ.clear()

@@ -21,7 +21,7 @@ FORKED = b"forked"
 """The first answer; the second is the exit status. The fork server may end before it sends one of them."""
 
 
-class Request(TypedDict):
+class ForkRequest(TypedDict):
     """What a fork takes over from the program that asks for it."""
 
     arguments: Sequence[str]
@@ -44,7 +44,7 @@ def _main(address: str, arguments: Sequence[str]) -> None:
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def _request(arguments: Sequence[str]) -> Request:
+def _request(arguments: Sequence[str]) -> ForkRequest:
     umask = os.umask(0)
     os.umask(umask)
     return {
