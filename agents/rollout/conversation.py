@@ -26,7 +26,7 @@ from agents.types import MIN_COMPLETION, Completion, EpisodeLimits, SamplingPara
 from envs.errors import SamplerFailed
 from envs.types import Image, Message
 
-FOLD_AT = 0.75
+SUMMARIZE_AT = 0.75
 SUMMARY_REQUEST = (
     "The conversation is about to be cut. Write down all that is needed to go on: the task, what has been "
     "done, what was found out, what comes next. Only what you write now will be left."
@@ -101,12 +101,12 @@ class StartConversation(Protocol):
 class ContextPolicy(Settings):
     """What the policy sees of its past."""
 
-    when_full: Literal["stop", "fold", "drop"] = "stop"
+    when_full: Literal["stop", "summarize", "drop"] = "stop"
     """If there is no room for another turn, `stop` ends the episode, and `drop` removes the oldest turns
-    until half of the context is free. `fold` acts earlier: at `fold_at`."""
-    fold_at: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """With `fold`: the share of the context at which the policy is asked for a summary, by default 0.75, in a
-    turn that trains like any other. The summary then replaces the turns."""
+    until half of the context is free. `summarize` acts earlier: at `summarize_at`."""
+    summarize_at: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """With `summarize`, the share of the context at which the policy is asked for a summary, by default 0.75,
+    in a turn that trains like any other. The summary then replaces the turns."""
     keep_thoughts: bool = True
     """Whether later turns see the text up to `</think>` of earlier ones. If not, each turn is a segment, and
     of a thought that the chat template opens, the marks alone stay."""
@@ -117,9 +117,10 @@ class ContextPolicy(Settings):
 
     @model_validator(mode="after")
     def _folds(self) -> "ContextPolicy":
-        if self.fold_at is not None and self.when_full != "fold":
+        if self.summarize_at is not None and self.when_full != "summarize":
             raise ValueError(
-                f"fold_at {self.fold_at} is for when_full: fold, and it is {self.when_full}; leave it out"
+                f"summarize_at {self.summarize_at} is for when_full: summarize, and it is {self.when_full}; "
+                "leave it out"
             )
         return self
 
@@ -319,10 +320,10 @@ class _Context:
 
     def needs_summary(self, completion: Completion, reply_ids: Sequence[int]) -> bool:
         """Whether the policy must be asked for a summary after this turn."""
-        if self._policy.when_full != "fold":
+        if self._policy.when_full != "summarize":
             return False
         size = len(self.ids) + len(completion.token_ids) + len(reply_ids)
-        return size > (self._policy.fold_at or FOLD_AT) * self._length
+        return size > (self._policy.summarize_at or SUMMARIZE_AT) * self._length
 
     def request_summary(
         self, completion: Completion, messages: Sequence[Message], *, turns_left: int, summary_tokens: int

@@ -196,7 +196,7 @@ def play_episode(
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
-    when_full=st.sampled_from(["stop", "fold", "drop"]),
+    when_full=st.sampled_from(["stop", "summarize", "drop"]),
     keep_thoughts=st.booleans(),
 )
 def test_pictures_stay_with_their_segments_and_never_train(
@@ -205,7 +205,7 @@ def test_pictures_stay_with_their_segments_and_never_train(
     policy = ContextPolicy(
         when_full=when_full,
         keep_thoughts=keep_thoughts,
-        fold_at=0.5 if when_full == "fold" else None,
+        summarize_at=0.5 if when_full == "summarize" else None,
         show_budget=True,
     )
     sampler = Viewer(seed)

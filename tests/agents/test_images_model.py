@@ -76,7 +76,7 @@ def test_what_was_sampled_is_what_the_trainer_computes_and_it_learns(
     folder: Path, bound_processor: Any
 ) -> None:
     """Rows of several segments and numbers of pictures, through the model as verl calls it."""
-    policies = [ContextPolicy(), ContextPolicy(when_full="drop"), ContextPolicy(when_full="fold")]
+    policies = [ContextPolicy(), ContextPolicy(when_full="drop"), ContextPolicy(when_full="summarize")]
     group = [trajectory(folder, seed=i, policy=policy) for i, policy in enumerate(policies)]
     rows = rows_of("u", group)
     assert sum(len(row.packed.images) for row in rows) > 5

@@ -117,7 +117,7 @@ def observed_texts(segment: PackedSegment) -> str:
 def test_neither_a_request_for_a_summary_nor_the_budget_is_an_observation(show_budget: bool) -> None:
     long = "Thought: the total is now, the total is now, the total is now\nAction: add 1"
     sampler = Recorder(ScriptedSampler([long, long, "So far 2.", "Action: add 1"], encode=encode))
-    policy = ContextPolicy(when_full="fold", fold_at=0.18, show_budget=show_budget)
+    policy = ContextPolicy(when_full="summarize", summarize_at=0.18, show_budget=show_budget)
     trajectory = play_policy(sampler, policy, limits=replace(LIMITS, context_length=600))
     first, second = pack(trajectory)
     assert observed_texts(first) == "|The total is 1.|The total is 2."

@@ -105,7 +105,7 @@ def timeless(trajectory: Trajectory) -> Trajectory:
         ContextPolicy(),
         ContextPolicy(show_budget=True),
         ContextPolicy(when_full="drop"),
-        ContextPolicy(when_full="fold", fold_at=0.5),
+        ContextPolicy(when_full="summarize", summarize_at=0.5),
         ContextPolicy(keep_thoughts=False),
         ContextPolicy(keep_thoughts=False, when_full="drop", max_observation=9),
     ],

@@ -133,20 +133,22 @@ def test_a_local_model_gives_tokens(tmp_path: Path) -> None:
         play(agent="hermes", tools=[double])
 
 
-@pytest.mark.parametrize("value", [{"when_full": "fould"}, {"fold_at": 1.0}, {"max_observation": 0}])
+@pytest.mark.parametrize("value", [{"when_full": "sumarize"}, {"summarize_at": 1.0}, {"max_observation": 0}])
 def test_a_context_policy_that_cannot_be_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(value))):
         ContextPolicy(**value)
 
 
 @pytest.mark.parametrize("when_full", ["stop", "drop"])
-def test_a_share_at_which_nothing_is_folded_is_refused(when_full: Any) -> None:
-    with pytest.raises(ValidationError, match=f"fold_at 0.5 is for when_full: fold, and it is {when_full}"):
-        ContextPolicy(when_full=when_full, fold_at=0.5)
+def test_a_share_at_which_nothing_is_summarized_is_refused(when_full: Any) -> None:
+    with pytest.raises(
+        ValidationError, match=f"summarize_at 0.5 is for when_full: summarize, and it is {when_full}"
+    ):
+        ContextPolicy(when_full=when_full, summarize_at=0.5)
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("when_full", ["stop", "drop", "fold"])
+@pytest.mark.parametrize("when_full", ["stop", "drop", "summarize"])
 def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, when_full: Any) -> None:
     [episodes] = rollout(
         [toy_item()],
@@ -154,7 +156,7 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         env=toy_spec(),
         model=LocalModel(save_tiny_model(tmp_path)),
         context=ContextPolicy(
-            when_full=when_full, fold_at=0.3 if when_full == "fold" else None, max_observation=10
+            when_full=when_full, summarize_at=0.3 if when_full == "summarize" else None, max_observation=10
         ),
         limits=EpisodeLimits(max_turns=40, max_tokens_per_turn=12, context_length=500),
     )

@@ -84,12 +84,12 @@ def play_policy(
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
-    when_full=st.sampled_from(["stop", "fold", "drop"]),
+    when_full=st.sampled_from(["stop", "summarize", "drop"]),
     keep_thoughts=st.booleans(),
     budget=st.booleans(),
 )
 def test_what_was_sampled_trains_once_on_what_was_shown(
-    seed: int, when_full: Literal["stop", "fold", "drop"], keep_thoughts: bool, budget: bool
+    seed: int, when_full: Literal["stop", "summarize", "drop"], keep_thoughts: bool, budget: bool
 ) -> None:
     policy = ContextPolicy(when_full=when_full, keep_thoughts=keep_thoughts, show_budget=budget)
     sampler = Recorder(RandomWords(seed))
@@ -123,7 +123,7 @@ def test_folding_by_hand() -> None:
     )
     # 25 tokens, and 50 with each turn
     limits = replace(LIMITS, context_length=600)
-    trajectory = play_policy(sampler, ContextPolicy(when_full="fold", fold_at=0.18), limits=limits)
+    trajectory = play_policy(sampler, ContextPolicy(when_full="summarize", summarize_at=0.18), limits=limits)
     assert trajectory.success
     assert [t.action for t in trajectory.turns] == ["add 1", "add 1", "", "add 1"]
     assert [t.state for t in trajectory.turns] == ["0", "1", None, "2"]
@@ -155,7 +155,9 @@ def test_a_fold_is_asked_for_whole_and_leaves_thoughts_out_if_they_are_not_kept(
     summary = "<think>the total is, I think, 2</think>The total is 2. Add 1."
     sampler = Recorder(ScriptedSampler([long, long, summary, "Action: add 1"], encode=encode))
     limits = replace(LIMITS, context_length=600)
-    policy = ContextPolicy(when_full="fold", fold_at=0.18, max_observation=4, keep_thoughts=keep_thoughts)
+    policy = ContextPolicy(
+        when_full="summarize", summarize_at=0.18, max_observation=4, keep_thoughts=keep_thoughts
+    )
     assert play_policy(sampler, policy, limits=limits).success
     decode = toy_tokenizer().decode
     assert f"\n\n{SUMMARY_REQUEST}<|im_end|>" in decode(sampler.prompts[2])

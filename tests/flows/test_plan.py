@@ -141,7 +141,7 @@ def refusal(overrides: dict[str, Any]) -> str:
             {"rollout.context_length": 8193, "train.micro_batch_tokens": 8193},
             "rollout.context_length 8193: model 'models/textcraft-base' reads 8192 tokens",
         ),
-        ({"agent.context": {"fold_at": 1.0}}, "agent.context.fold_at: Input should be less than 1"),
+        ({"agent.context": {"summarize_at": 1.0}}, "agent.context.summarize_at: Input should be less than 1"),
         (
             {"agent.judges": {"fair": {"url": "http://127.0.0.1:9/v1", "model": "m", "lowest": 10}}},
             "agent.judges.fair: scores from 10.0 to 10.0; give a lowest below a highest",

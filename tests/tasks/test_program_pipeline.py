@@ -110,7 +110,7 @@ def test_the_horizon_ends_a_program_and_the_reward_judges_what_there_is() -> Non
         ({"tools": ["calculator"]}, {}, r"agent\.tools: "),
         ({"prompt": "data/x.md"}, {}, r"agent\.prompt: "),
         ({"instructions": True}, {}, r"agent\.instructions: "),
-        ({"context": {"when_full": "fold"}}, {}, r"agent\.context: "),
+        ({"context": {"when_full": "summarize"}}, {}, r"agent\.context: "),
         ({"reward": "environment"}, {}, r"agent\.reward: 'environment' is an environment's reward"),
         ({"reward": {"environment_success": 1, "tool_use": 1}}, {}, r"'environment_success' is an env"),
         ({"reward": "string_equl"}, {}, "unknown reward"),

@@ -554,8 +554,8 @@ def test_steps_of_any_number_are_in_order(tmp_path: Path) -> None:
 def test_turns_are_read_as_recorded() -> None:
     trajectory = make_trajectory(Item(item_id="a_1", env="a"), success=True, action='add({"a": 1, "b": [2]})')
     first = replace(trajectory.turns[0], observation_ids=(9, 8, 7), observation_spans=((1, 2),))
-    folded_turn = replace(trajectory.turns[1], prompt_ids=(1, 5), observation_ids=())
-    values = trajectory_to_dict(replace(trajectory, turns=(first, folded_turn)))
+    summarized_turn = replace(trajectory.turns[1], prompt_ids=(1, 5), observation_ids=())
+    values = trajectory_to_dict(replace(trajectory, turns=(first, summarized_turn)))
     values["item"] |= {"seed": 2**63 + 1, "fields": {"answers": [2**53 + 1, -(2**60), 7]}}
     page = read_trajectory(values, decode=lambda ids: " ".join(map(str, ids)))
     assert page["prompt"] == {"tokens": 2, "text": "1 2"}
