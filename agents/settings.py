@@ -76,19 +76,19 @@ class EndpointSettings(Settings):
     key_from: str | None = None
     """Name of the environment variable that holds the key; no file holds the key itself."""
     request_timeout_s: Seconds = 60.0
-    tries: Positive = 5
-    """Of one request, the first included."""
+    max_attempts: Positive = 5
+    """The most attempts at one request, the first included."""
     requests_per_s: Annotated[float, Field(gt=0)] | None = None
     """The most requests per second of each process; None does not limit them."""
-    concurrent: Positive = 16
+    max_concurrency: Positive = 16
     """Requests at the same time."""
 
 
 class JudgeSettings(Settings):
     """How a judge is sampled, how its scores are read, and what it may cost."""
 
-    lowest: float = 0.0
-    highest: float = 10.0
+    min_score: float = 0.0
+    max_score: float = 10.0
     """The range of scores, which is scaled to [0, 1]."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     reply_tokens: Positive = 1024
@@ -100,6 +100,8 @@ class JudgeSettings(Settings):
 
     @model_validator(mode="after")
     def _range_is_not_empty(self) -> "JudgeSettings":
-        if self.lowest >= self.highest:
-            raise ValueError(f"scores from {self.lowest} to {self.highest}; give a lowest below a highest")
+        if self.min_score >= self.max_score:
+            raise ValueError(
+                f"scores from {self.min_score} to {self.max_score}; give a min_score below a max_score"
+            )
         return self

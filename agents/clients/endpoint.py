@@ -54,19 +54,27 @@ class RequestLimits:
     api_key_variable: str | None = None
     """The environment variable that holds the key; keys are never written into settings."""
     request_timeout_s: float = 60.0
-    tries: int = 5
-    """Of one request, the first included."""
+    max_attempts: int = 5
+    """The most attempts at one request, the first included."""
     backoff_s: float = 1.0
-    """Before the second try; twice as long before each further one, unless the endpoint says how long."""
+    """The wait before the second attempt; twice as long before each further one, unless the endpoint says how
+    long."""
     max_backoff_s: float = 60.0
     requests_per_s: float | None = None
     """None does not limit them. Each process has its own limit."""
-    concurrent: int = 16
+    max_concurrency: int = 16
     """Requests at the same time, in each event loop."""
 
     def check(self, subject: str) -> None:
         """Raise `ConfigError` for a number that is not above 0; `subject` begins the text."""
-        limits = ("request_timeout_s", "tries", "backoff_s", "max_backoff_s", "requests_per_s", "concurrent")
+        limits = (
+            "request_timeout_s",
+            "max_attempts",
+            "backoff_s",
+            "max_backoff_s",
+            "requests_per_s",
+            "max_concurrency",
+        )
         for name in limits:
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -85,12 +93,13 @@ class RequestLimits:
         return key
 
     async def retry(self, attempt: Callable[[], Awaitable[T]], *, error: Callable[[str], Exception]) -> T:
-        """The result of the first try that succeeds; raises `error`, made from the reason, if none does."""
-        backoff = Backoff(attempts=self.tries, first_s=self.backoff_s, max_s=self.max_backoff_s)
+        """The result of the first attempt that succeeds; raises `error`, made from the reason, if none
+        does."""
+        backoff = Backoff(max_attempts=self.max_attempts, first_s=self.backoff_s, max_s=self.max_backoff_s)
         try:
             return await backoff.retry(attempt)
         except TryAgain as failure:
-            raise error(f"{failure}, at the last of {self.tries} tries") from failure
+            raise error(f"{failure}, at the last of {self.max_attempts} attempts") from failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +160,7 @@ class EndpointClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._limiter = ConcurrencyLimiter(endpoint.concurrent)
+        self._limiter = ConcurrencyLimiter(endpoint.max_concurrency)
         self._rate = RateLimiter(endpoint.requests_per_s)
 
     async def check(self) -> None:

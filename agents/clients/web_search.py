@@ -45,7 +45,7 @@ class WebEndpoint(RequestLimits):
     _: KW_ONLY
     requests_per_s: float | None = REQUESTS_PER_S
     request_timeout_s: float = 20.0
-    tries: int = 4
+    max_attempts: int = 4
     max_backoff_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class WebSearch:
     def __init__(self, endpoint: WebEndpoint) -> None:
         """Raises `ConfigError` if the key's environment variable is not set."""
         self.endpoint = endpoint
-        self._limiter = ConcurrencyLimiter(endpoint.concurrent)
+        self._limiter = ConcurrencyLimiter(endpoint.max_concurrency)
         self._rate = RateLimiter(endpoint.requests_per_s)
         key = endpoint.key("web search")
         self._headers = {} if key is None else {"X-API-KEY": key}

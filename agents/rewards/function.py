@@ -23,7 +23,7 @@ from envs.requirements.detection import Requirement, require
 from envs.runtime.time_limits import TooSlow, run_in_time
 
 TIMEOUT_S = 30.0
-RETRIES = 2
+MAX_ATTEMPTS = 3
 _THREAD_LIMITER = ConcurrencyLimiter(16)
 """Calls in threads at a time."""
 
@@ -38,8 +38,8 @@ class FunctionReward:
     """Name → whether it is required."""
     timeout_s: float | None = TIMEOUT_S
     """The time limit of one call; None is no limit."""
-    retries: int = RETRIES
-    """Further calls after one that fails."""
+    max_attempts: int = MAX_ATTEMPTS
+    """The most calls, the first included."""
     needs: Sequence[Requirement] = ()
     check_env: EnvCheck | None = None
 
@@ -74,7 +74,7 @@ class FunctionReward:
         self._require(arguments)
         cause: Exception | None = None
         reason = ""
-        for _ in range(self.retries + 1):
+        for _ in range(self.max_attempts):
             try:
                 return read_result(await self._call(arguments), turns=len(trajectory.turns))
             except TooSlow as error:
@@ -84,7 +84,7 @@ class FunctionReward:
                     raise  # the user must fix it; another call would fail as well
                 cause, reason = error, describe(error)
         raise RewardFailed(
-            f"{where}: reward {self.name!r} failed at each of {self.retries + 1} calls, the last: {reason}"
+            f"{where}: reward {self.name!r} failed at each of {self.max_attempts} calls, the last: {reason}"
         ) from cause
 
     async def _call(self, arguments: Mapping[str, Any]) -> object:
@@ -112,8 +112,9 @@ class RewardOptions(TypedDict, total=False):
     """The name; by default the function's."""
     timeout_s: float | None
     """The time limit of one call, in seconds; None is no limit."""
-    retries: int
-    """Further calls after one that raises, is too slow or returns no reward."""
+    max_attempts: int
+    """The most calls, the first included, while they raise, are too slow or return no reward; by default
+    3."""
     needs: Sequence[Requirement]
     """What must be installed."""
     check_env: EnvCheck | None
@@ -131,11 +132,11 @@ def reward(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
     thread. Raises `ConfigError` for an unknown or invalid option, or an invalid signature.
     """
     check_options(options, RewardOptions, decorator="reward")
-    timeout_s, retries = options.get("timeout_s"), options.get("retries", RETRIES)
+    timeout_s, max_attempts = options.get("timeout_s"), options.get("max_attempts", MAX_ATTEMPTS)
     if timeout_s is not None and not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s} of a reward; give seconds above 0, or None")
-    if retries < 0:
-        raise ConfigError(f"retries={retries} of a reward; give 0 or more")
+    if max_attempts < 1:
+        raise ConfigError(f"max_attempts={max_attempts} of a reward; give 1 or more")
 
     def decorate(function: Callable[..., Any]) -> FunctionReward:
         name = options.get("name") or name_of(function)

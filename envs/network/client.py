@@ -34,10 +34,10 @@ class TryAgain(Exception):
 class Backoff:
     """Waits between attempts, each twice as long as the one before."""
 
-    attempts: int
-    """In all, the first included."""
+    max_attempts: int
+    """The number of attempts in all, the first included."""
     first_s: float
-    """Before the second attempt."""
+    """The wait before the second attempt."""
     max_s: float = float("inf")
 
     def wait_s(self, failures: int) -> float:
@@ -46,7 +46,7 @@ class Backoff:
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of the first attempt that does not raise `TryAgain`; raises the last one's."""
-        for failures in range(1, self.attempts):
+        for failures in range(1, self.max_attempts):
             try:
                 return await attempt()
             except TryAgain as error:
@@ -55,7 +55,7 @@ class Backoff:
         return await attempt()
 
 
-ASK = Backoff(attempts=4, first_s=1.0, max_s=30.0)
+ASK = Backoff(max_attempts=4, first_s=1.0, max_s=30.0)
 """The retries of `ask_json`."""
 
 

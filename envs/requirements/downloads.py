@@ -182,7 +182,7 @@ def _download(
     url: str, part: Path, *, wants_page: bool, progress: Callable[[int, int | None], None], pause_s: float
 ) -> None:
     """Complete `part`, over as many connections as that takes."""
-    backoff = Backoff(attempts=ATTEMPTS, first_s=pause_s)
+    backoff = Backoff(max_attempts=ATTEMPTS, first_s=pause_s)
     failures = 0
     while True:
         before = _size(part)
@@ -193,7 +193,7 @@ def _download(
             is_final = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
             size = _size(part)
             failures = 1 if size > before else failures + 1
-            if is_final or failures == backoff.attempts:
+            if is_final or failures == backoff.max_attempts:
                 raise DownloadFailed(
                     f"{url}: {describe(error)}; {size} bytes are kept; run the same command to continue"
                 ) from error

@@ -30,7 +30,7 @@ class RemoteRetriever:
     def __init__(self, url: str, *, pause_s: float = PAUSE_S) -> None:
         """`url`: the server's, with or without `/retrieve`."""
         self._url = url.removesuffix("/").removesuffix("/retrieve")
-        self._backoff = Backoff(attempts=ATTEMPTS, first_s=pause_s, max_s=MAX_PAUSE_S)
+        self._backoff = Backoff(max_attempts=ATTEMPTS, first_s=pause_s, max_s=MAX_PAUSE_S)
         self._version: str | None = None
         self._has_asked_version = False
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class TeacherEndpoint(EndpointSettings):
     """A server that returns the log-probs of a prompt of token ids, as vLLM's `/v1/completions` does. A step
-    fails after the last of a request's `tries`."""
+    fails after the last of a request's `max_attempts`."""
 
     request_timeout_s: Seconds = 600.0
     """The time for one segment of a conversation."""

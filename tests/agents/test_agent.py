@@ -287,7 +287,7 @@ def test_earlier_messages_of_an_item_open_the_conversation() -> None:
 def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again() -> None:
     num_requests = 0
 
-    @reward(retries=1)
+    @reward(max_attempts=2)
     def judge() -> float:
         nonlocal num_requests
         num_requests += 1

@@ -169,12 +169,12 @@ def always(status: int, text: str) -> Script:
 
 def test_trouble_that_stays_is_a_fault_with_its_cause() -> None:
     with chat_server(always(500, "oops")) as server:
-        trajectory = answer_question(server, model=endpoint_of(server, tries=2), max_attempts=2)
+        trajectory = answer_question(server, model=endpoint_of(server, max_attempts=2), max_attempts=2)
     assert (trajectory.stop_reason, trajectory.attempts, trajectory.turns) == (StopReason.ERROR, 2, ())
     assert trajectory.error is not None
     assert trajectory.error.startswith("SamplerFailed: question_0: http")
     assert "answered 500" in trajectory.error
-    assert "at the last of 2 tries" in trajectory.error
+    assert "at the last of 2 attempts" in trajectory.error
     assert len(server.requests) == 4
 
 

@@ -141,7 +141,7 @@ def test_what_is_no_reward_is_refused() -> None:
         CombinedReward({"plain": 1.0}, rewards={"plain": lambda final_response: 1.0})  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize("options", [{"timeout_s": 0.0}, {"timeout_s": math.nan}, {"retries": -1}])
+@pytest.mark.parametrize("options", [{"timeout_s": 0.0}, {"timeout_s": math.nan}, {"max_attempts": 0}])
 def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         reward(**options)
@@ -176,7 +176,7 @@ def test_numbers_of_any_kind(value: SupportsFloat) -> None:
 def test_a_value_that_is_no_reward_is_a_failure_and_no_zero(value: object) -> None:
     calls = []
 
-    @reward(retries=1)
+    @reward(max_attempts=2)
     def bad() -> object:
         calls.append(1)
         return value
@@ -215,7 +215,7 @@ def test_metrics_turns_and_success_beside_the_reward() -> None:
 def test_a_failing_reward_is_tried_again() -> None:
     calls = []
 
-    @reward(retries=2)
+    @reward(max_attempts=3)
     def shaky() -> float:
         calls.append(1)
         if len(calls) < 3:
@@ -224,7 +224,7 @@ def test_a_failing_reward_is_tried_again() -> None:
 
     assert compute(shaky, make_reward_input("x")).reward == 0.5
     calls.clear()
-    once = reward(name="once", retries=0)(shaky.function)
+    once = reward(name="once", max_attempts=1)(shaky.function)
     with pytest.raises(RewardFailed, match="KeyError: 'gone'") as failure:
         compute(once, make_reward_input("x"))
     assert isinstance(failure.value.__cause__, KeyError)
@@ -287,7 +287,7 @@ def test_a_reward_that_hangs_is_left_behind(kind: str) -> None:
                 await asyncio.sleep(0.01)
 
     functions: dict[str, Callable[[], Any]] = {"sync": hang, "async": hang_async, "clings": cling}
-    hanging = reward(name="hang", timeout_s=0.05, retries=1)(functions[kind])
+    hanging = reward(name="hang", timeout_s=0.05, max_attempts=2)(functions[kind])
     with pytest.raises(
         RewardFailed, match=r"at each of 2 calls, the last: it took longer than 0\.05 s; raise"
     ):
@@ -363,7 +363,7 @@ def test_parts_are_computed_side_by_side_and_fail_together() -> None:
         finally:
             cancelled_parts.append("waits")
 
-    failing = reward(retries=0)(lambda: 1 / 0)
+    failing = reward(max_attempts=1)(lambda: 1 / 0)
     weighted_sum = CombinedReward({"waits": 1.0, "broken": 1.0}, rewards={"waits": waits, "broken": failing})
     with pytest.raises(RewardFailed, match="division by zero"):
         compute(weighted_sum, make_reward_input("x"))
@@ -378,7 +378,7 @@ def test_sums_beyond_all_numbers_are_a_failure() -> None:
     with pytest.raises(RewardFailed, match=r"toy_7, sample 2: the weighted reward .*no finite sum"):
         compute(CombinedReward({"a": 1e10}, rewards={"a": huge}), make_reward_input("x"))
     for turn_rewards in ([1e308], [-1e308, 1e308]):
-        too_large = reward(retries=0)(lambda: {"reward": 1e308, "turn_rewards": turn_rewards})  # noqa: B023
+        too_large = reward(max_attempts=1)(lambda: {"reward": 1e308, "turn_rewards": turn_rewards})  # noqa: B023
         with pytest.raises(RewardFailed, match="have no finite sum"):
             compute(too_large, make_reward_input(*["x"] * len(turn_rewards)))
 

@@ -157,8 +157,8 @@ def test_trouble_that_passes(trouble: Answer) -> None:
 @pytest.mark.parametrize(
     ("trouble", "message"),
     [
-        (status(429, "slow\ndown"), "answered 429: slow down, at the last of 3 tries"),
-        (status(200, "{not json"), "no chat completion .*{not json, at the last of 3 tries"),
+        (status(429, "slow\ndown"), "answered 429: slow down, at the last of 3 attempts"),
+        (status(200, "{not json"), "no chat completion .*{not json, at the last of 3 attempts"),
         (says("7"), "ends with '7', not with a line like 'Score: 7', at the last of 3"),
         (says("Score: -1"), "a score of -1, not within 0 to 10, at the last of 3"),
         (hangs, "no reply within 0.2 s, at the last of 3"),
@@ -166,7 +166,9 @@ def test_trouble_that_passes(trouble: Answer) -> None:
 )
 def test_trouble_that_stays_is_a_failure_and_no_zero(trouble: Answer, message: str) -> None:
     async def talk(judge: Judge) -> None:
-        reward = LLMJudge(endpoint_of(judge, tries=3, request_timeout_s=0.2 if trouble is hangs else 30.0))
+        reward = LLMJudge(
+            endpoint_of(judge, max_attempts=3, request_timeout_s=0.2 if trouble is hangs else 30.0)
+        )
         with pytest.raises(RewardFailed, match=message):
             await reward.score(make_reward_input("x", fields=FIELDS))
 
@@ -174,8 +176,8 @@ def test_trouble_that_stays_is_a_failure_and_no_zero(trouble: Answer, message: s
 
 
 def test_nobody_there() -> None:
-    endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="toy", tries=2, backoff_s=0.01)
-    with pytest.raises(RewardFailed, match=r"ConnectError.*at the last of 2 tries"):
+    endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="toy", max_attempts=2, backoff_s=0.01)
+    with pytest.raises(RewardFailed, match=r"ConnectError.*at the last of 2 attempts"):
         asyncio.run(LLMJudge(endpoint).score(make_reward_input("x", fields=FIELDS)))
 
 
@@ -250,7 +252,7 @@ def test_no_more_requests_at_once_than_were_allowed() -> None:
         return await says("Score: 3")(request)
 
     async def talk(judge: Judge) -> None:
-        reward = LLMJudge(endpoint_of(judge, concurrent=2))
+        reward = LLMJudge(endpoint_of(judge, max_concurrency=2))
         await asyncio.gather(*(reward.score(make_reward_input(f"{i}", fields=FIELDS)) for i in range(6)))
         assert judge.most_at_once == 2
 
@@ -259,7 +261,7 @@ def test_no_more_requests_at_once_than_were_allowed() -> None:
 
 def test_requests_are_spaced(waits: list[float]) -> None:
     async def talk(judge: Judge) -> None:
-        reward = LLMJudge(endpoint_of(judge, concurrent=6, requests_per_s=0.01))
+        reward = LLMJudge(endpoint_of(judge, max_concurrency=6, requests_per_s=0.01))
         await asyncio.gather(*(reward.score(make_reward_input(f"{i}", fields=FIELDS)) for i in range(6)))
 
     with_judge([says("Score: 3")], talk)
@@ -270,7 +272,7 @@ def test_a_judge_serves_one_event_loop_after_the_other() -> None:
     rewards: list[LLMJudge] = []
 
     async def talk(judge: Judge) -> None:
-        rewards.append(LLMJudge(endpoint_of(judge, concurrent=1)))
+        rewards.append(LLMJudge(endpoint_of(judge, max_concurrency=1)))
         await asyncio.gather(*(rewards[0].score(make_reward_input(f"{i}", fields=FIELDS)) for i in range(3)))
 
     with_judge([says("Score: 3")], talk)
@@ -328,14 +330,18 @@ def test_settings_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="toy")
     with pytest.raises(ConfigError, match="takes 'answer', which nothing fills"):
         LLMJudge(endpoint).check({"question"})
-    LLMJudge(endpoint, prompt="{transcript} {{}} {lowest}").check(set())
-    for prompt in ("{", "{0}", "{}", "{item.seed}", "{a[0]}", "", "Judge. {{x}} {lowest}"):
+    LLMJudge(endpoint, prompt="{transcript} {{}} {min_score}").check(set())
+    for prompt in ("{", "{0}", "{}", "{item.seed}", "{a[0]}", "", "Judge. {{x}} {min_score}"):
         with pytest.raises(ConfigError, match="judge: the prompt"):
             LLMJudge(endpoint, prompt=prompt)
-    with pytest.raises(ValidationError, match="lowest below a highest"):
-        JudgeSettings(lowest=1.0, highest=1.0)
-    values: tuple[dict[str, Any], ...] = ({"url": "127.0.0.1:9"}, {"tries": 0}, {"requests_per_s": 0.0})
-    for bad in (*values, {"concurrent": -1}):
+    with pytest.raises(ValidationError, match="min_score below a max_score"):
+        JudgeSettings(min_score=1.0, max_score=1.0)
+    values: tuple[dict[str, Any], ...] = (
+        {"url": "127.0.0.1:9"},
+        {"max_attempts": 0},
+        {"requests_per_s": 0.0},
+    )
+    for bad in (*values, {"max_concurrency": -1}):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             Endpoint(**{"url": "http://127.0.0.1:9/v1", "model": "toy", **bad})
     monkeypatch.delenv("NO_KEY", raising=False)

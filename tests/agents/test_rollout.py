@@ -36,7 +36,7 @@ from tests.support.toy import toy_item, toy_spec
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-NOBODY = Endpoint("http://127.0.0.1:9/v1", "toy", tries=1)
+NOBODY = Endpoint("http://127.0.0.1:9/v1", "toy", max_attempts=1)
 
 
 @tool

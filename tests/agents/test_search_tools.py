@@ -118,15 +118,17 @@ def test_both_forms_are_asked_and_told_alike(format: Format, monkeypatch: pytest
 
 def test_what_fails_for_a_while_is_asked_again() -> None:
     engine = Engine([500, 429, "<html>", 503])
-    (result,) = engine.search("q", tries=5)
+    (result,) = engine.search("q", max_attempts=5)
     assert result.observation == OBSERVATION
     assert len(engine.queries) == 5
-    with pytest.raises(SearchFailed, match="answered 502: not now, at the last of 2 tries"):
-        Engine([502, 502]).search("q", tries=2)
+    with pytest.raises(SearchFailed, match="answered 502: not now, at the last of 2 attempts"):
+        Engine([502, 502]).search("q", max_attempts=2)
     with pytest.raises(SearchFailed, match="expected 'results', a list"):
         Engine(['{"results": "none"}']).search("q")
     with pytest.raises(SearchFailed, match="ConnectError"):
-        asyncio.run(WebSearch(WebEndpoint("http://127.0.0.1:1", "searxng", tries=1)).search(["q"], top_k=1))
+        asyncio.run(
+            WebSearch(WebEndpoint("http://127.0.0.1:1", "searxng", max_attempts=1)).search(["q"], top_k=1)
+        )
 
 
 def test_what_is_refused_is_told_to_whom_it_concerns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def assert_clean(text: str, key: str = PLAIN_KEY) -> None:
 
 
 def ask_endpoint(url: str) -> str:
-    endpoint = Endpoint(f"{url}/v1", "toy", api_key_variable="A_NAME_OF_NO_MEANING", tries=1)
+    endpoint = Endpoint(f"{url}/v1", "toy", api_key_variable="A_NAME_OF_NO_MEANING", max_attempts=1)
     client = ChatClient(endpoint)
     with pytest.raises((EndpointFailed, ConfigError)) as error_info:
         asyncio.run(client.ask({"messages": []}, read=lambda reply: reply))
@@ -97,7 +97,7 @@ def test_an_endpoint_that_repeats_the_request_does_not_tell_the_key(
 
 def web_search(url: str) -> None:
     asyncio.run(
-        WebSearch(WebEndpoint(url, "serper", api_key_variable="SEARCH", tries=1)).search("q", top_k=1)
+        WebSearch(WebEndpoint(url, "serper", api_key_variable="SEARCH", max_attempts=1)).search("q", top_k=1)
     )
 
 
@@ -119,7 +119,7 @@ def test_nor_do_other_servers(
     ask: Callable[[str], None], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEARCH", PLAIN_KEY)
-    monkeypatch.setattr("envs.network.client.ASK", Backoff(attempts=1, first_s=1.0))
+    monkeypatch.setattr("envs.network.client.ASK", Backoff(max_attempts=1, first_s=1.0))
     with echo(status) as url, pytest.raises((ConfigError, EnvCrashed, SearchFailed)) as error_info:
         ask(url)
     assert_clean(f"{error_info.value}\n{describe(error_info.value)}")

@@ -262,7 +262,7 @@ def test_a_judge_says_so_in_its_last_line() -> None:
 def test_a_judge_that_is_busy_is_asked_again_and_one_that_refuses_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("envs.network.client.ASK", Backoff(attempts=3, first_s=0.01))
+    monkeypatch.setattr("envs.network.client.ASK", Backoff(max_attempts=3, first_s=0.01))
     statuses: list[int] = []
 
     async def answer(_: Request) -> Response:

@@ -143,8 +143,8 @@ def refusal(overrides: dict[str, Any]) -> str:
         ),
         ({"agent.context": {"summarize_at": 1.0}}, "agent.context.summarize_at: Input should be less than 1"),
         (
-            {"agent.judges": {"fair": {"url": "http://127.0.0.1:9/v1", "model": "m", "lowest": 10}}},
-            "agent.judges.fair: scores from 10.0 to 10.0; give a lowest below a highest",
+            {"agent.judges": {"fair": {"url": "http://127.0.0.1:9/v1", "model": "m", "min_score": 10}}},
+            "agent.judges.fair: scores from 10.0 to 10.0; give a min_score below a max_score",
         ),
         ({"horizon.max_turns": [1000000]}, "horizon.max_turns: 1000000 turns do not fit"),
         ({"evaluate.max_turns": 1000000}, "evaluate.max_turns: 1000000 turns do not fit"),

@@ -175,7 +175,7 @@ def write_pipeline(project: Project, *, judge_url: str) -> None:
     """The project's pipeline becomes one that searches, and asks a judge."""
     prompt = project.folder / "data" / "judge.md"
     prompt.write_text(
-        "{final_response}\n\nEnd with a line `Score: ` and a number from {lowest} to {highest}."
+        "{final_response}\n\nEnd with a line `Score: ` and a number from {min_score} to {max_score}."
     )
     judge = {"url": judge_url, "model": "toy", "key_from": "JUDGE_API_KEY", "prompt": "data/judge.md"}
     with edit_yaml(project.folder / "pipelines.yaml") as document:

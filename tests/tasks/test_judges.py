@@ -30,11 +30,11 @@ from tests.tasks.test_question import project as questions
 __all__ = ["project", "questions"]  # fixtures
 ROOT = Path(__file__).parents[2]
 FIELDS = {"question": "9 + 9?", "answer": "18"}
-PROMPT = "{question}\n{final_response}\nScore it from {lowest} to {highest}."
+PROMPT = "{question}\n{final_response}\nScore it from {min_score} to {max_score}."
 
 
 def agent_with(url: str, **changes: Any) -> dict[str, Any]:
-    judge = {"url": url, "model": "toy", "tries": 1, **changes}
+    judge = {"url": url, "model": "toy", "max_attempts": 1, **changes}
     return {"instructions": False, "format": "raw", "reward": "fair", "judges": {"fair": judge}}
 
 
@@ -53,7 +53,7 @@ def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
 
     encode = lambda text: toy_tokenizer().encode(text, add_special_tokens=False)  # noqa: E731
     with chat_server(script, key="secret", tokens=lambda _: 30) as server:
-        agent = agent_with(server.url, key_from="TOY_KEY", prompt="data/fair.md", lowest=1, highest=5)
+        agent = agent_with(server.url, key_from="TOY_KEY", prompt="data/fair.md", min_score=1, max_score=5)
         agent["reward"] = {"fair": 2.0, "string_equal": 0.5}
         pipeline = pipeline_of(agent)
         check_agent(pipeline)
@@ -114,7 +114,7 @@ def test_what_cannot_be_asked_is_found_before_the_run(
 
 
 def agent_of(url: str, changes: dict[str, Any]) -> dict[str, Any]:
-    return {"judges": {"fair": {"url": url, "model": "toy", "tries": 1, **changes}}}
+    return {"judges": {"fair": {"url": url, "model": "toy", "max_attempts": 1, **changes}}}
 
 
 @pytest.mark.usefixtures("questions")
@@ -150,7 +150,7 @@ from tests.support.reward_toy import make_reward_input
 
 url, store, who = sys.argv[1:]
 judge = LLMJudge(
-    Endpoint(url, "toy", tries=1), JudgeSettings(max_requests=10, store=store), name="fair"
+    Endpoint(url, "toy", max_attempts=1), JudgeSettings(max_requests=10, store=store), name="fair"
 )
 
 async def main():
@@ -232,14 +232,14 @@ def test_equal_questions_at_the_same_time_are_asked_once_and_share_what_comes() 
         return says("Score: 3" if "good" in body["messages"][0]["content"] else "no score")
 
     async def main(url: str) -> list[Any]:
-        judge = LLMJudge(Endpoint(url, "toy", tries=2, backoff_s=0.01))
+        judge = LLMJudge(Endpoint(url, "toy", max_attempts=2, backoff_s=0.01))
         texts = ["good", "bad", "good", "bad", "good"]
         scoring = (judge.score(make_reward_input(text, fields=FIELDS)) for text in texts)
         return await asyncio.gather(*scoring, return_exceptions=True)
 
     with chat_server(script) as server:
         good, bad, *rest = asyncio.run(main(server.url))
-        assert len(server.requests) == 1 + 2  # of the bad one there are two tries
+        assert len(server.requests) == 1 + 2  # of the bad one there are two attempts
     assert [result.metrics["cached"] for result in (good, rest[0], rest[2])] == [0.0, 1.0, 1.0]
     assert isinstance(bad, RewardFailed)
     assert isinstance(rest[1], RewardFailed)

@@ -306,7 +306,7 @@ def test_a_prompt_without_room_ends_the_episode_at_once() -> None:
 def test_a_reward_that_fails_drops_the_episode_and_plays_it_no_more() -> None:
     episodes: list[Any] = []
 
-    @reward(retries=0)
+    @reward(max_attempts=1)
     def fails_always() -> float:
         raise KeyError("a bug")
 

@@ -34,7 +34,7 @@ def server(folder: Path) -> Iterator[CompletionsServer]:
 
 
 def pipeline(folder: Path, url: str, **teacher: object) -> Pipeline:
-    endpoint = {"url": url, "model": "teacher", "tries": 2, "request_timeout_s": 60} | teacher
+    endpoint = {"url": url, "model": "teacher", "max_attempts": 2, "request_timeout_s": 60} | teacher
     algorithm = {"name": "distill", "teacher": endpoint}
     return toy_pipeline(
         folder, train__algorithm=algorithm, rollout__temperature=1.0, rollout__final_temperature=None
@@ -67,7 +67,9 @@ def test_a_failure_is_tried_again_and_then_ends_the_step(folder: Path, server: C
     assert teacher.score(short, temperature=1.0).keys() == short.keys()
     assert server.num_asked == 2
     server.failures = [busy, busy]
-    with pytest.raises(TeacherFailed, match=r"answered 503: .*, at the last of 2 tries; restore it and run"):
+    with pytest.raises(
+        TeacherFailed, match=r"answered 503: .*, at the last of 2 attempts; restore it and run"
+    ):
         teacher.score(short, temperature=1.0)
     server.failures = [PlainTextResponse("{}"), busy]
     with pytest.raises(TeacherFailed, match="503"):
