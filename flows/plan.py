@@ -162,7 +162,7 @@ def check_preparation(plan: Plan, stages: Iterable[Stage]) -> Split:
     check_model(pipeline)
     check_ray_address(trainer_variables(pipeline))
     items = check_items(pipeline)
-    _check_items(plan.workspace, pipeline)
+    _check_existing_items(plan.workspace, pipeline)
     if plan.is_tracked:
         check_lock()
         if Path(".dvc").is_dir():
@@ -253,7 +253,7 @@ def check_items(pipeline: Pipeline) -> Split:
     return items
 
 
-def _check_items(workspace: Path, pipeline: Pipeline) -> None:
+def _check_existing_items(workspace: Path, pipeline: Pipeline) -> None:
     """Raise `ConfigError` for existing items that do not belong to the parts of this pipeline."""
     for file in (workspace / "data" / "train.jsonl", workspace / "data" / "test.jsonl"):
         if file.exists():

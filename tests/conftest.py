@@ -23,7 +23,7 @@ settings.register_profile("wingspan", deadline=None)
 settings.register_profile("fast", deadline=None, max_examples=20)  # of `make test-fast`
 settings.load_profile("wingspan")
 
-pytest_plugins = ["tests.support.sandboxes"]
+pytest_plugins = ["tests.support.command_line", "tests.support.sandboxes"]
 SLOW_TIMEOUT_S = 600
 LONGEST_FILES = (
     "test_flow.py",

@@ -22,11 +22,14 @@ from envs.requirements.detection import JAVA
 from flows.cli.app import app
 from flows.commands.inventory import HERE, NOT_HERE
 from flows.commands.play import count_followed
-from tests.flows.test_cli import ROOT, Command, project, the_error, wingspan_here
+from tests.support.command_line import ROOT, Command, copy_declarations, the_error
 from tests.support.tiny_model import save_tiny_model
 from tests.support.yaml_files import edit_yaml
 
-__all__ = ["project", "wingspan_here"]
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return copy_declarations(tmp_path)
 
 
 @pytest.fixture

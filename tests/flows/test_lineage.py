@@ -24,8 +24,9 @@ from flows.lineage.stages import (
 )
 from flows.run import STAGES
 from tasks.algorithms.registry import ALGORITHMS, register_algorithm
-from tasks.config.pipelines import Pipeline, load_pipeline, read_yaml
+from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
+from tests.support.stage_files import AGENT_STAGES, changed_keys, keys, write_stage_files
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"
@@ -33,30 +34,9 @@ NAME = "textcraft-cpu"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with the real declarations, and a small file wherever a stage reads or writes one."""
-    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore"):
-        shutil.copy(ROOT / file, tmp_path / file)
     monkeypatch.chdir(tmp_path)
-    for stage in declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME).values():
-        for path in (*stage.deps, *stage.outs):
-            if path.suffix:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(f"{path}\n")
-            else:
-                (path / "nested").mkdir(parents=True, exist_ok=True)
-                (path / "nested" / "b.bin").write_bytes(b"\r\n\x00" * 99)
-                (path / "a.txt").write_text(f"{path}\n")
+    write_stage_files(tmp_path)
     return tmp_path
-
-
-def keys(pipeline: Pipeline | None = None, *, code: bool = True) -> dict[str, str]:
-    pipeline = pipeline or load_pipeline(NAME)
-    stages = declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)
-    return {name: stage_key(stage, code=code) for name, stage in stages.items()}
-
-
-def changed_keys(before: dict[str, str], after: dict[str, str]) -> set[str]:
-    return {name for name in before if before[name] != after[name]}
 
 
 @pytest.mark.heavy
@@ -207,9 +187,6 @@ def test_without_a_warmup_training_reads_the_model(project: Path) -> None:
     stages = declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)
     assert "warmup" not in stages
     assert Path(pipeline.model) in stages["train"].deps
-
-
-AGENT_STAGES = {"provision", "warmup", "train", "evaluate"}
 
 
 @pytest.mark.parametrize(

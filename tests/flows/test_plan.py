@@ -38,11 +38,9 @@ from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare
 from tasks.tracking.connection import check_tracking
 from tasks.verl.checkpoints import checkpoint_folder, mark_complete
-from tests.flows.test_cli import Command, the_error, wingspan_here
+from tests.support.command_line import Command, the_error
 from tests.support.project import TRACKED_PIPELINES
 from tests.support.yaml_files import edit_yaml
-
-__all__ = ["wingspan_here"]
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"

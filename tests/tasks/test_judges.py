@@ -20,17 +20,21 @@ from tasks.config.agent import AgentSettings
 from tasks.config.episodes import check_agent, reward_of
 from tasks.data.items import split
 from tasks.rollout.runner import RolloutSpec, make_runner
-from tests.flows.test_lineage import AGENT_STAGES, changed_keys, keys, project
 from tests.support.chat_server import Body, chat_server, in_turn, says
+from tests.support.question_toy import pipeline_of, write_questions
 from tests.support.reward_toy import make_reward_input
+from tests.support.stage_files import AGENT_STAGES, changed_keys, keys, write_stage_files
 from tests.support.toy import toy_tokenizer
-from tests.tasks.test_question import pipeline_of
-from tests.tasks.test_question import project as questions
 
-__all__ = ["project", "questions"]  # fixtures
 ROOT = Path(__file__).parents[2]
 FIELDS = {"question": "9 + 9?", "answer": "18"}
 PROMPT = "{question}\n{final_response}\nScore it from {min_score} to {max_score}."
+
+
+@pytest.fixture
+def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_questions()
 
 
 def agent_with(url: str, **changes: Any) -> dict[str, Any]:
@@ -129,9 +133,11 @@ def test_judges_that_judge_nothing_or_have_anothers_name_are_refused() -> None:
         check_agent(pipeline_of(agent_with("http://127.0.0.1:9/v1") | {"reward": "fare"}))
 
 
-def test_a_judges_prompt_is_an_input_of_the_stages(project: Path) -> None:
+def test_a_judges_prompt_is_an_input_of_the_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks.config.pipelines import load_pipeline
 
+    monkeypatch.chdir(tmp_path)
+    write_stage_files(tmp_path)
     Path("fair.md").write_text(PROMPT)
     agent = agent_with("http://127.0.0.1:9/v1", prompt="fair.md")
     overrides = {f"agent.{key}": agent[key] for key in ("reward", "judges")}
@@ -146,6 +152,7 @@ import asyncio, json, sys
 from agents.clients.endpoint import Endpoint
 from agents.rewards import JudgeSettings, LLMJudge
 from envs.errors import BudgetSpent
+from tests.support.question_toy import pipeline_of, write_questions
 from tests.support.reward_toy import make_reward_input
 
 url, store, who = sys.argv[1:]

@@ -19,28 +19,20 @@ from envs.sandbox.workspace import WithWorkspace
 from envs.types import Item
 from tasks.config.agent import AgentSettings
 from tasks.config.episodes import check_agent, check_reward
-from tasks.config.pipelines import Pipeline
 from tasks.data.items import read_items, split
 from tasks.data.trajectories import summarise
 from tasks.rollout.runner import RolloutSpec, make_runner
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
+from tests.support.question_toy import TRAIN, pipeline_of, write_questions, write_rows
 from tests.support.toy import toy_tokenizer
-from tests.support.verl_toy import register, toy_pipeline
-
-TRAIN, TEST = "data/train.jsonl", "data/test.jsonl"
+from tests.support.verl_toy import register
 
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
-    write(TRAIN, *({"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(5)))
-    write(TEST, {"question": "9 + 9?", "answer": "18"})
-
-
-def write(path: str, *rows: dict[str, str]) -> None:
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_questions()
 
 
 def test_the_question_is_asked_and_any_action_is_the_answer() -> None:
@@ -77,12 +69,6 @@ TOOLS = {
     "tools": [f"{__name__}:double"],
     "reward": f"{__name__}:right",
 }
-
-
-def pipeline_of(agent: dict[str, Any], *, env: str = "question", **changes: Any) -> Pipeline:
-    part = {"env": env, "train": TRAIN, "test": TEST}
-    rollout = {"rollout__max_tokens_per_turn": 200, "rollout__context_length": 2000}
-    return toy_pipeline(Path("none"), data={"parts": {"math": part}}, agent=agent, **rollout, **changes)
 
 
 def test_a_group_uses_a_tool_and_is_judged_by_the_answer_in_the_data() -> None:
@@ -170,7 +156,7 @@ def test_a_workspace_is_tried_before_training(tmp_path: Path) -> None:
 
 def test_a_reward_that_some_item_does_not_fill_stops_the_run(tmp_path: Path) -> None:
     pipeline = pipeline_of(TOOLS)
-    write(TRAIN, {"question": "1?", "answer": "1"}, {"question": "why?"})
+    write_rows(TRAIN, {"question": "1?", "answer": "1"}, {"question": "why?"})
     prepare(pipeline, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"math_1: reward 'right' takes 'answer', which nothing fills"):
         provision(pipeline, tmp_path / "run")
