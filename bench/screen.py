@@ -1,9 +1,9 @@
-"""What the terminal showed of a run, from the run's own files: as a picture, or played again.
+"""What the terminal showed of a run, from the run's own files: as an image, or replayed.
 
     python -m bench.screen runs/textcraft-cpu --step 31 --out docs/terminal.svg
     python -m bench.screen runs/textcraft-cpu --speed 20
 
-The picture is that of the moment at which `--step` had ended and an episode of the next one was played.
+The image shows the moment at which `--step` had ended and an episode of the next one was played.
 Without `--out`, training is played `--speed` times as fast as it was, in the terminal.
 """
 
@@ -119,9 +119,9 @@ def main() -> None:
         replay.play(last_step=arguments.step, wait=lambda _: None)
         console.print(replay.display.draw())
         title = f"wingspan run {read_pipeline_name(arguments.run)}"
-        picture = console.export_svg(title=title)
+        svg = console.export_svg(title=title)
         # Without the fonts of a web site.
-        arguments.out.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
+        arguments.out.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
 
 
 if __name__ == "__main__":

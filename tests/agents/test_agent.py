@@ -215,7 +215,7 @@ def test_what_goes_wrong_is_an_observation_and_counted() -> None:
     assert (trajectory.metrics["tool_calls/unlucky"], trajectory.metrics["tool_failures/unlucky"]) == (2, 2)
 
 
-def test_calls_of_one_turn_run_side_by_side_and_are_told_in_order() -> None:
+def test_calls_of_one_turn_run_side_by_side_and_their_results_are_in_order() -> None:
     waits: list[asyncio.Event] = []
 
     @tool(timeout_s=3)

@@ -111,7 +111,7 @@ def test_function_calls_are_made_and_their_replies_have_their_ids() -> None:
         (says("<think>hm</think>"), "says nothing"),
     ],
 )
-def test_a_turn_that_cannot_be_read_is_told_so_and_nothing_is_called(message: Any, problem: str) -> None:
+def test_an_unreadable_turn_gets_the_problem_and_nothing_is_called(message: Any, problem: str) -> None:
     with chat_server(in_turn(message, says("5"))) as server:
         trajectory = answer_question(server)
     assert [t.is_malformed for t in trajectory.turns] == [True, False]
@@ -205,7 +205,7 @@ def test_a_first_prompt_that_is_too_long_leaves_no_turn() -> None:
     assert (trajectory.stop_reason, trajectory.turns, trajectory.reward) == (StopReason.MAX_CONTEXT, (), 0.0)
 
 
-def test_the_context_length_is_kept_by_what_the_server_reports() -> None:
+def test_the_context_length_is_respected_by_what_the_server_reports() -> None:
     counts = itertools.count(40, 30)
     with chat_server(in_turn(says("Action: look")), tokens=lambda _: next(counts)) as server:
         trajectory = steps(server, limits=EpisodeLimits(context_length=105, max_tokens_per_turn=60))

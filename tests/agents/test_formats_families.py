@@ -127,7 +127,7 @@ def test_what_was_written_is_read(family: str, wrap: str) -> None:
 
 
 @each_family
-def test_a_malformed_turn_is_told_what_is_expected(family: str) -> None:
+def test_a_malformed_turn_gets_the_expected_format(family: str) -> None:
     for text in MALFORMED_TURNS[family]:
         turn = FORMATS[family].parse(text)
         assert turn.calls == (), text[:80]

@@ -207,7 +207,7 @@ def test_calls_that_cannot_be_read_are_text_and_counted() -> None:
     run(work())
 
 
-def test_limits_of_a_completion_are_kept() -> None:
+def test_completions_respect_their_limits() -> None:
     async def work() -> None:
         gateway = make_gateway(make_sampler(["Action: add 1"] * 9), context_length=60)
         async with (

@@ -90,7 +90,7 @@ def test_a_named_function_is_begun_and_the_policy_writes_its_arguments(format: s
         (" I would rather not.", "I would rather not."),
     ],
 )
-def test_arguments_that_are_none_are_told_as_they_are(rest: str, arguments: str) -> None:
+def test_invalid_arguments_are_sent_unchanged(rest: str, arguments: str) -> None:
     (answer, _), trajectory = talk("hermes", [rest, "Done."], [{"tool_choice": BY_NAME}, {}])
     (call,) = answer.message.tool_calls
     assert (call.function.name, call.function.arguments) == ("search", arguments)

@@ -1,4 +1,4 @@
-"""Pictures in requests: shown as the processor shows them, kept with the segment, never trained on."""
+"""Images in requests: shown as the processor shows them, kept with the segment, never trained on."""
 
 import asyncio
 import copy
@@ -34,7 +34,7 @@ from tests.support.vision_toy import save_vision_model, vision_processor, vision
 
 
 class RecordingSampler(ScriptedSampler):
-    """Remembers which pictures it was shown with which tokens."""
+    """Remembers which images it was shown with which tokens."""
 
     def __init__(self, script: Sequence[str]) -> None:
         super().__init__(script, encode=encode)
@@ -68,7 +68,7 @@ def run(work: Any) -> None:
     asyncio.run(asyncio.wait_for(work, 300))
 
 
-def test_pictures_are_shown_as_the_processor_shows_the_whole_conversation() -> None:
+def test_images_are_shown_as_the_processor_shows_the_whole_conversation() -> None:
     async def work() -> None:
         sampler = RecordingSampler(["Red.", "Blue.", "Green."])
         gateway = seeing(sampler)
@@ -79,7 +79,7 @@ def test_pictures_are_shown_as_the_processor_shows_the_whole_conversation() -> N
                 says = to_history(await ask(client, [first]))
                 then = to_history(await ask(client, [first, says, more]))
                 changed_message = {**first, "content": [part(TALL), *first["content"][:1]]}
-                await ask(client, [changed_message, says, more])  # another picture is another conversation
+                await ask(client, [changed_message, says, more])  # another image is another conversation
             trajectory = session.trajectory(reward=1.0)
         segments_text = [
             [Message("user", "What\nis it?", (WIDE, SMALL))],
@@ -190,7 +190,7 @@ def test_tools_that_the_processors_template_passes_over_are_refused() -> None:
     run(work())
 
 
-def test_a_policy_shows_no_pictures_itself() -> None:
+def test_a_policy_shows_no_images_itself() -> None:
     async def work() -> None:
         class Forger(ScriptedSampler):
             async def sample(self, prompt_ids: Any, **options: Any) -> Completion:

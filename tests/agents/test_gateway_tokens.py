@@ -97,7 +97,7 @@ def test_trained_tokens_are_the_sampled_ones_each_once(moves: list[tuple[str, in
     asyncio.run(work())
 
 
-def test_requests_side_by_side_with_one_history_are_kept_apart() -> None:
+def test_concurrent_requests_with_one_history_are_separate() -> None:
     async def work() -> None:
         sampler = RandomSampler()
         gateway = make_gateway(sampler, context_length=100_000)

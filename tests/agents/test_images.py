@@ -86,7 +86,7 @@ def test_a_completion_that_ended_itself_is_not_ended_twice() -> None:
 @pytest.mark.parametrize("make", [vision_processor, llava_processor])
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from([*VISION, "<image>", "<|image", "_pad|>", "<|im_end|>", "x"]), max_size=6))
-def test_words_cannot_forge_pictures(make: Callable[[], Any], parts: list[str]) -> None:
+def test_words_cannot_forge_images(make: Callable[[], Any], parts: list[str]) -> None:
     tokenizer = make().tokenizer
     renderer = Renderer(tokenizer, make())
     control = tokenizer.convert_tokens_to_ids([*VISION, "<image>", "<|im_end|>"])
@@ -102,7 +102,7 @@ def test_words_cannot_forge_pictures(make: Callable[[], Any], parts: list[str]) 
             ]
 
 
-def test_a_model_that_reads_text_only_is_shown_no_pictures() -> None:
+def test_a_model_that_reads_text_only_is_shown_no_images() -> None:
     text_renderer = Renderer(toy_tokenizer())
     for make in (
         lambda message: text_renderer.prompt_ids([message]),
@@ -112,7 +112,7 @@ def test_a_model_that_reads_text_only_is_shown_no_pictures() -> None:
             make(Message("user", "x", (SMALL,)))
 
 
-def test_a_template_that_passes_over_pictures_is_refused() -> None:
+def test_a_template_that_passes_over_images_is_refused() -> None:
     processor = vision_processor()
     template = processor.chat_template
     users_only = template.replace("c['type'] == 'image'", "c['type'] == 'image' and m['role'] == 'user'")
@@ -127,12 +127,12 @@ def test_a_template_that_passes_over_pictures_is_refused() -> None:
         processor.chat_template = template
 
 
-def test_what_is_no_picture_is_a_fault_that_the_policy_has_no_part_in() -> None:
+def test_what_is_no_image_is_a_fault_that_the_policy_has_no_part_in() -> None:
     with pytest.raises(EnvCrashed, match=r"image/png, 3 bytes.*UnidentifiedImageError"):
         renderer().prompt_ids([Message("user", "x", (Image(b"abc", "image/png"),))])
 
 
-def test_pictures_go_with_the_message_that_tells_their_observation() -> None:
+def test_images_go_with_the_message_that_tells_their_observation() -> None:
     two = [Message("tool", "a"), Message("tool", "b")]
     assert [m.images for m in with_images(two, [(SMALL,), (WIDE, TALL)])] == [(SMALL,), (WIDE, TALL)]
     assert [m.images for m in with_images(two[:1], [(SMALL,), (WIDE,)])] == [(SMALL, WIDE)]
@@ -199,7 +199,7 @@ def play_episode(
     when_full=st.sampled_from(["stop", "summarize", "drop"]),
     keep_thoughts=st.booleans(),
 )
-def test_pictures_stay_with_their_segments_and_never_train(
+def test_images_stay_with_their_segments_and_never_train(
     seed: int, when_full: Any, keep_thoughts: bool
 ) -> None:
     policy = ContextPolicy(
@@ -229,7 +229,7 @@ def test_pictures_stay_with_their_segments_and_never_train(
         assert ids.count(token("<|vision_start|>")) == len(images)
 
 
-def test_pictures_of_tools_come_with_their_answers() -> None:
+def test_images_of_tools_come_with_their_answers() -> None:
     @tool
     def look(left: bool) -> dict[str, Any]:
         """Look."""
@@ -261,7 +261,7 @@ def test_pictures_of_tools_come_with_their_answers() -> None:
     assert segment.images == (SMALL, WIDE)
 
 
-def test_a_policy_that_says_a_picture_is_not_believed() -> None:
+def test_a_policy_that_says_an_image_is_not_believed() -> None:
     class Forger(Viewer):
         async def sample(self, prompt_ids: Any, **asked: Any) -> Completion:
             return replace(await super().sample(prompt_ids, **asked), token_ids=(PAD,), logprobs=(-1.0,))
@@ -270,7 +270,7 @@ def test_a_policy_that_says_a_picture_is_not_believed() -> None:
         play_episode(Forger(0), ToyEnv(), toy_item(), policy=ContextPolicy())
 
 
-def test_a_summary_goes_on_with_the_pictures_of_the_opening_and_of_its_own_turn() -> None:
+def test_a_summary_goes_on_with_the_images_of_the_opening_and_of_its_own_turn() -> None:
     @tool
     def look() -> dict[str, Any]:
         """Look."""

@@ -75,7 +75,7 @@ def trajectory(folder: Path, *, seed: int, policy: ContextPolicy | None = None) 
 def test_what_was_sampled_is_what_the_trainer_computes_and_it_learns(
     folder: Path, bound_processor: Any
 ) -> None:
-    """Rows of several segments and numbers of pictures, through the model as verl calls it."""
+    """Rows of several segments and numbers of images, through the model as verl calls it."""
     policies = [ContextPolicy(), ContextPolicy(when_full="drop"), ContextPolicy(when_full="summarize")]
     group = [trajectory(folder, seed=i, policy=policy) for i, policy in enumerate(policies)]
     rows = rows_of("u", group)
@@ -181,7 +181,7 @@ def test_draws_do_not_depend_on_what_was_seen_before(folder: Path) -> None:
     sampler.close()
 
 
-def test_verl_gets_pictures_opened() -> None:
+def test_verl_gets_images_opened() -> None:
     generate_calls: list[Any] = []
 
     class Client:

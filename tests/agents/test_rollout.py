@@ -193,7 +193,9 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"model": LocalModel("models/none")}, "no model in 'models/none'"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_played_is_said_before_a_model_is_asked(changes: dict[str, Any], message: str) -> None:
+def test_items_that_cannot_be_played_are_refused_before_a_model_is_asked(
+    changes: dict[str, Any], message: str
+) -> None:
     arguments: dict[str, Any] = {"items": ["6 * 7?"], "agent": "hermes", "model": NOBODY} | changes
     if changes.get("items"):
         with chat_server(in_turn(says("5"))) as server:

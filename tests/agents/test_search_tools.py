@@ -107,7 +107,9 @@ class Engine:
 
 
 @pytest.mark.parametrize("format", ["searxng", "serper"])
-def test_both_forms_are_asked_and_told_alike(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_forms_are_queried_and_their_results_written_alike(
+    format: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SERPER_API_KEY", "right")
     engine = Engine()
     variable = "SERPER_API_KEY" if format == "serper" else None
@@ -131,7 +133,7 @@ def test_what_fails_for_a_while_is_asked_again() -> None:
         )
 
 
-def test_what_is_refused_is_told_to_whom_it_concerns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_an_error_of_the_user_or_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal, empty = Engine([400]).search("strange", " ")
     assert (refusal.status, refusal.observation) == (
         ToolStatus.RAISED,

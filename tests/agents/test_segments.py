@@ -150,7 +150,7 @@ def test_a_thought_that_the_template_opens_is_closed_in_later_turns() -> None:
 
 
 @pytest.mark.parametrize("keep_thoughts", [True, False])
-def test_a_fold_is_asked_for_whole_and_leaves_thoughts_out_if_they_are_not_kept(keep_thoughts: bool) -> None:
+def test_a_summary_is_requested_as_a_whole_and_leaves_dropped_thoughts_out(keep_thoughts: bool) -> None:
     long = "Thought: the total is now, the total is now, the total is now\nAction: add 1"
     summary = "<think>the total is, I think, 2</think>The total is 2. Add 1."
     sampler = Recorder(ScriptedSampler([long, long, summary, "Action: add 1"], encode=encode))
@@ -182,7 +182,7 @@ def test_dropping_keeps_the_opening_and_the_latest_turns() -> None:
     assert "turn 0 of" not in last
 
 
-def test_thoughts_that_are_not_kept_leave_their_tail_as_it_was_sampled() -> None:
+def test_dropped_thoughts_leave_their_tail_as_it_was_sampled() -> None:
     texts = ["<think>one, so</think>\nAction: add 1", "<think>two</think>\nAction: add 2"]
     sampler = Recorder(ScriptedSampler(texts, encode=encode))
     trajectory = play_policy(sampler, ContextPolicy(keep_thoughts=False))
@@ -203,7 +203,7 @@ def test_long_replies_lose_their_middle(most: int) -> None:
     assert shorten_middle(text, 160) == text
 
 
-def test_the_budget_is_told() -> None:
+def test_the_budget_is_shown() -> None:
     sampler = Recorder(ScriptedSampler(["Action: add 1", "Action: add 2"], encode=encode))
     play_policy(sampler, ContextPolicy(show_budget=True))
     shown_text = toy_tokenizer(CHATML).decode(sampler.prompts[1])

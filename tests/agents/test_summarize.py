@@ -65,13 +65,13 @@ def test_a_second_summary_takes_the_place_of_the_first() -> None:
     assert "\ntwo<" in prompts[2]
 
 
-def test_what_other_calls_of_the_turn_answered_is_kept() -> None:
+def test_answers_of_other_calls_of_the_turn_stay() -> None:
     two_calls = f"[{call('calculator', expression='6*7')}, {call('summarize', summary='Half of it.')}]"
     _, prompts = play_episode([two_calls, call("act", action="add 3")])
     assert f"{SUMMARY_HEADING}\nHalf of it.\n\n42<" in prompts[1]
 
 
-def test_a_summary_without_room_cuts_nothing_and_is_told() -> None:
+def test_a_summary_without_room_cuts_nothing_and_is_reported() -> None:
     limits = replace(LIMITS, context_length=2 * OPENING + 100)
     probe = call("act", action="add 0")
     trajectory, prompts = play_episode(

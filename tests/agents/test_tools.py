@@ -152,7 +152,7 @@ def test_what_a_model_quotes_is_what_it_would_be_unquoted(whole: int, flag: bool
         ({"start": ["x" * 10_000], "towns": 3}, ["start: Input should be a valid string"]),
     ],
 )
-def test_wrong_arguments_are_told_and_nothing_is_run(arguments: Any, message: list[str]) -> None:
+def test_wrong_arguments_are_reported_and_nothing_is_run(arguments: Any, message: list[str]) -> None:
     result = call(ride, arguments)
     assert (result.status, result.ends_episode) == (ToolStatus.BAD_ARGUMENTS, False)
     assert all(words in result.observation for words in message), result.observation
@@ -433,7 +433,7 @@ def test_a_tool_that_will_not_be_ended_is_left_behind(caplog: pytest.LogCaptureF
     assert warning.startswith("tool 'clings' runs on after it was cancelled")
 
 
-def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_hanging_threads_are_an_error_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
     monkeypatch.setattr("agents.tools.threads.MAX_LEFT_BEHIND", 2)
 
@@ -587,7 +587,7 @@ PNG = b"\x89PNG\r\n\x1a\n..."
         ({("a", 1): b"\xff"}, '{"a,1":"\ufffd"}'),
     ],
 )
-def test_values_are_told_as_json(value: Any, observation: str) -> None:
+def test_values_are_observed_as_json(value: Any, observation: str) -> None:
     async def later() -> Any:
         return value
 
@@ -595,7 +595,7 @@ def test_values_are_told_as_json(value: Any, observation: str) -> None:
         assert call(tool(name="t")(function)).observation == observation
 
 
-def test_a_mapping_may_carry_pictures_and_numbers() -> None:
+def test_a_mapping_may_carry_images_and_numbers() -> None:
     gif = Image(b"anything", "image/gif")
 
     @tool

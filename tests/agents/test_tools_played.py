@@ -88,7 +88,7 @@ def test_a_tool_that_cancels_itself_is_an_observation() -> None:
     assert [turn.observation for turn in trajectory.turns] == ["gives_up failed: it was cancelled"] * 2
 
 
-def test_whoever_keeps_time_has_as_much_as_it_takes() -> None:
+def test_a_tool_that_keeps_time_has_as_much_as_it_takes() -> None:
     """A step of the environment would be given up after 0.2 s; a sandbox ends what hangs by itself."""
 
     @tool(keeps_time=True)

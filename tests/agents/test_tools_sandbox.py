@@ -285,7 +285,7 @@ def test_prebuilt_tools_are_chosen_by_name() -> None:
 
 @needs_sandbox
 @pytest.mark.parametrize("name", TOOLS)
-def test_every_prebuilt_tool_is_told_in_full(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_prebuilt_tool_is_described_in_full(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINGSPAN_WEB_SEARCH", "searxng+http://127.0.0.1:8888")
     tool = TOOLS[name]()
     assert tool.name == name

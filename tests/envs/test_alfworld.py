@@ -256,7 +256,7 @@ def test_what_was_heated_once_stays_so() -> None:
     assert progress.count_conditions([*ROOM, ("iscool", "mug1"), ("inreceptacle", "mug1", "desk1")]) == (3, 3)
 
 
-def test_it_is_told_as_agentgym_tells_it_and_lists_what_can_be_done() -> None:
+def test_observations_are_agentgyms_and_list_what_can_be_done() -> None:
     async def play() -> None:
         spec = get_env("alfworld-mini")
         env, index = spec.make(), bathroom()
@@ -410,7 +410,7 @@ def test_games_that_are_not_there_are_named_with_the_command_that_brings_them(
         read_game(tmp_path / "task" / "trial", remedy=REMEDY)
 
 
-def test_damaged_games_are_told_with_file_line_and_command(upstream: Path) -> None:
+def test_errors_for_damaged_games_have_file_line_and_command(upstream: Path) -> None:
     folder = upstream / real.list_games()[0]
     file = folder / "game.tw-pddl"
     whole = file.read_text()

@@ -239,7 +239,7 @@ def test_turning_there_and_back_is_no_other_state() -> None:
     assert len({start, left, right, behind}) == 4
 
 
-def test_two_objects_that_look_the_same_are_told_apart_by_where_they_were() -> None:
+def test_two_objects_that_look_the_same_are_distinguished_by_their_places() -> None:
     level = make_level(LEVELS.index("PickupLoc-v0"))
     first, second = Ball("red"), Ball("red")
     level.put_obj(first, 3, 3)

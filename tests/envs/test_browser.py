@@ -55,12 +55,12 @@ def test_actions_are_read_as_webarena_reads_them(text: str, action: object) -> N
     "text",
     ["", "``` ```", "click", "click [x]", "click 12", "type [1]", "jump [1]", "[click]", "stop" * 2000],
 )
-def test_what_is_no_action_is_told(text: str) -> None:
+def test_an_invalid_action_is_refused(text: str) -> None:
     with pytest.raises(InvalidAction, match=r"."):
         read_action(text)
 
 
-def test_what_was_done_is_told_as_webarena_tells_it() -> None:
+def test_actions_are_described_as_webarena_describes_them() -> None:
     assert describe_action(ElementAction("click", 4), "link 'x'") == "click [4] where [4] is link 'x'"
     assert (
         describe_action(ElementAction("type", 4, "abc", enter=True), "textbox 'q'")
@@ -275,7 +275,7 @@ def test_a_page_is_seen_and_acted_on(play: Play) -> None:
 
 
 @chromium
-def test_the_same_page_is_told_in_the_same_words_whatever_the_browser_did_before(play: Play) -> None:
+def test_the_same_page_has_the_same_text_whatever_the_browser_did_before(play: Play) -> None:
     async def use(lease: BrowserLease, shop: Site) -> None:
         openings = []
         for path in ("/", "/product/1", "/"):

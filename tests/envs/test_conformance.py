@@ -123,7 +123,7 @@ def sample(request: pytest.FixtureRequest) -> Sample:
         pytest.skip(str(missing))
 
 
-def test_observations_rewards_and_ends_are_what_they_are_said_to_be(sample: Sample) -> None:
+def test_observations_rewards_and_ends_have_their_documented_types(sample: Sample) -> None:
     assert type(sample.opening) is str
     assert sample.opening.strip()
     for result in [*sample.garbage, *sample.results]:

@@ -203,7 +203,7 @@ def test_an_archive_cannot_write_outside_its_folder(server: Server) -> None:
     assert not (get_folder().parents[1] / "out.txt").exists()
 
 
-def test_a_broken_archive_is_told_and_deleted(server: Server) -> None:
+def test_a_broken_archive_is_reported_and_deleted(server: Server) -> None:
     server.bodies["a.gz"] = gzip.compress(BODY)[:-100]
     with pytest.raises(DownloadFailed, match="cannot be unpacked"):
         fetch(a_set(server, "a.gz", unpack=True, required_paths=("a",)))

@@ -126,7 +126,7 @@ def test_cells_find_most_of_what_all_vectors_do_and_the_same_every_time(
     assert len(set(versions)) == 2
 
 
-def test_an_index_that_is_there_is_used_and_one_that_does_not_fit_is_told(
+def test_an_existing_index_is_used_and_one_that_does_not_fit_is_an_error(
     encoder: TransformerEncoder, corpus: Path, tmp_path: Path
 ) -> None:
     flat = Dense(corpus, encoder)
@@ -153,7 +153,7 @@ def test_an_index_that_is_there_is_used_and_one_that_does_not_fit_is_told(
         Dense(corpus, Wider(), index=index_folder / INDEX).search_sync(["q"], top_k=1)
 
 
-def test_an_encoder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_encoder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"encoder .* cannot be loaded"):
         TransformerEncoder(str(tmp_path / "none"))
 

@@ -59,7 +59,7 @@ async def until_gone(pid: int) -> None:
     await wait_until_async(lambda: not psutil.pid_exists(pid))
 
 
-def test_what_is_said_and_raised_arrives_as_it_was(host_of: Any) -> None:
+def test_answers_and_errors_arrive_unchanged(host_of: Any) -> None:
     async def main() -> None:
         host = host_of(Rogue)
         env = HostedEnv(host)

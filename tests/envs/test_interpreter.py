@@ -66,7 +66,7 @@ def test_variables_live_from_run_to_run_and_a_last_expression_is_shown(sandbox: 
     ] == ["hi\n", "21\n", "", "'ä'\n"]
 
 
-def test_errors_are_told_as_python_tells_them(sandbox: Backend) -> None:
+def test_errors_have_pythons_text(sandbox: Backend) -> None:
     [division, syntax, leaving, after] = runs(
         sandbox, "1\n1/0", "def f(:", "import sys; sys.exit(3)", "'still here'"
     )
@@ -134,7 +134,7 @@ print('done')"""
         ("import os; os._exit(0)", "died"),
     ],
 )
-def test_what_ends_the_interpreter_is_said_and_the_next_run_begins_afresh(
+def test_the_end_of_the_interpreter_has_a_reason_and_the_next_run_begins_afresh(
     sandbox: Backend, code: str, reason: str
 ) -> None:
     [_, run, fresh] = runs(sandbox, "x = 1", code, "'x' in globals()", timeout_s=1)

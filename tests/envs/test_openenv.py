@@ -175,7 +175,7 @@ def test_a_server_that_has_hung_up_is_called_again_by_the_next_episode() -> None
 
 
 @pytest.mark.heavy
-def test_the_shipped_environment_says_what_the_packages_own_client_is_told(address: str) -> None:
+def test_the_shipped_environment_answers_as_to_the_packages_own_client(address: str) -> None:
     from openenv.core.generic_client import GenericEnvClient
 
     actions = ["Hello", "a longer message"]

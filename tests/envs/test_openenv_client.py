@@ -39,7 +39,7 @@ def test_an_episode_by_openenvs_client_is_the_games() -> None:
     asyncio.run(main())
 
 
-def test_a_full_server_and_a_missing_token_are_told_to_it() -> None:
+def test_a_full_server_and_a_missing_token_are_its_errors() -> None:
     from openenv.core.generic_client import GenericEnvClient
 
     async def main() -> None:

@@ -421,7 +421,7 @@ def test_warm_instances_are_ready_and_within_the_cap() -> None:
     asyncio.run(main())
 
 
-def test_what_cannot_be_made_ready_is_said_and_holds_no_slot() -> None:
+def test_an_environment_that_cannot_be_prepared_is_an_error_and_holds_no_slot() -> None:
     async def main() -> None:
         make = Factory(partial(Mortal, is_alive=False))
         pool = EnvPool(make, capacity=2)

@@ -32,7 +32,7 @@ def ask(item: Item, answer: str) -> tuple[str, StepResult]:
     return asyncio.run(episode())
 
 
-def test_sums_are_answered_by_arithmetic_and_told_from_wrong_ones() -> None:
+def test_sums_are_answered_by_arithmetic_and_wrong_answers_are_recognized() -> None:
     spec = get_env("reasoning-gym:chain_sum?max_terms=3")
     for item in spec.split(0).test[:10]:
         question, _ = ask(item, "")

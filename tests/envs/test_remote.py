@@ -374,7 +374,9 @@ def test_agentgyms_own_servers_are_known_by_their_own_names(answer: str | None, 
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-def test_what_no_retry_mends_is_said_in_one_line(protocol: WireProtocol, textcraft: ServerProcess) -> None:
+def test_what_no_retry_fixes_is_an_error_of_one_line(
+    protocol: WireProtocol, textcraft: ServerProcess
+) -> None:
     async def main() -> None:
         wrong_env = Servers([f"{textcraft.url}/nowhere"], protocol=protocol).make()
         with pytest.raises(ConfigError, match=r"/nowhere/.* answers 404"):

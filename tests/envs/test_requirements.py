@@ -136,7 +136,7 @@ class Absent:
         return self.remedy
 
 
-def test_a_package_and_a_data_set_of_one_name_are_both_told() -> None:
+def test_a_package_and_a_data_set_of_one_name_are_both_listed() -> None:
     install = pip_install("alfworld")
     needs = (Absent("alfworld", install), Absent("textworld", install), Absent("alfworld", "wingspan data"))
     with pytest.raises(MissingDependency) as missing:

@@ -150,7 +150,7 @@ def test_processes_that_start_at_once_build_one_index(tmp_path: Path) -> None:
         (b'{"id": "2", "contents": "\xff"}', "line 3: not JSON"),
     ],
 )
-def test_a_broken_line_is_told_with_its_number(tmp_path: Path, line: bytes, why: str) -> None:
+def test_the_error_for_a_broken_line_has_its_number(tmp_path: Path, line: bytes, why: str) -> None:
     path = write_corpus(tmp_path / "wiki.jsonl", ["one", "two"])
     path.write_bytes(path.read_bytes() + line)
     with pytest.raises(ConfigError, match=rf"wiki\.jsonl, {why}"):
@@ -158,7 +158,7 @@ def test_a_broken_line_is_told_with_its_number(tmp_path: Path, line: bytes, why:
     assert not (tmp_path / "wiki.jsonl.bm25").exists()
 
 
-def test_no_corpus_and_an_empty_one_are_told(tmp_path: Path) -> None:
+def test_a_missing_and_an_empty_corpus_are_errors(tmp_path: Path) -> None:
     with pytest.raises(MissingDependency, match=r"there is no corpus .*c\.jsonl"):
         Bm25(tmp_path / "c.jsonl").search_sync(["one"], top_k=1)
     (tmp_path / "c.jsonl").write_text("\n\n")
@@ -166,7 +166,7 @@ def test_no_corpus_and_an_empty_one_are_told(tmp_path: Path) -> None:
         Bm25(tmp_path / "c.jsonl").search_sync(["one"], top_k=1)
 
 
-def test_a_damaged_index_is_told(tmp_path: Path) -> None:
+def test_a_damaged_index_is_an_error(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", ["one"])
     Bm25(path).search_sync(["one"], top_k=1)
     (tmp_path / "c.jsonl.bm25" / "meta.json").write_text("{")

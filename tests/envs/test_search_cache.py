@@ -227,7 +227,7 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
     assert not [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
 
 
-def test_without_a_program_searches_go_on_and_it_is_said_once(
+def test_without_a_program_searches_go_on_with_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(redis_server, "find_program", lambda: None)
@@ -245,7 +245,7 @@ def test_without_a_program_searches_go_on_and_it_is_said_once(
         require_program()
 
 
-def test_a_server_by_url_is_used_and_one_that_is_not_there_is_said(
+def test_a_server_by_url_is_used_and_a_missing_one_is_reported(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared_cache.cache_clear()
@@ -265,7 +265,7 @@ def test_a_server_by_url_is_used_and_one_that_is_not_there_is_said(
         shared_cache.cache_clear()
 
 
-def test_what_is_kept_is_bounded_and_the_longest_unused_goes(
+def test_the_cache_is_bounded_and_drops_the_least_recently_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_server, "MAX_MEMORY", "3mb")

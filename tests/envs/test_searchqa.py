@@ -93,7 +93,7 @@ def test_reading_a_turn_takes_time_by_its_length_alone() -> None:
     assert parse_turn("<answer>x</answer>" * 50_000) == ("answer", "x")
 
 
-def test_a_search_is_told_as_search_r1_tells_it() -> None:
+def test_results_of_a_search_are_written_as_search_r1_writes_them() -> None:
     opening, (result,), retriever = play("<search>capital of Iceland</search>")
     assert opening == "Question: Which city?"
     assert result == StepResult(
@@ -174,7 +174,7 @@ def test_questions_are_read_in_upstreams_form(tmp_path: Path) -> None:
     assert list(file) == [file[row] for row in range(5)]
 
 
-def test_a_wrong_file_of_questions_is_told_with_its_place(tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_file_of_questions_has_the_place(tmp_path: Path) -> None:
     rows = rows_as_upstream(["nq"] * 3 + ["hotpotqa"] * 2)
     path = write(tmp_path / "q.parquet", rows)
     whole = path.read_bytes()
@@ -369,7 +369,7 @@ def test_passages_look_alike() -> None:
     assert len(alike) > 0.3 * len(names)
 
 
-def test_a_broken_line_of_the_stand_in_is_told_with_its_number(tmp_path: Path) -> None:
+def test_the_error_for_a_broken_line_of_the_stand_in_has_its_number(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     lines = SEARCHQA_MINI.path(QUESTIONS).read_text().splitlines()[:3]
     path.write_text("\n".join([*lines[:2], lines[2][:40]]))

@@ -180,7 +180,7 @@ def test_openenvs_http_routes_keep_their_session(http: httpx.Client) -> None:
         ("/step", b"[1]", ["body"]),
     ],
 )
-def test_a_malformed_request_is_told_its_field(
+def test_a_malformed_request_is_answered_with_its_field(
     http: httpx.Client, path: str, body: Any, field: list[str]
 ) -> None:
     response = http.post(path, content=body) if isinstance(body, bytes) else http.post(path, json=body)

@@ -112,7 +112,7 @@ def test_what_a_client_sends_is_answered_with_what_it_reads(env: str) -> None:
     asyncio.run(main())
 
 
-def test_a_page_and_its_actions_are_told_apart() -> None:
+def test_a_page_and_its_actions_are_separated() -> None:
     """AgentGym's client shows the one and asks for the other; the policy here sees both."""
 
     async def main() -> None:

@@ -76,7 +76,7 @@ def step(session_id: str, **more: Any) -> dict[str, Any]:
     return {"action": {"text": "add 1"}, "session_id": session_id, **more}
 
 
-def test_a_crash_is_told_and_takes_only_its_own_session() -> None:
+def test_a_crash_is_answered_and_ends_only_its_own_session() -> None:
     crashing, good = ToyEnv(crash_at=1), ToyEnv()
 
     async def talk(url: str, http: httpx.AsyncClient) -> None:
@@ -105,7 +105,7 @@ def test_a_crash_is_told_and_takes_only_its_own_session() -> None:
         (lambda: sys.exit(3), "SystemExit: 3;"),
     ],
 )
-def test_a_step_without_a_result_is_told_with_its_cause(result: Callable[[], Any], cause: str) -> None:
+def test_a_step_without_a_result_is_answered_with_the_cause(result: Callable[[], Any], cause: str) -> None:
     class Broken(ToyEnv):
         async def step(self, action: str) -> StepResult:
             return cast(StepResult, result())
@@ -119,7 +119,7 @@ def test_a_step_without_a_result_is_told_with_its_cause(result: Callable[[], Any
     serving([Broken()], talk)
 
 
-def test_a_reset_without_an_observation_is_told_with_its_cause() -> None:
+def test_a_reset_without_an_observation_is_answered_with_the_cause() -> None:
     class Broken(ToyEnv):
         async def reset(self, item: Item) -> Any:
             return None
@@ -192,7 +192,7 @@ def test_a_step_under_way_is_finished_when_the_server_stops() -> None:
     assert answers[0]["observation"]["text"] == "The total is 1."
 
 
-def test_by_websocket_an_error_is_told_before_the_end() -> None:
+def test_by_websocket_an_error_is_sent_before_the_end() -> None:
     async def talk(url: str, http: httpx.AsyncClient) -> None:
         async with connect(f"{url.replace('http', 'ws')}/ws") as socket:
 

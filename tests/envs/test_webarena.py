@@ -429,7 +429,7 @@ def test_a_page_that_a_site_cannot_serve_is_not_judged() -> None:
 
 
 @chromium
-def test_a_login_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_is_made_once_and_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEBARENA_LOGINS", str(tmp_path))
     monkeypatch.setitem(login.FORMS, "shopping", ("/login", "Email", "Password", "Sign In"))
     case = task(eval_types=["string_match"], logged_in=True, reference_answers={"exact_match": "x"})

@@ -232,7 +232,7 @@ def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgot
     asyncio.run(main())
 
 
-def test_copies_end_with_whoever_owns_them(data: Path) -> None:
+def test_copies_end_with_their_owner(data: Path) -> None:
     code = (
         "import asyncio, pathlib, sys, time; from envs.builtin.webarena_local.sites.copies import LiveSites; "
         "sites = LiveSites(pathlib.Path(sys.argv[1])); asyncio.run(sites.restore()); "

@@ -78,7 +78,7 @@ def test_a_stage_that_is_left_by_an_error_has_failed() -> None:
     assert stream.getvalue().splitlines()[-1].startswith("train: failed in ")
 
 
-def test_time_left_is_told_from_the_second_step_on_of_a_resumed_run() -> None:
+def test_time_left_is_shown_from_the_second_step_of_a_resumed_run() -> None:
     stream = io.StringIO()
     with display_on(stream, terminal=False) as display:
         display.stage("train", StageState.RUNNING)

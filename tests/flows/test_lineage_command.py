@@ -103,9 +103,7 @@ def test_uncommitted_files_and_code_of_earlier_attempts_are_shown(workspace: Pat
     assert "1111111111, then 2222222222 + changes\n" in text
 
 
-def test_parameters_of_a_file_that_was_not_committed_are_not_said_to_be_in_the_commit(
-    workspace: Path,
-) -> None:
+def test_parameters_of_an_uncommitted_file_are_not_listed_as_committed(workspace: Path) -> None:
     """As after `dvc exp run --set-param`, which edits the file."""
     code = CodeVersion(commit="2" * 40, uncommitted=("pipelines.yaml",))
     lineage_of(workspace).model_copy(update={"code": code, "overrides": {}}).write(workspace)

@@ -232,7 +232,7 @@ def test_a_record_that_could_not_be_written_is_refused(
     assert "unset the variable to record in mlflow.db" in str(refusal_info.value)
 
 
-def test_a_place_that_cannot_be_written_to_is_told_as_such(project: Path) -> None:
+def test_the_error_for_a_place_that_cannot_be_written_to_says_so(project: Path) -> None:
     for check in (
         lambda: check_writable(Path("/proc/x"), remedy="choose another"),
         lambda: make_plan(NAME, overrides={}, workspace=Path("/proc/x")),
@@ -292,7 +292,7 @@ def test_ray_on_this_machine_by_name_is_no_cluster(project: Path, monkeypatch: p
     assert "backend.workers 99: this machine has" in refusal({"backend.workers": 99})
 
 
-def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(project: Path) -> None:
+def test_a_port_in_use_is_refused_before_the_model_is_loaded(project: Path) -> None:
     model = project / "models" / "textcraft-base"
     lose_the_tokenizer(model)  # what loading it would complain of
     with socket.create_server(("127.0.0.1", 0)) as taken_socket:

@@ -135,7 +135,7 @@ def test_numbers_that_differ_are_shown_with_their_difference(toy: LineageToy) ->
 
 
 @pytest.mark.heavy
-def test_a_folder_is_kept_and_used_again_for_the_same_run_alone(toy: LineageToy, tmp_path: Path) -> None:
+def test_a_folder_stays_and_is_used_again_for_the_same_run_alone(toy: LineageToy, tmp_path: Path) -> None:
     folder = tmp_path / "again"
     for _ in range(2):
         assert are_equal(reproduce(toy, folder=folder))

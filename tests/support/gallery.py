@@ -26,7 +26,7 @@ SMALL, WIDE, TALL = make_image(28, 28), make_image(120, 40), make_image(30, 90)
 
 
 class Gallery(ToyEnv):
-    """The toy, with a picture or two at every step: which, the seed says."""
+    """The toy, with an image or two at every step: which, the seed says."""
 
     async def reset(self, item: Item) -> Any:
         self._rng = random.Random(item.seed)

@@ -68,7 +68,7 @@ LLAVA = (
 
 @cache
 def llava_processor() -> Any:
-    """Another kind: every picture as many tokens, and a template that takes no plain text."""
+    """Another kind: every image as many tokens, and a template that takes no plain text."""
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     tokenizer = copy.deepcopy(toy_tokenizer(CHATML))

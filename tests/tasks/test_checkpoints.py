@@ -28,7 +28,7 @@ def write(folder: Path, step: int, *, complete: bool) -> None:
         checkpoints.mark_complete(folder, step=step)
 
 
-def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_two_checkpoints_remain(tmp_path: Path) -> None:
     for step in (4, 8, 12):
         write(tmp_path, step, complete=True)
     assert checkpoints.complete_steps(tmp_path) == [8, 12]
@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_resumed(
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES)
-def test_without_a_whole_checkpoint_nothing_is_deleted_and_the_remedy_is_told(
+def test_without_a_whole_checkpoint_nothing_is_deleted_and_the_error_has_the_remedy(
     tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     folder = tmp_path / "train" / "checkpoints"

@@ -151,7 +151,7 @@ def test_a_person_goes_on_in_the_environment_as_it_was(
         asyncio.run(run_person(plan, lines_of(actions)))
 
 
-def test_a_fork_that_failed_is_told_with_its_labels(
+def test_a_failed_fork_is_recorded_with_its_labels(
     record: Callable[[str, int], Parent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_fork(record("textcraft", 12), 1, ForkRequest(**PERSON))

@@ -1,4 +1,4 @@
-"""Pictures where no token is: in rows of data, other processes, endpoints, files and on consoles."""
+"""Images where no token is: in rows of data, other processes, endpoints, files and on consoles."""
 
 import asyncio
 import io
@@ -84,7 +84,7 @@ def rows_of(folder: Path, *rows: dict[str, Any], test: Sequence[dict[str, Any]] 
     return read_parts(DataSettings.model_validate({"parts": {"geo": part}}))["geo"]
 
 
-def test_a_row_may_show_pictures(project: Path) -> None:
+def test_a_row_may_show_images(project: Path) -> None:
     split = rows_of(
         project,
         {"question": "How wide?", "image": "wide.png", "answer": "120"},
@@ -108,7 +108,7 @@ def test_a_row_may_show_pictures(project: Path) -> None:
     check_vision(items[2:], has_vision=False)
 
 
-def test_pictures_of_tables_and_datasets(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_tables_and_datasets(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Hugging Face writes them into Parquet, and as its package hands them out."""
     import datasets
 
@@ -137,21 +137,21 @@ def test_pictures_of_tables_and_datasets(project: Path, monkeypatch: pytest.Monk
         ({"image": "data:image/png,abc"}, r"image: .* is not data:MEDIA_TYPE;base64,"),
     ],
 )
-def test_a_picture_that_cannot_be_read_is_refused_with_its_row(
+def test_an_image_that_cannot_be_read_is_refused_with_its_row(
     project: Path, columns: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         rows_of(project, {"question": "a"}, {"question": "b", **columns})
 
 
-def test_the_same_words_to_another_picture_are_another_question(project: Path) -> None:
+def test_the_same_words_to_another_image_are_another_question(project: Path) -> None:
     body = {"question": "How wide?"}
     rows_of(project, {**body, "image": TALL.data_uri}, test=[{**body, "image": "wide.png"}])
     with pytest.raises(ConfigError, match="are the same"):
         rows_of(project, {**body, "image": WIDE.data_uri}, test=[{**body, "image": "wide.png"}])
 
 
-def test_a_player_of_text_refuses_items_with_pictures(project: Path) -> None:
+def test_a_player_of_text_refuses_items_with_images(project: Path) -> None:
     [item] = rows_of(project, {"question": "How wide?", "image": "wide.png"}).train
     part = {"env": "question", "train": "data/geo/train.jsonl", "test": "data/geo/test.jsonl"}
     agent = {"instructions": False, "format": "raw", "reward": "string_equal"}
@@ -170,7 +170,7 @@ def test_a_player_of_text_refuses_items_with_pictures(project: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_pictures_come_out_of_an_environments_process() -> None:
+def test_images_come_out_of_an_environments_process() -> None:
     async def start_two(env: Any) -> list[Any]:
         return [await env.reset(toy_item(target=50)), *[await env.step("add 1") for _ in range(8)]]
 
@@ -190,7 +190,7 @@ def test_pictures_come_out_of_an_environments_process() -> None:
     asyncio.run(main())
 
 
-def test_a_server_refuses_to_leave_pictures_out() -> None:
+def test_a_server_refuses_to_leave_images_out() -> None:
     class Closing(ToyEnv):
         async def step(self, action: str) -> StepResult:
             return StepResult("Look.", images=(SMALL,))
@@ -223,7 +223,7 @@ def look(left: bool) -> dict[str, Any]:
     return {"observation": "seen", "images": [SMALL] if left else [WIDE, TALL]}
 
 
-def test_an_endpoint_gets_pictures_as_uris() -> None:
+def test_an_endpoint_gets_images_as_uris() -> None:
     script = in_turn(calls(("look", {"left": True}), ("look", {"left": False})), says("Done."))
     with chat_server(script) as server:
         [trajectory] = rollout(
@@ -257,7 +257,7 @@ def trajectory_with_images() -> Trajectory:
     return play_episode(Viewer(5), Gallery(), toy_item(5), policy=ContextPolicy(keep_thoughts=False))
 
 
-def test_trajectories_with_pictures_come_back(tmp_path: Path) -> None:
+def test_trajectories_with_images_come_back(tmp_path: Path) -> None:
     trajectory = trajectory_with_images()
     assert any(turn.images for turn in trajectory.turns)
     assert any(turn.prompt_images for turn in trajectory.turns)
@@ -265,13 +265,13 @@ def test_trajectories_with_pictures_come_back(tmp_path: Path) -> None:
     assert read_trajectories(tmp_path / "t.jsonl") == [trajectory]
 
 
-def test_without_pictures_a_line_says_nothing_of_them() -> None:
+def test_without_images_a_line_says_nothing_of_them() -> None:
     trajectory = play_episode(Viewer(5), ToyEnv(), toy_item(5), policy=ContextPolicy())
     values = trajectory_to_dict(trajectory)
     assert not {"images", "prompt_images"} & {*values, *values["turns"][0]}
 
 
-def test_the_console_tells_that_there_is_a_picture() -> None:
+def test_the_console_names_an_image() -> None:
     trajectory, file = trajectory_with_images(), io.StringIO()
     printer = TurnPrinter(Console(file=file))
     printer.turn(trajectory.item, 0, trajectory.turns[:1])
@@ -280,7 +280,7 @@ def test_the_console_tells_that_there_is_a_picture() -> None:
     assert f"toy_5 #0 turn 1 images: {kinds}\n" in file.getvalue()
 
 
-def test_demonstrations_with_pictures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demonstrations_with_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class ImageEnv(verl_toy.ParityEnv):
         async def step(self, action: str) -> StepResult:
             return StepResult("Go on.", images=(SMALL,))

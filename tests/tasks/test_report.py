@@ -228,7 +228,7 @@ def test_the_table_by_depth_is_of_every_sample(page: Page) -> None:
     assert ["all", "4", "25.0%", "50.0%", *change, "25.0%", "75.0%", "+50.0"] in page.rows("all")
 
 
-def test_other_metadata_is_told_too(page: Page) -> None:
+def test_other_metadata_is_shown_too(page: Page) -> None:
     # wood: toy_0, toy_2, toy_3 with (0,1)(0,0)(0,0) → (1,1)(1,0)(0,0); stone: toy_1 with (1,0) → (0,1).
     (wood,), (stone,) = page.rows("wood"), page.rows("stone")
     assert wood == ["wood", "3", "16.7%", "50.0%", "+33.3", "\u2013", "33.3%", "66.7%", "+33.3"]

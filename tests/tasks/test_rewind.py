@@ -137,7 +137,7 @@ def test_a_collapse_before_the_first_checkpoint_that_is_old_enough_begins_anew(t
     assert [step for step, _ in session.process.steps_with_seeds] == [*range(1, 5), *range(1, 21)]
 
 
-def test_the_checkpoint_that_training_went_back_to_is_kept_for_the_next_time(tmp_path: Path) -> None:
+def test_the_checkpoint_that_training_went_back_to_stays_for_the_next_time(tmp_path: Path) -> None:
     session = ScriptedSession(tmp_path, collapse_at(13, 11, 17))
     session.run()
     rewinds = [(r.from_step, r.to_step) for r in read_rewinds(tmp_path / "train")]
@@ -197,7 +197,7 @@ def test_a_kill_after_a_rewind_does_not_forget_it(tmp_path: Path) -> None:
     assert len(read_rewinds(tmp_path / "train")) == 1
 
 
-def test_few_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_few_checkpoints_remain(tmp_path: Path) -> None:
     session = ScriptedSession(tmp_path, lambda *_: {"kl": 0.0}, save_every=1)
     session.run()
     assert session.process.most_checkpoints == most_checkpoints(session.pipeline.train) == 5

@@ -458,7 +458,7 @@ def test_the_best_of_a_sweep_is_promoted_if_the_test_allows_for_their_number(
 
 
 @pytest.mark.heavy
-def test_kept_policies_are_ranked_by_their_score_on_a_named_data_set(workspace: Path) -> None:
+def test_policies_are_ranked_by_their_score_on_a_named_data_set(workspace: Path) -> None:
     import mlflow
 
     steps = {"train.steps": 5, "train.steps_per_round": 2}
@@ -537,7 +537,9 @@ def test_other_parameters_are_another_run(workspace: Path, pipeline: Pipeline) -
     assert second.data.params["seed"] == "9"
 
 
-def test_a_run_that_fails_is_marked_and_its_error_is_kept(workspace: Path, pipeline: Pipeline) -> None:
+def test_a_failing_run_is_marked_as_failed_and_its_error_propagates(
+    workspace: Path, pipeline: Pipeline
+) -> None:
     with pytest.raises(ZeroDivisionError), Tracker("five", pipeline=pipeline, workspace=workspace):
         _ = 1 / 0
     parent, _ = runs_of(workspace)
@@ -609,7 +611,7 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(workspace: Pat
         processes.communicate()
 
 
-def test_a_record_that_cannot_be_written_is_told_at_the_end(workspace: Path, pipeline: Pipeline) -> None:
+def test_a_record_that_cannot_be_written_is_an_error_at_the_end(workspace: Path, pipeline: Pipeline) -> None:
     outputs = pytest.raises(WingspanError, match=r"incomplete .*evaluation\.json")
     with outputs, Tracker("six", pipeline=pipeline, workspace=workspace) as tracker:
         tracker.finish()  # nothing was evaluated
