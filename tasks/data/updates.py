@@ -15,7 +15,7 @@ from envs.files import read_json_lines, write_atomically
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnUpdate:
-    """Of the [C] sampled tokens of a turn, rounded to five significant digits."""
+    """What the update computed of the [C] sampled tokens of a turn, rounded to five significant digits."""
 
     advantages: float | list[float]
     """[C], or the number that all tokens have."""
@@ -28,7 +28,7 @@ class TurnUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryUpdate:
-    """Of a trajectory."""
+    """What the update computed of a trajectory."""
 
     item_id: str
     sample_index: int
@@ -37,7 +37,7 @@ class TrajectoryUpdate:
 
 
 def update_file(folder: Path, step: int) -> Path:
-    """Of the trajectories of a step; `folder`: theirs."""
+    """The file of updates of the trajectories of a step; `folder`: theirs."""
     return folder / f"update_{step:04d}.jsonl"
 
 
@@ -47,7 +47,8 @@ def write_updates(path: Path, updates: Sequence[TrajectoryUpdate]) -> None:
 
 
 def read_updates(path: Path) -> list[TrajectoryUpdate]:
-    """Those of `path`, in order; none if there is no such file. Raises `ConfigError` for a damaged line."""
+    """The updates in `path`, in order; none if there is no such file. Raises `ConfigError` for a damaged
+    line."""
     return [
         TrajectoryUpdate(
             **{**values, "turns": values["turns"] and [TurnUpdate(**turn) for turn in values["turns"]]}

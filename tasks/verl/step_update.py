@@ -61,7 +61,7 @@ class StepUpdate:
 
 
 def list_updates(update: StepUpdate | None, trajectories: Sequence[Trajectory]) -> list[TrajectoryUpdate]:
-    """Those of `trajectories`, in order; `update`: of their step, None if it trained on nothing."""
+    """The updates of `trajectories`, in order; `update`: of their step, None if it trained on nothing."""
     return [
         TrajectoryUpdate(
             item_id=trajectory.item.item_id,

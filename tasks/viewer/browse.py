@@ -46,7 +46,7 @@ class TrajectoryRow:
     """`FILE:LINE`, e.g. `step_0003:5`: its file and its line, counted from 1."""
     step: int | None
     round: int | None
-    """From 1."""
+    """The number of the round, from 1."""
     phase: str
     item: str
     env: str
@@ -106,7 +106,7 @@ class Location:
 
     path: str
     line: int
-    """From 1."""
+    """The number of the line, from 1."""
     step: int | None
     start: int
     length: int
