@@ -82,7 +82,7 @@ def state_bytes(pipeline: Pipeline, size: ModelSize) -> int:
 
 
 def supervised_bytes(pipeline: Pipeline, size: ModelSize) -> int:
-    """As `state_bytes`, of the process of the warm-up and of offline training, which shards nothing."""
+    """What `state_bytes` is for the process of the warm-up and of offline training, which shards nothing."""
     # A warm-up trains all weights.
     return _policy_bytes(size, None if pipeline.warmup is not None else pipeline.train.lora)
 
