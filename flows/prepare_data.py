@@ -17,7 +17,7 @@ from flows.plan import check_preparation, lock, make_plan
 from flows.run import open_run
 
 STAGES = ("prepare", "provision")
-"""Those of `flows.run.STAGES` that need no trainer and no policy."""
+"""The stages of `flows.run.STAGES` that need no trainer and no policy."""
 
 
 @flow(name="prepare-data", flow_run_name="{pipeline}")

@@ -11,7 +11,7 @@ from tasks.config.pipelines import NAMED_BLOCKS, Pipeline
 
 _OBJECT = {"type": "object"}
 _ANNOTATIONS = ("title", "description", "default")
-"""Of a schema: its default is that of the type, and not that of a pipeline."""
+"""The annotations of a schema: its default is that of the type, and not that of a pipeline."""
 
 
 def override_schemas(pipelines: Sequence[Pipeline]) -> dict[str, dict[str, Any]]:

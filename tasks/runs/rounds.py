@@ -13,7 +13,8 @@ from envs.files import read_json
 from tasks.config.pipelines import Pipeline
 
 BEST = "best"
-"""In `train/`: the policy of the round with the most successful quick evaluation, in Hugging Face format."""
+"""The folder in `train/` with the policy of the round with the most successful quick evaluation, in Hugging
+Face format."""
 BEST_ROUND = "best.json"
 """`{"index": of the round whose policy is in `BEST`}`."""
 
@@ -23,7 +24,7 @@ class TrainedRound:
     """A round that is trained and not evaluated yet."""
 
     index: int
-    """From 0."""
+    """The number of the round, from 0."""
     first_step: int
     last_step: int
     seconds: float
@@ -44,12 +45,12 @@ def start_policy(pipeline: Pipeline, workspace: Path) -> Path | str:
 
 
 def round_file(folder: Path, index: int) -> Path:
-    """Of a round's result, in `folder` (`train/`)."""
+    """The file of a round's result, in `folder` (`train/`)."""
     return folder / "rounds" / f"{index:02d}.json"
 
 
 def episode_file(folder: Path, index: int) -> Path:
-    """Of the episodes of a round's quick evaluation, in `folder` (`train/`).
+    """The file of the episodes of a round's quick evaluation, in `folder` (`train/`).
 
     Its number is the one by which users know the round, which counts from 1.
     """

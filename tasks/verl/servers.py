@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 START_TIMEOUT_S = 1800.0
-"""Of the servers: vLLM takes 1 to 3 minutes, and longer where it downloads the model."""
+"""The time for the servers to start: vLLM takes 1 to 3 minutes, and longer where it downloads the model."""
 
 Episodes = list[list[Trajectory]]
 """A group for each item, as `RolloutRunner.run` returns them."""
