@@ -232,9 +232,10 @@ def test_a_wrong_key_or_model_ends_all_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_endpoint_of_settings_has_their_defaults_and_limits() -> None:
     place: dict[str, Any] = {"url": "http://127.0.0.1:9/v1", "model": "toy"}
-    limits: dict[str, Any] = {"request_timeout_s": 2.0, "tries": 3, "requests_per_s": 4.0, "concurrent": 5}
-    assert Endpoint.of(EndpointSettings(**place)) == Endpoint(**place)
-    assert Endpoint.of(EndpointSettings(**place, **limits)) == Endpoint(**place, **limits)
+    limits: dict[str, Any] = {"request_timeout_s": 2.0, "max_attempts": 3, "requests_per_s": 4.0}
+    limits["max_concurrency"] = 5
+    assert Endpoint.from_settings(EndpointSettings(**place)) == Endpoint(**place)
+    assert Endpoint.from_settings(EndpointSettings(**place, **limits)) == Endpoint(**place, **limits)
     assert limits.keys() == EndpointSettings.model_fields.keys() - place.keys() - {"key_from"}
 
 
