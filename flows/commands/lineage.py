@@ -76,7 +76,7 @@ def fact_rows(run: FoundRun, registration: Registration | None) -> Iterator[tupl
 
 
 def stage_rows(run: FoundRun) -> Iterator[tuple[str, ...]]:
-    """The rows by `STAGE_COLUMNS`: the code of each stage, then a row for each file that it reads or writes."""
+    """The rows by `STAGE_COLUMNS`: the code of each stage, then one for each file that it reads or writes."""
     workspace = Path(run.lineage.workspace)
     for name, stage in run.lineage.stages.items():
         code = [path for path in stage.reads if Path(path).parts[0] in CODE]

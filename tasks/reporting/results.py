@@ -60,7 +60,7 @@ class Results:
     outcomes: Mapping[str, Mapping[str, Samples]]
     """Policy → mode → item → successes, as in `evaluation_outcomes.json`; empty before the evaluation."""
     trajectories: list[Trajectory]
-    """Of every test item, policy and mode, which `labels` name, those of `episodes_to_keep`."""
+    """The trajectories of `episodes_to_keep` for every test item, policy and mode, which `labels` name."""
     seconds: Mapping[str, float]
     """The seconds by stage, with earlier attempts at a training; without the report stage, which is still
     running."""

@@ -83,7 +83,7 @@ def _summarise_now(run: RunFolder) -> RunSummary:
 
 
 def _find_differing_keys(parameters: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Those with several values. One that a run does not have makes no difference: while a run is trained,
+    """The keys with several values. One that a run does not have makes no difference: while a run is trained,
     not all of its parameters are recorded."""
     first_values: dict[str, Any] = {}
     differing: dict[str, None] = {}
@@ -96,7 +96,7 @@ def _find_differing_keys(parameters: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @lru_cache(maxsize=1000)
 def _parameters(folder: Path, signatures: tuple[tuple[float, int], ...]) -> dict[str, Any]:
-    """By dotted key, as far as they are recorded. `signatures`: as for `_summarise`."""
+    """The parameters by dotted key, as far as they are recorded. `signatures`: as for `_summarise`."""
     return dict(flat(recorded_parameters(folder), sep="."))
 
 
