@@ -56,6 +56,7 @@ def first_tokens_with(ids: list[int], stop: Sequence[str]) -> int | None:
     return next(heads, None)
 
 
+@pytest.mark.heavy
 @settings(max_examples=300)
 @given(text=texts, data=st.data())
 def test_a_completion_ends_with_the_first_token_by_which_its_text_has_a_stop(

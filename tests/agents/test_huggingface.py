@@ -60,6 +60,7 @@ def test_a_config_with_gaps_is_completed_by_transformers(tmp_path: Path, base: P
     assert getattr(load_config(tmp_path), key) == getattr(transformers.LlamaConfig(), key)
 
 
+@pytest.mark.heavy
 def test_tokenizer_and_config_need_no_torch(base: Path) -> None:
     """Processes without a model stay small: torch and its compiler take seconds and 200 MB."""
     code = (

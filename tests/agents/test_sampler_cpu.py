@@ -634,6 +634,7 @@ def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:
     asyncio.run(close_under_requests())
 
 
+@pytest.mark.heavy
 def test_a_process_starts_without_compiling_and_without_transformers(folder: Path) -> None:
     """To compile takes 6 CPU seconds, to import transformers two."""
     code = (

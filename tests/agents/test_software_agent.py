@@ -90,6 +90,7 @@ def test_what_does_not_pass_is_no_success(texts: tuple[str, ...]) -> None:
     assert trajectory.error is None
 
 
+@pytest.mark.heavy
 @needs_sandbox
 def test_tests_that_hang_are_no_success() -> None:
     def make_impatient() -> WithWorkspace:

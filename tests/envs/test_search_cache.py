@@ -132,6 +132,7 @@ def test_results_of_a_server_that_names_no_version_are_not_cached(server: Embedd
     assert paths == ["/version", "/retrieve", "/retrieve"] * 2
 
 
+@pytest.mark.heavy
 def test_processes_share_one_server_which_the_last_run_leaves_its_results_to(tmp_path: Path) -> None:
     """Three start at once and race for it; a fourth, later, finds what they kept."""
     program_text = (

@@ -310,6 +310,7 @@ def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_the_token_of_the_environment_is_one_token_and_options_replace_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -43,6 +43,7 @@ async def play(name: str, seed: int, actions: list[str]) -> tuple[str, list[Step
     return opening, results
 
 
+@pytest.mark.heavy
 def test_hanoi_is_solved_by_recursion_and_spoilt_by_a_larger_disk_on_a_smaller() -> None:
     _, results = asyncio.run(play("textarena:TowerOfHanoi-v0", 0, list(hanoi(3, "A", "C", "B"))))
     assert len(results) == 7

@@ -127,6 +127,7 @@ def test_a_port_in_use_is_named_before_anything_starts(project: Path, wingspan_h
     assert not (project / "runs").exists()
 
 
+@pytest.mark.heavy
 def test_outside_a_project_the_missing_file_is_named(tmp_path: Path) -> None:
     assert "no pipelines.yaml here" in the_error(wingspan("run", "textcraft-cpu", cwd=tmp_path))
 
@@ -180,6 +181,7 @@ def test_without_runs_it_is_said_where_they_would_be(
     assert f"no run is recorded in {place}; `wingspan run NAME` records one" in done.stderr
 
 
+@pytest.mark.heavy
 def test_pipelines_are_listed(project: Path) -> None:
     names = read_yaml(ROOT / "pipelines.yaml")["pipelines"]
     finished_workspace = project / "runs" / "babyai-cpu"
@@ -262,6 +264,7 @@ def test_help_imports_nothing_heavy(project: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.heavy
 def test_a_workspace_in_use_is_refused_and_free_again_after_a_kill(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from flows.plan import lock\n"

@@ -109,6 +109,7 @@ def test_a_missing_package_does_not_break_the_list() -> None:
     assert "unknown" in line
 
 
+@pytest.mark.heavy
 def test_doctor_finds_nothing_wrong_with_the_default(here: Path) -> None:
     done = call("doctor")
     assert done.exit_code == 0, done.stdout
@@ -151,6 +152,7 @@ def test_doctor_judges_a_gpu_pipeline_by_what_it_needs(here: Path, no_programs: 
         assert "uv pip install -e '.[gpu]'" in lines["vllm"]
 
 
+@pytest.mark.heavy
 def test_doctor_makes_the_checks_of_a_run_if_nothing_is_missing(here: Path) -> None:
     lines = call("doctor").stdout.splitlines()
     assert [line.split()[1] for line in lines][-1] == "run"

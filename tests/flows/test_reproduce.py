@@ -123,6 +123,7 @@ def test_the_same_code_data_and_parameters_give_equal_numbers_and_leave_nothing(
     assert temporary_files(toy) == []
 
 
+@pytest.mark.heavy
 def test_numbers_that_differ_are_shown_with_their_difference(toy: LineageToy) -> None:
     output, _ = call(toy, str(WORKSPACE), status=1, OFFSET="0.125")
     lines = [line.split() for line in output.splitlines()]
@@ -313,6 +314,7 @@ def test_other_versions_of_packages_are_named(toy: LineageToy) -> None:
     assert second.startswith("the run was made on Abacus, and this is ")
 
 
+@pytest.mark.heavy
 def test_records_of_this_process_are_not_those_of_the_reproduction(
     toy: LineageToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

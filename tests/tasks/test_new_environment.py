@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "new-environment.md"
 FOLDERS = ("envs", "agents", "tasks")
@@ -24,6 +26,7 @@ provision(pipeline, Path("run"))
 """
 
 
+@pytest.mark.heavy
 def test_the_tutorial_adds_an_environment_that_a_pipeline_can_play(tmp_path: Path) -> None:
     file, script = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
     [settings] = re.findall(r"```yaml\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)

@@ -128,6 +128,7 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.heavy
 def test_a_distribution_brings_an_environment_a_tool_a_reward_and_a_format(tmp_path: Path) -> None:
     install(
         tmp_path,

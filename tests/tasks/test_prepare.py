@@ -48,6 +48,7 @@ def pipeline() -> Pipeline:
     return load_pipeline("textcraft-cpu", overrides={"data.parts": {"toy": None}}, file=PIPELINES)
 
 
+@pytest.mark.heavy
 def test_textcraft_is_prepared_with_no_goal_in_both_splits_and_the_same_bytes_again(tmp_path: Path) -> None:
     pipeline = load_pipeline("textcraft-cpu", file=PIPELINES)
     for folder in ("a", "b"):

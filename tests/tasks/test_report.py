@@ -201,6 +201,7 @@ def uneven_workspace(tmp_path: Path) -> Path:
     return workspace
 
 
+@pytest.mark.heavy
 def test_no_gain_contradicts_its_interval_where_episodes_failed(uneven_workspace: Path) -> None:
     metrics = json.loads((uneven_workspace / "metrics.json").read_text())
     assert (metrics["success_before"], metrics["success"], metrics["gain"]) == (0.25, 0.25, 0.0)
@@ -212,6 +213,7 @@ def test_no_gain_contradicts_its_interval_where_episodes_failed(uneven_workspace
     assert row[2:5] == ["50.0%", "50.0%", "0.0"]
 
 
+@pytest.mark.heavy
 def test_the_recorded_evaluation_has_the_same_rates(uneven_workspace: Path) -> None:
     evaluation = json.loads((uneven_workspace / "evaluation.json").read_text())
     for policy, episodes in (("before", 9), ("after", 12)):

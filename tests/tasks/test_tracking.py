@@ -525,6 +525,7 @@ def test_a_killed_run_goes_on_and_counts_no_step_twice(workspace: Path, pipeline
     assert [step for step, _ in series(rounds[1], "rollout/success")] == [1, 2]
 
 
+@pytest.mark.heavy
 def test_other_parameters_are_another_run(workspace: Path, pipeline: Pipeline) -> None:
     with Tracker("four", pipeline=pipeline, workspace=workspace):
         pass
@@ -733,6 +734,7 @@ def test_signs_of_a_collapse_are_a_tag_before_a_round_has_ended(workspace: Path,
     assert step_metric("alerts") == "train/alerts"
 
 
+@pytest.mark.heavy
 def test_what_a_rewind_can_undo_is_recorded_when_it_no_longer_can(
     workspace: Path, pipeline: Pipeline
 ) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tasks.runs.usage import ProcessUsage, Usage, read_usage, write_usage
 
@@ -22,6 +23,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.heavy
 def test_cpu_time_and_memory_of_descendants_are_those_of_the_kernel(tmp_path: Path) -> None:
     program = tmp_path / "work.py"
     program.write_text(WORK)
