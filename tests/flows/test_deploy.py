@@ -15,7 +15,12 @@ import pytest
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterId,
+)
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.client.schemas.sorting import FlowRunSort
@@ -32,6 +37,7 @@ from tasks.data.items import split
 from tests.support.prefect_database import add_database
 from tests.support.prefect_server import prefect_client, prefect_server
 from tests.support.project import NAME, ROOT
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 POOL = "here"
@@ -125,6 +131,22 @@ def test_what_was_set_on_the_page_is_kept(client: SyncPrefectClient) -> None:
     deploy_by_command([OTHER], pool=POOL, secret=["SEARCH_KEY=search"])
     environment = environment_of(client.read_deployment_by_name(full_name))
     assert environment == environment_of(before) | {"SEARCH_KEY": "{{ prefect.blocks.secret.search }}"}
+
+
+def test_the_server_schedules_runs(client: SyncPrefectClient) -> None:
+    (name,) = deploy({NAME: load_pipeline(NAME)}, are_all=False, secrets={}, pool=POOL)
+    deployment = client.read_deployment_by_name(name)
+    schedule = DeploymentScheduleCreate(schedule=CronSchedule(cron="0 3 * * *"))
+    (created,) = client.create_deployment_schedules(deployment.id, [schedule])
+    chosen = DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id]))
+
+    def scheduled_hours() -> set[int]:
+        runs = client.read_flow_runs(deployment_filter=chosen)
+        return {run.expected_start_time.hour for run in runs if run.expected_start_time is not None}
+
+    wait_until(lambda: bool(scheduled_hours()), poll_s=0.5)
+    assert scheduled_hours() == {3}
+    client.delete_deployment_schedule(deployment.id, created.id)
 
 
 def test_one_pipeline_is_deployed_alone(client: SyncPrefectClient) -> None:
