@@ -59,7 +59,7 @@ class _Attempt:
     is_refused: bool = False
     """The cluster exists but asks for another token."""
     unset: Mapping[str, list[str]] = field(default_factory=dict)
-    """The variables by the address of each node that are not set there."""
+    """The variables that are not set on a node, by the address of the node."""
 
 
 def cluster_address() -> str | None:
