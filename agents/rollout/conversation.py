@@ -116,7 +116,7 @@ class ContextPolicy(Settings):
     """Whether each reply ends with the number of tokens and turns that are left."""
 
     @model_validator(mode="after")
-    def _folds(self) -> "ContextPolicy":
+    def _check_summarize_at(self) -> "ContextPolicy":
         if self.summarize_at is not None and self.when_full != "summarize":
             raise ValueError(
                 f"summarize_at {self.summarize_at} is for when_full: summarize, and it is {self.when_full}; "

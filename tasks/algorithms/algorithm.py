@@ -161,6 +161,16 @@ class CriticSettings(Settings):
     """A value's change within a step is clipped here, as PPO's ratio is."""
 
 
+def check_turn_parameter(algorithm: OnlineAlgorithm, name: str, *, step_weight: float) -> None:
+    """Raise `ValueError` if the parameter `name`, which only the advantages of turns depend on, is changed
+    and their `step_weight` is 0."""
+    value = getattr(algorithm, name)
+    if not step_weight and value != type(algorithm).model_fields[name].default:
+        raise ValueError(
+            f"{name} {value} is of the turns' advantages, which have step_weight 0; leave it out"
+        )
+
+
 class ActorCritic(OnlineAlgorithm):
     """An algorithm with a critic: `estimate` is given its values, and returns what it learns to predict.
 

@@ -28,7 +28,7 @@ class SavedPolicy:
     workspace: Path | None = None
     """The workspace of the run that trained it; None if it is of no run."""
     step: int | None = None
-    """The step of the checkpoint; None if it is none."""
+    """The step of the checkpoint; None for a policy that is not a checkpoint."""
 
     def read_context_length(self) -> int:
         """Tokens that the model was made for. Raises `ConfigError`."""

@@ -33,7 +33,7 @@ class Resumption:
     """Where training resumes."""
 
     step: int
-    """The step of the last whole checkpoint; 0 where there is none yet."""
+    """The step of the last whole checkpoint; 0 before the first one."""
     damage: tuple[str, ...] = ()
     """What was wrong with later checkpoints, which are deleted; one line each."""
 

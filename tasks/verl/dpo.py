@@ -106,7 +106,7 @@ def weighted_loss(
 
 
 def log_probs(worker: Any, request: DpoRequest, rows: Sequence[int]) -> dict[int, float]:
-    """The log-probability of each row, summed over its masked tokens, under the model as it is."""
+    """The log-probability of each row, summed over its masked tokens, under the current weights."""
     from verl.utils import tensordict_utils as tu
 
     data = batch_of(request, rows)

@@ -105,7 +105,7 @@ def load(folder: Path) -> Any:
 
 
 async def send(sampler: VllmSampler, episode: str, *, max_tokens: int) -> asyncio.Task[Completion]:
-    """Start a request with `PROMPT`; return as soon as it is sent."""
+    """Start a request with `PROMPT`, and return once it has been sent."""
     is_written = asyncio.Event()
     dumps = json.dumps
 

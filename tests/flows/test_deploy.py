@@ -1,4 +1,4 @@
-"""`wingspan deploy` on a Prefect server: what the deployments are, and what a later call leaves as it is."""
+"""`wingspan deploy` on a Prefect server: its deployments, and what a later call leaves unchanged."""
 
 import json
 import os

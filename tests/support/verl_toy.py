@@ -1,14 +1,19 @@
 """An environment that a random model gets uneven rewards from, and the pipeline that trains on it."""
 
 import asyncio
+import pickle
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.types import Trajectory
 from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item, StepResult
 from tasks.config.pipelines import Pipeline
+from tasks.rollout.history import History
+from tasks.rollout.runner import make_training_spec
+from tasks.rollout.step import StepSample
 
 TURNS = 4
 
@@ -48,6 +53,28 @@ def _expert(item: Item) -> Sequence[ExpertStep]:
 SPEC = EnvSpec(
     name="parity", make=ParityEnv, split=_split, expert=_expert, instructions="Say anything.", packages=()
 )
+
+
+def write_sample_ahead(
+    folder: Path, pipeline: Pipeline, *, step: int, groups: Sequence[list[Trajectory]]
+) -> None:
+    """Write what `RolloutManager.restore_ahead` reads in the checkpoint `folder`: a sample of `groups` for
+    `step`, of which nothing was replaced."""
+    sample = StepSample(
+        step=step,
+        seed=pipeline.seed,
+        spec=make_training_spec(pipeline, step=step, evidence={}),
+        groups=[*groups],
+        batch=[*groups],
+        num_replaced=0,
+        added_groups=[],
+        greedy_rewards=[None] * len(groups),
+        raise_reason="",
+        pools={},
+        history=History(),
+        seconds=1.0,
+    )
+    (folder / "ahead.pickle").write_bytes(pickle.dumps(sample))
 
 
 def toy_items(count: int, *, first: int = 0) -> list[Item]:

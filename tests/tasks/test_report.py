@@ -267,7 +267,7 @@ def test_what_fails_in_a_run_that_kept_the_first_samples_alone(tmp_path: Path) -
 
 
 def test_the_first_episode_and_the_first_that_does_not_solve_the_item_are_kept() -> None:
-    def kept_samples(*outcomes: bool | None) -> list[int]:
+    def list_kept_samples(*outcomes: bool | None) -> list[int]:
         """None is a failed episode."""
         group = [
             make_failure(ITEMS[0], error="EnvCrashed: x")
@@ -278,11 +278,11 @@ def test_the_first_episode_and_the_first_that_does_not_solve_the_item_are_kept()
         numbered = [replace(trajectory, sample_index=index) for index, trajectory in enumerate(group)]
         return [trajectory.sample_index for trajectory in episodes_to_keep(numbered)]
 
-    assert kept_samples(True, True) == [0]
-    assert kept_samples(True, None, False, False) == [0, 2]
-    assert kept_samples(False, True, False) == [0]
-    assert kept_samples(None, True) == [0]
-    assert kept_samples(None, False) == [0, 1]
+    assert list_kept_samples(True, True) == [0]
+    assert list_kept_samples(True, None, False, False) == [0, 2]
+    assert list_kept_samples(False, True, False) == [0]
+    assert list_kept_samples(None, True) == [0]
+    assert list_kept_samples(None, False) == [0, 1]
 
 
 def test_dropped_episodes_and_time(page: Page) -> None:

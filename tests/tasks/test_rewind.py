@@ -1,7 +1,6 @@
 """A training that collapses goes back: to which checkpoint, with which draws, and what is on disk then."""
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ from tasks.data.trajectories import read_trajectories
 from tasks.errors import Collapsed
 from tasks.progress import Progress
 from tasks.rollout.history import History
-from tasks.rollout.runner import make_training_spec
-from tasks.rollout.step import StepSample
 from tasks.runs.rounds import RoundResult, episode_file
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
@@ -27,7 +24,7 @@ from tasks.verl.rewinds import RewindPoints, most_checkpoints, read_rewinds, see
 from tasks.verl.rollout import RolloutManager
 from tests.support.scripted_process import ScriptedProcess
 from tests.support.tiny_model import save_tiny_model
-from tests.support.verl_toy import register, toy_items, toy_pipeline
+from tests.support.verl_toy import register, toy_items, toy_pipeline, write_sample_ahead
 
 WINDOW = 3
 BAD = {"kl": 9.0}
@@ -257,22 +254,7 @@ def test_episodes_that_were_sampled_ahead_are_not_taken_after_a_rewind(
     register()
     model = save_tiny_model(tmp_path / "model")
     pipeline = toy_pipeline(model, train__async={"staleness": 1})
-    spec = make_training_spec(pipeline, step=3, evidence={})
-    sample = StepSample(
-        step=3,
-        seed=pipeline.seed,
-        spec=spec,
-        groups=[],
-        batch=[],
-        num_replaced=0,
-        added_groups=[],
-        greedy_rewards=[],
-        raise_reason="",
-        pools={},
-        history=History(),
-        seconds=1.0,
-    )
-    (tmp_path / "ahead.pickle").write_bytes(pickle.dumps(sample))
+    write_sample_ahead(tmp_path, pipeline, step=3, groups=[])
     manager = RolloutManager(
         pipeline.model_copy(update={"seed": seed_after(rewinds, seed=pipeline.seed)}),
         items=toy_items(12),

@@ -1,7 +1,6 @@
 """What is handed to verl's trainer: which episodes, laid out how, and what its client is asked."""
 
 import asyncio
-import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +19,12 @@ from tasks.config.pipelines import load_pipeline
 from tasks.data.trajectories import is_informative
 from tasks.errors import Diverged, SamplerDied
 from tasks.rollout.history import History
-from tasks.rollout.runner import make_training_spec
-from tasks.rollout.step import StepSample
 from tasks.verl.config import verl_config
 from tasks.verl.queue import start_queue
 from tasks.verl.rollout import RolloutManager, VerlSampler, check_log_probs, why_none
 from tasks.verl.rows import fields_of, rows_of, trainable
 from tests.support.tiny_model import save_tiny_model
-from tests.support.verl_toy import register, toy_items, toy_pipeline
+from tests.support.verl_toy import register, toy_items, toy_pipeline, write_sample_ahead
 
 
 def trajectory(
@@ -235,21 +232,7 @@ def test_an_episode_with_a_token_of_an_older_policy_is_never_trained_on(tmp_path
         with_versions(4, 0, 1),  # the policy was updated while it was played
         with_versions(5, 2, 0),
     ]
-    sample = StepSample(
-        step=3,
-        seed=pipeline.seed,
-        spec=make_training_spec(pipeline, step=3, evidence={}),
-        groups=[group],
-        batch=[group],
-        num_replaced=0,
-        added_groups=[],
-        greedy_rewards=[None],
-        raise_reason="",
-        pools={},
-        history=History(),
-        seconds=1.0,
-    )
-    (tmp_path / "ahead.pickle").write_bytes(pickle.dumps(sample))
+    write_sample_ahead(tmp_path, pipeline, step=3, groups=[group])
     manager = RolloutManager(
         pipeline,
         items=toy_items(12),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm, check_turn_parameter
 from tasks.algorithms.equality import have_equal_rewards
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ class Gigpo(OnlineAlgorithm):
 
     @model_validator(mode="after")
     def _turns_count(self) -> "Gigpo":
-        if not self.step_weight and self.gamma != type(self).model_fields["gamma"].default:
-            raise ValueError(
-                f"gamma {self.gamma} is of the turns' advantages, which have step_weight 0; leave it out"
-            )
+        check_turn_parameter(self, "gamma", step_weight=self.step_weight)
         return self
 
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:

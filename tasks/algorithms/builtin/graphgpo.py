@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
+from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm, check_turn_parameter
 from tasks.algorithms.equality import have_equal_rewards
 
 if TYPE_CHECKING:
@@ -54,14 +54,7 @@ class Graphgpo(OnlineAlgorithm):
 
     @model_validator(mode="after")
     def _turns_count(self) -> "Graphgpo":
-        if (
-            not self.step_weight
-            and self.distance_discount != type(self).model_fields["distance_discount"].default
-        ):
-            raise ValueError(
-                f"distance_discount {self.distance_discount} is of the turns' advantages, which have "
-                "step_weight 0; leave it out"
-            )
+        check_turn_parameter(self, "distance_discount", step_weight=self.step_weight)
         return self
 
     def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
