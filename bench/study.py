@@ -45,11 +45,11 @@ from envs.errors import WingspanError
 from flows.cli.options import parse_settings
 from flows.sweep.flow import LOG, run_all
 from flows.sweep.plan import plan_variants
-from tasks.comparison.curves import Curve, interpolate
-from tasks.comparison.runs import read_run
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.evaluation.intervals import t_interval
 from tasks.evaluation.paired import paired_test
+from tasks.reporting.comparison.curves import Curve, interpolate
+from tasks.reporting.comparison.runs import read_run
 from tasks.reporting.pages import markdown
 from tasks.tracking.record import read_record
 

@@ -95,7 +95,7 @@ def compare(
     from rich.console import Console
 
     from flows.commands.compare import show
-    from tasks.comparison.compare import compare as compare_all
+    from tasks.reporting.comparison.compare import compare as compare_all
 
     comparison, page = compare_all(folders, out, reference=reference)
     show(comparison, console=Console())

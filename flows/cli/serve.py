@@ -10,7 +10,7 @@ from envs.errors import ConfigError
 from envs.network.tokens import read_token
 from envs.serve.limits import ServerLimits
 from flows.cli.options import TOKEN_DEFAULT, EnvironmentName, Host, MaxBodyBytes, MaxSessions, Port, Token
-from tasks.viewer.links import PORT as VIEWER_PORT
+from tasks.reporting.links import PORT as VIEWER_PORT
 
 _ENV_DEFAULTS = ServerLimits()
 _POLICY_DEFAULTS = GatewayLimits()

@@ -3,8 +3,8 @@
 from rich.console import Console
 
 from flows.display.tables import print_plain, print_table
-from tasks.comparison.compare import Comparison
-from tasks.comparison.tables import Table
+from tasks.reporting.comparison.compare import Comparison
+from tasks.reporting.comparison.tables import Table
 
 LISTED = 8
 """Rows of a table that is too long for a terminal; of more than two sides, it is on the page only."""

@@ -33,8 +33,8 @@ from flows.orchestrator.events import emit_promoted
 from flows.orchestrator.runs import cancel, orchestrate
 from flows.program import PROGRAM
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
-from tasks.comparison.compare import Comparison, compare
-from tasks.comparison.runs import read_run
+from tasks.reporting.comparison.compare import Comparison, compare
+from tasks.reporting.comparison.runs import read_run
 from tasks.tracking.model import Promotion, promote_best
 
 LOG = "output.log"

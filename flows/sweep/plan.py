@@ -17,13 +17,13 @@ from envs.errors import ConfigError
 from flows.plan import check_run, find_disk_need, make_plan
 from flows.program import to_options
 from tasks.cluster.address import cluster_address
-from tasks.comparison.sides import check_same_items, same_data_remedy
 from tasks.config.memory import Need, find_memory_needs
 from tasks.config.parameters import differing_values, parameters_of
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.hashes import text_md5
 from tasks.data.items import evaluation_way, split
 from tasks.evaluation.outcomes import EVALUATION
+from tasks.reporting.comparison.sides import check_same_items, same_data_remedy
 from tasks.reporting.results import read_parameters
 from tasks.runs.folders import RUNS
 from tasks.tracking.record import is_recorded, read_record

@@ -1,7 +1,7 @@
 """The record of an evaluation: what was evaluated and how, every item's outcomes, and the rates.
 
 `record.json` in the folder of the evaluation. It holds all that decides the outcomes, so that the evaluation
-can be repeated and its results can be compared with others item by item (`tasks/comparison/`).
+can be repeated and its results can be compared with others item by item (`tasks/reporting/comparison/`).
 """
 
 from collections.abc import Callable, Sequence

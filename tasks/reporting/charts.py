@@ -1,6 +1,6 @@
 """Chart functions: each takes plain numbers and returns a function that draws on Matplotlib axes.
 
-`chart_style.py` owns style and files; `figures.py` and `tasks/comparison/curves.py` choose the charts.
+`chart_style.py` owns style and files; `figures.py` and `comparison/curves.py` choose the charts.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Rendering of HTML pages: templates, number formats, and the folder of a page with its plots.
 
-The templates are in `templates/`; the callers (`tasks/stages/report.py`, `tasks/comparison/compare.py`)
-provide their data.
+The templates are in `templates/`; the callers, `tasks/stages/report.py` and `comparison/compare.py`, provide
+their data.
 """
 
 import json

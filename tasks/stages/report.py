@@ -24,7 +24,7 @@ from tasks.evaluation.intervals import MIN_BOOTSTRAP, mean_interval
 from tasks.evaluation.outcomes import compare_samples, item_means
 from tasks.evaluation.paired import PairedTest
 from tasks.progress import SILENT, Progress
-from tasks.reporting import charts, figures
+from tasks.reporting import charts, figures, links
 from tasks.reporting.excerpts import LISTED, choose_pairs, failing_items
 from tasks.reporting.figure_files import write_figures
 from tasks.reporting.pages import duration, render_page, write_page
@@ -47,7 +47,6 @@ from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.names import absolute_store, run_page, without_password
 from tasks.tracking.provenance import provenance
 from tasks.tracking.record import read_record
-from tasks.viewer import links
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,17 +14,23 @@ from typer.testing import CliRunner
 
 from envs.errors import ConfigError
 from flows.cli.app import app
-from tasks.comparison.compare import Comparison, compare
-from tasks.comparison.curves import evaluation_plots, interpolate, interval_curve, mean_curve, training_plots
-from tasks.comparison.runs import FinishedRun, group_by_seed, notes_on, read_run, side_of
-from tasks.comparison.scores import Difference, compare_seeds, holm, only_first_solves
-from tasks.comparison.sides import ComparedItem
-from tasks.comparison.tables import Table, group_tables, paired_table, summarise
 from tasks.data.items import write_items
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.evaluation.paired import paired_test
 from tasks.reporting.chart_style import render_plot
 from tasks.reporting.charts import SettingCurves, settings_over
+from tasks.reporting.comparison.compare import Comparison, compare
+from tasks.reporting.comparison.curves import (
+    evaluation_plots,
+    interpolate,
+    interval_curve,
+    mean_curve,
+    training_plots,
+)
+from tasks.reporting.comparison.runs import FinishedRun, group_by_seed, notes_on, read_run, side_of
+from tasks.reporting.comparison.scores import Difference, compare_seeds, holm, only_first_solves
+from tasks.reporting.comparison.sides import ComparedItem
+from tasks.reporting.comparison.tables import Table, group_tables, paired_table, summarise
 from tasks.reporting.results import read_results
 from tasks.stages.report import totals
 from tests.support.html_page import Page

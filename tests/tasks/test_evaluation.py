@@ -19,7 +19,6 @@ from envs.types import Item
 from flows.cli.app import app
 from flows.cli.episodes import evaluate as evaluate_command
 from flows.evaluate_policy import evaluate_policy as evaluation_flow
-from tasks.comparison.compare import compare
 from tasks.config.parameters import write_changes
 from tasks.data.hashes import path_md5
 from tasks.data.trajectories import read_trajectories, write_trajectories
@@ -30,6 +29,7 @@ from tasks.evaluation.pass_at_k import pass_rates
 from tasks.evaluation.record import EvaluationRecord, read_record
 from tasks.evaluation.request import EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
+from tasks.reporting.comparison.compare import compare
 from tasks.verl import checkpoints
 from tests.support.chat_server import chat_server, fails, says
 from tests.support.evaluation_toy import FIRST, record_of

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from agents.horizon import Horizon
-from tasks.comparison.runs import read_run
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.evaluation.intervals import bootstrap, wilson
 from tasks.evaluation.outcomes import episodes_to_keep
 from tasks.reporting.chart_style import PARTS
 from tasks.reporting.charts import smooth, smoothing_window, success_over_steps, tick_label
+from tasks.reporting.comparison.runs import read_run
 from tasks.reporting.excerpts import PairVerdict, choose_pairs, failing_items
 from tasks.reporting.figures import LINES
 from tasks.reporting.pages import DASH, PAGES

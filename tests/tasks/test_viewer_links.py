@@ -9,8 +9,8 @@ import pytest
 from envs.browser.chromium import Chromium
 from envs.browser.program import CHROMIUM
 from envs.types import Item
+from tasks.reporting.links import PORT, RunPages, view_command
 from tasks.viewer.app import viewer_app
-from tasks.viewer.links import PORT, RunPages, view_command
 from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
 from tests.support.report_toy import write_workspace

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from tasks.comparison.runs import FinishedRun
-from tasks.comparison.scores import Difference, is_rate, only_first_solves, score
-from tasks.comparison.sides import SUCCESS, ComparedItem, Side
 from tasks.evaluation.intervals import MIN_BOOTSTRAP
 from tasks.evaluation.outcomes import Samples, compare_samples
 from tasks.evaluation.record import Rate
+from tasks.reporting.comparison.runs import FinishedRun
+from tasks.reporting.comparison.scores import Difference, is_rate, only_first_solves, score
+from tasks.reporting.comparison.sides import SUCCESS, ComparedItem, Side
+from tasks.reporting.links import RunPages
 from tasks.reporting.pages import DASH, duration, format_count, format_p, gigabytes, percent, points
 from tasks.reporting.results import grouping_keys
-from tasks.viewer.links import RunPages
 
 LISTED = 40
 """Items that a table names."""

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from envs.errors import ConfigError, suggest
 from envs.files import check_writable
-from tasks.comparison import evaluations, runs, tables
-from tasks.comparison.curves import MIN_SEEDS, evaluation_plots, training_plots
-from tasks.comparison.runs import FinishedRun, UnfinishedRun
-from tasks.comparison.scores import Difference, compare_with
-from tasks.comparison.sides import SUCCESS, ComparedItem, Side, find_folders
-from tasks.comparison.tables import Table
 from tasks.evaluation.record import RECORD, is_record
 from tasks.reporting.chart_style import Plot
+from tasks.reporting.comparison import evaluations, runs, tables
+from tasks.reporting.comparison.curves import MIN_SEEDS, evaluation_plots, training_plots
+from tasks.reporting.comparison.runs import FinishedRun, UnfinishedRun
+from tasks.reporting.comparison.scores import Difference, compare_with
+from tasks.reporting.comparison.sides import SUCCESS, ComparedItem, Side, find_folders
+from tasks.reporting.comparison.tables import Table
+from tasks.reporting.links import view_command
 from tasks.reporting.pages import markdown, render_page, write_page
 from tasks.runs.folders import RunFolder
-from tasks.viewer.links import view_command
 
 MAX_SENTENCES = 3
 """Results that are also written as sentences."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from tasks.comparison.runs import AXES, FinishedRun
 from tasks.evaluation.intervals import t_interval
 from tasks.reporting.chart_style import Plot, render_plot
 from tasks.reporting.charts import SettingCurves, settings_over, smooth
+from tasks.reporting.comparison.runs import AXES, FinishedRun
 
 POINTS = 60
 """The number of points of a mean curve."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from envs.errors import ConfigError
 from envs.types import Item
-from tasks.comparison.sides import GREEDY, SUCCESS, Side, Source, check_same_items, same_data_remedy
 from tasks.data.items import describe_turns
 from tasks.evaluation.outcomes import EVALUATION_TRAJECTORIES, OUTCOMES, Samples, compare_samples, success_of
 from tasks.evaluation.paired import PairedTest
+from tasks.reporting.comparison.sides import GREEDY, SUCCESS, Side, Source, check_same_items, same_data_remedy
 from tasks.reporting.results import (
     POLICIES,
     Results,

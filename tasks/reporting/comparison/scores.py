@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from tasks.comparison.sides import RATES, SUCCESS, Side
 from tasks.evaluation.intervals import bootstrap, mean_interval, t_interval
 from tasks.evaluation.outcomes import Samples, compare_samples, item_means
 from tasks.evaluation.paired import PairedTest, paired_test
 from tasks.evaluation.record import Rate
+from tasks.reporting.comparison.sides import RATES, SUCCESS, Side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
