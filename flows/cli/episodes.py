@@ -253,7 +253,7 @@ def fork(
     from flows.commands.fork import fork as run_forks
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable
-    from tasks.forks.request import ForkRequest
+    from tasks.evaluation.forks.request import ForkRequest
     from tasks.runs.folders import RUNS
 
     guard()

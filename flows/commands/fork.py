@@ -13,10 +13,10 @@ from envs.types import Item, Message
 from flows.commands.play import read_lines
 from flows.commands.turns import TurnPrinter
 from flows.display.tables import print_table
-from tasks.forks.fork import run_fork, run_person
-from tasks.forks.parents import find_parent
-from tasks.forks.records import append_fork, value_of
-from tasks.forks.request import ForkPlan, ForkRequest, plan_fork
+from tasks.evaluation.forks.fork import run_fork, run_person
+from tasks.evaluation.forks.parents import find_parent
+from tasks.evaluation.forks.records import append_fork, value_of
+from tasks.evaluation.forks.request import ForkPlan, ForkRequest, plan_fork
 from tasks.reporting.pages import format_count
 
 HELP = "Type an action and Enter; Ctrl-D leaves the episode."

@@ -25,7 +25,7 @@ ANNOTATIONS = "annotations.jsonl"
 QUICK_EVALUATION = "quick evaluation"
 """The phase of the episodes that are sampled after each round of training."""
 FORKS = "forks.jsonl"
-"""The file in a run's folder with the trajectories of `tasks/forks`."""
+"""The file in a run's folder with the trajectories of `tasks/evaluation/forks`."""
 _TRAINING_FILE = re.compile(r"(?P<kind>step|round)_(?P<number>\d+)\.jsonl")
 _SIGNS = (
     EVALUATION_TRAJECTORIES,

@@ -25,7 +25,7 @@ from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError, WingspanError
 from envs.files import check_writable
 from envs.network.server import RequestRejected, read_body
-from tasks.forks.records import MAX_OBSERVATION, PERSON
+from tasks.evaluation.forks.records import MAX_OBSERVATION, PERSON
 from tasks.runs.folders import RUNS
 from tasks.viewer import browse
 from tasks.viewer.answers import find_row, integer, json_answer
@@ -179,10 +179,10 @@ async def read_page_body(request: Request, kind: type[_B], *, max_bytes: int) ->
 
 
 def _start_fork(viewer: Viewer, runs: LiveRuns, body: ForkBody) -> Live:
-    from tasks.forks.fork import run_person, sample_fork
-    from tasks.forks.parents import read_parent
-    from tasks.forks.records import append_fork
-    from tasks.forks.request import ForkRequest, plan_fork
+    from tasks.evaluation.forks.fork import run_person, sample_fork
+    from tasks.evaluation.forks.parents import read_parent
+    from tasks.evaluation.forks.records import append_fork
+    from tasks.evaluation.forks.request import ForkRequest, plan_fork
 
     run = viewer.open(body.run)
     is_person = body.policy == PERSON
@@ -278,7 +278,7 @@ def _policies(viewer: Viewer, served: OpenRun) -> Mapping[str, Mapping[str, Any]
 
 def _list_forks(connection: sqlite3.Connection, address: str, *, digest: str) -> list[dict[str, Any]]:
     """One entry for each request that forked the trajectory: what was asked, its value, its first address."""
-    from tasks.forks.records import make_value
+    from tasks.evaluation.forks.records import make_value
 
     query = f'phase:fork label.parent:"{address}"'
     requests: dict[str, list[browse.TrajectoryRow]] = {}

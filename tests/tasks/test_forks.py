@@ -22,12 +22,12 @@ from envs.types import StepResult
 from tasks.config.parameters import write_changes
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
 from tasks.evaluation.evaluate import evaluate_policy, plan_evaluation
+from tasks.evaluation.forks.fork import run_fork, run_person
+from tasks.evaluation.forks.parents import Parent, find_parent
+from tasks.evaluation.forks.records import append_fork, value_of
+from tasks.evaluation.forks.request import ForkRequest, plan_fork
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.request import EvaluationRequest
-from tasks.forks.fork import run_fork, run_person
-from tasks.forks.parents import Parent, find_parent
-from tasks.forks.records import append_fork, value_of
-from tasks.forks.request import ForkRequest, plan_fork
 from tests.support.report_toy import ITEMS, make_failure, make_trajectory
 
 BASE = Path("models/textcraft-base")

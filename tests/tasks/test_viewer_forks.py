@@ -19,7 +19,7 @@ from envs.browser.chromium import Chromium
 from envs.browser.program import CHROMIUM
 from tasks.config.parameters import write_changes
 from tasks.data.trajectories import write_trajectories
-from tasks.forks.parents import find_parent
+from tasks.evaluation.forks.parents import find_parent
 from tasks.runs.folders import find_runs
 from tasks.viewer import forks as forks_module
 from tasks.viewer import live as live_module

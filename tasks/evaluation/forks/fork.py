@@ -20,7 +20,7 @@ from envs.runtime.manager import EnvManager
 from envs.types import Message
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
-from tasks.forks.request import ForkPlan
+from tasks.evaluation.forks.request import ForkPlan
 from tasks.rollout.policy import local_model
 from tasks.rollout.runner import check_endpoint_agent
 

@@ -15,11 +15,11 @@ from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, reward_of
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_turns
+from tasks.evaluation.forks.parents import Parent
+from tasks.evaluation.forks.records import MAX_OBSERVATION, PERSON
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.record import is_record, read_record
 from tasks.evaluation.request import EvaluationRequest, make_pipeline, recorded_settings
-from tasks.forks.parents import Parent
-from tasks.forks.records import MAX_OBSERVATION, PERSON
 from tasks.runs.parameters import find_run_tokenizer
 from tasks.runs.timestamps import now
 
