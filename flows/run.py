@@ -53,8 +53,8 @@ from tasks.data.collapse import Alert
 from tasks.data.hashes import path_md5
 from tasks.data.items import planned_turns
 from tasks.evaluation.outcomes import read_evaluation
-from tasks.progress import Progress
 from tasks.rollout.current_episode import EPISODE_FILE
+from tasks.runs.progress import Progress
 from tasks.runs.usage import Usage, watch_usage, write_usage
 from tasks.tracking.model import Promotion
 from tasks.tracking.provenance import provenance

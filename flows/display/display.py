@@ -19,8 +19,8 @@ from flows.display.forecast import HorizonAt
 from flows.display.frame import FORMATS, Frames, RunView, describe_metrics, describe_position, format_clock
 from flows.display.state import Clock, StageState, StageView
 from flows.display.tables import print_plain
-from tasks.progress import Progress
 from tasks.rollout.current_episode import EpisodeReader
+from tasks.runs.progress import Progress
 
 _PER_SECOND = 2
 """Frames: an episode that changes faster cannot be read."""

@@ -30,8 +30,8 @@ from flows.orchestrator.artifacts import (
 from flows.orchestrator.events import COLLAPSE, ROUND, emit, emit_promoted
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import Alert
-from tasks.progress import Progress
 from tasks.runs.parameters import try_read_lines
+from tasks.runs.progress import Progress
 from tasks.tracking.model import Promotion
 from tasks.tracking.record import is_recorded
 

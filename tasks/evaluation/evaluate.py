@@ -21,10 +21,10 @@ from tasks.evaluation.models import SavedPolicy, identify_endpoint
 from tasks.evaluation.record import TRAJECTORIES, EvaluationRecord, Sampling
 from tasks.evaluation.request import EvaluationPlan, EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
-from tasks.progress import SILENT, Progress
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import get_max_turns
 from tasks.runs.folders import RUNS
+from tasks.runs.progress import SILENT, Progress
 from tasks.tracking.provenance import provenance
 
 

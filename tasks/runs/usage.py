@@ -13,7 +13,7 @@ from threading import Lock
 import psutil
 
 from envs.files import read_json, write_json
-from tasks.progress import call_every
+from tasks.runs.progress import call_every
 
 USAGE = "usage.json"
 EVERY_S = 2.0

@@ -38,9 +38,9 @@ from tasks.evaluation.outcomes import (
     summarise_groups,
 )
 from tasks.evaluation.pass_at_k import pass_rates
-from tasks.progress import SILENT, Progress, call_every
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
+from tasks.runs.progress import SILENT, Progress, call_every
 from tasks.runs.rounds import start_policy
 from tasks.verl.cpu import fork_server
 from tasks.verl.process import environment_of

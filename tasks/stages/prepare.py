@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import split, write_items
-from tasks.progress import SILENT, Progress
+from tasks.runs.progress import SILENT, Progress
 
 
 def prepare(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:

@@ -30,7 +30,7 @@ from tasks.config.environments import environments
 from tasks.config.episodes import check_reward, check_vision
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import read_split
-from tasks.progress import SILENT, Progress
+from tasks.runs.progress import SILENT, Progress
 
 EPISODES = 64
 """The most expert episodes of each environment; more than a laptop can reasonably hold at once."""

@@ -23,7 +23,6 @@ from tasks.data.items import training_turns
 from tasks.evaluation.intervals import MIN_BOOTSTRAP, mean_interval
 from tasks.evaluation.outcomes import compare_samples, item_means
 from tasks.evaluation.paired import PairedTest
-from tasks.progress import SILENT, Progress
 from tasks.reporting import charts, figures, links
 from tasks.reporting.excerpts import LISTED, choose_pairs, failing_items
 from tasks.reporting.figure_files import write_figures
@@ -43,6 +42,7 @@ from tasks.reporting.results import (
     read_results,
     stages_of,
 )
+from tasks.runs.progress import SILENT, Progress
 from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.names import absolute_store, run_page, without_password
 from tasks.tracking.provenance import provenance

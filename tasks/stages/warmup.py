@@ -12,7 +12,7 @@ from envs.files import write_atomically
 from tasks.config.pipelines import Pipeline
 from tasks.data.demonstrations import prepare_cloning
 from tasks.data.items import read_split
-from tasks.progress import SILENT, Progress
+from tasks.runs.progress import SILENT, Progress
 from tasks.verl.process import environment_of
 from tasks.verl.sft import SftRequest, columns_of, train_apart
 

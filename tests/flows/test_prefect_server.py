@@ -43,7 +43,7 @@ from flows.plan import Plan
 from flows.run import Run
 from tasks.config.pipelines import load_pipeline
 from tasks.data.collapse import Alert
-from tasks.progress import Progress
+from tasks.runs.progress import Progress
 from tasks.runs.rounds import RoundResult
 from tasks.tracking.model import Promotion
 from tests.support.http_server import serving_in_thread

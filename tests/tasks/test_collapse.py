@@ -18,7 +18,7 @@ from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts
 from tasks.data.items import write_items
 from tasks.data.trajectories import NGRAM, repetition, summarise
 from tasks.errors import Collapsed
-from tasks.progress import Progress
+from tasks.runs.progress import Progress
 from tasks.runs.rounds import TrainedRound
 from tasks.stages.train import TrainSession
 from tests.support.report_toy import ITEMS, make_trajectory

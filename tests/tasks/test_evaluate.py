@@ -14,8 +14,8 @@ from tasks.config.pipelines import load_pipeline
 from tasks.data.items import read_items, write_items
 from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.outcomes import read_outcomes
-from tasks.progress import Progress
 from tasks.rollout.current_episode import EpisodeReader
+from tasks.runs.progress import Progress
 from tasks.stages.evaluate import evaluate
 from tasks.stages.prepare import prepare
 

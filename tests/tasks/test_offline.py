@@ -23,7 +23,7 @@ from tasks.data.items import write_items
 from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
 from tasks.data.training_files import check_tokens, read_training_files
 from tasks.data.trajectories import read_trajectories, summarise, write_trajectories
-from tasks.progress import Progress
+from tasks.runs.progress import Progress
 from tasks.runs.rounds import TrainedRound
 from tasks.stages.offline import OfflineSession
 from tests.support.adapters import check_adapter

@@ -15,8 +15,8 @@ from tasks.config.pipelines import load_pipeline
 from tasks.data.items import write_items
 from tasks.data.trajectories import read_trajectories
 from tasks.errors import Collapsed
-from tasks.progress import Progress
 from tasks.rollout.history import History
+from tasks.runs.progress import Progress
 from tasks.runs.rounds import RoundResult, episode_file
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints

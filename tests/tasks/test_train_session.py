@@ -15,7 +15,7 @@ from tasks.data.items import write_items
 from tasks.data.trajectories import write_trajectories
 from tasks.data.updates import TrajectoryUpdate, read_updates, update_file, write_updates
 from tasks.errors import describe_remote
-from tasks.progress import Progress
+from tasks.runs.progress import Progress
 from tasks.runs.rounds import RoundResult, episode_file, find_best
 from tasks.stages.rounds import choose_best, drop_steps_after
 from tasks.stages.train import TrainSession

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from tasks.config.capacity import checkpoint_bytes, read_model_size
 from tasks.data.trajectories import read_trajectories, summarise
-from tasks.progress import Progress
 from tasks.rollout.history import History
+from tasks.runs.progress import Progress
 from tasks.runs.rounds import episode_file
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints

@@ -10,9 +10,9 @@ from envs.errors import WingspanError
 from tasks.config.capacity import checkpoint_bytes, read_model_size
 from tasks.data.trajectories import read_trajectories
 from tasks.errors import Collapsed
-from tasks.progress import Progress
 from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
+from tasks.runs.progress import Progress
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tests.support.verl_runs import prepare_toy_run

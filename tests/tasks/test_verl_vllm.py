@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tasks.data.trajectories import read_trajectories
-from tasks.progress import Progress
+from tasks.runs.progress import Progress
 from tasks.stages.train import TrainSession
 from tests.support.sampler_toy import reference_logprobs
 from tests.support.sockets import is_loopback, listening

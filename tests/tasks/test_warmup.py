@@ -21,7 +21,7 @@ from envs.types import Item, Message
 from tasks.config.pipelines import Pipeline
 from tasks.data.demonstrations import Demonstration, demonstrate, prepare_cloning
 from tasks.data.items import write_items
-from tasks.progress import Progress
+from tasks.runs.progress import Progress
 from tasks.stages.warmup import warmup
 from tests.support.tiny_model import save_small_base, save_tiny_model
 from tests.support.tool_templates import TEMPLATES, with_template
