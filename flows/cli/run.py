@@ -165,7 +165,7 @@ def _take_code_from_here() -> None:
     """
     here, imported_root = Path("flows"), Path(__file__).parents[1]
     if (here / "__init__.py").exists() and not here.samefile(imported_root):
-        from tasks.python_path import python_path
+        from tasks.cluster.python_path import python_path
 
         environment = os.environ | {"PYTHONPATH": python_path(Path.cwd())}
         os.execve(sys.executable, [*PROGRAM, *sys.argv[1:]], environment)

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envs.errors import ConfigError
+from tasks.cluster.python_path import ROOT
 from tasks.config.memory import check_devices, device_memories
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import BackendSettings
 from tasks.errors import describe_remote
-from tasks.python_path import ROOT
 
 WORKER_CPUS = 3
 """CPUs that verl reserves for each worker, besides its GPU (`ResourcePoolManager.max_colocate_count`)."""

@@ -14,10 +14,10 @@ from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from tasks.cluster.address import cluster_address
 from tasks.cluster.placement import check_nodes, place_workers
+from tasks.cluster.python_path import python_path
 from tasks.cluster.session import check_ray, connect_ray, disconnect_ray, result_of
 from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied, SamplerDied, actor_deaths, describe_remote, names_dead_engine
-from tasks.python_path import python_path
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl.actor import StepRecord, Trainer
 from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV, fork_server

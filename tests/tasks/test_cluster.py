@@ -18,9 +18,9 @@ from envs.errors import ConfigError, WingspanError
 from tasks.cluster import placement as ray_placement
 from tasks.cluster.address import asks_for_token, check_ray_address
 from tasks.cluster.placement import Placement, check_nodes, cluster_nodes, node_memories, place_workers
+from tasks.cluster.python_path import ROOT
 from tasks.config.training import BackendSettings
 from tasks.data.trajectories import read_trajectories
-from tasks.python_path import ROOT
 from tasks.rollout.served_policy import ServedAt
 from tasks.runs.progress import Progress
 from tasks.stages.evaluate import evaluate

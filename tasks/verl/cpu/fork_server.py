@@ -35,7 +35,7 @@ from typing import Any
 from agents import process_memory
 from envs.errors import to_line
 from envs.runtime.forking import begin_fork, has_one_thread, kill_group, watch_children
-from tasks.python_path import python_path
+from tasks.cluster.python_path import python_path
 from tasks.verl.cpu import THREADS_ENV, forked_process
 from tasks.verl.cpu.forked_process import ForkRequest
 
