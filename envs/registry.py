@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol, cast
 
 from envs.base import Environment
 from envs.errors import ConfigError, suggest
-from envs.plugins import Registry, is_module, load_object
 from envs.requirements.detection import Package, Requirement, require
+from envs.requirements.plugins import Registry, is_module, load_object
 from envs.types import Item
 from envs.values import show
 

@@ -10,7 +10,7 @@ from typing import Any
 from agents.agent import Agent, FormatAgent, Schema
 from agents.formats import FORMATS
 from envs.errors import ConfigError
-from envs.plugins import Registry
+from envs.requirements.plugins import Registry
 
 MakeAgent = Callable[[Sequence[Schema]], Agent]
 

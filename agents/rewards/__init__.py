@@ -13,7 +13,7 @@ from agents.rewards.math import reward as math
 from agents.rewards.types import Reward, RewardInput, RewardResult, assign_rewards, require_reward
 from agents.rewards.weighted import CombinedReward
 from agents.settings import JudgeSettings
-from envs.plugins import Registry
+from envs.requirements.plugins import Registry
 
 __all__ = [
     "REWARDS",

@@ -9,7 +9,7 @@ from agents.tools.calculator import calculator
 from agents.tools.search import search, web_search
 from agents.tools.tool import Tool
 from envs.errors import ConfigError
-from envs.plugins import Registry
+from envs.requirements.plugins import Registry
 from envs.sandbox.sandbox import choose_backend
 
 

@@ -23,8 +23,8 @@ from typing import Any
 from envs.adapters.arguments import import_package, parse_name, unknown_target
 from envs.adapters.seeds import EpisodeRandom, seeded_split
 from envs.errors import ConfigError, MissingDependency
-from envs.plugins import replace_attribute
 from envs.registry import EnvSpec, no_expert
+from envs.requirements.plugins import replace_attribute
 from envs.types import Item, StepResult
 
 FAMILY = "textarena"

@@ -17,8 +17,8 @@ from typing import Any
 
 from envs.errors import ConfigError, MissingDependency
 from envs.files import lock_file, replaced_folder, write_atomically
-from envs.plugins import Registry
 from envs.requirements.detection import pip_install
+from envs.requirements.plugins import Registry
 
 ROOT_VARIABLE = "WINGSPAN_DATA"
 RECEIPT = ".receipt.json"

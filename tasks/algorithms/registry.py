@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from agents.settings import describe_invalid
 from envs.errors import ConfigError
-from envs.plugins import Registry
+from envs.requirements.plugins import Registry
 from tasks.algorithms.algorithm import Algorithm, OnlineAlgorithm
 from tasks.algorithms.offline import OfflineAlgorithm
 

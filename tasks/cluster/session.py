@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import WingspanError, to_line
-from envs.plugins import replace_attribute
+from envs.requirements.plugins import replace_attribute
 from tasks.cluster.address import check_ray_address, cluster_address
 from tasks.cluster.network import loopback_and_token, read_token
 from tasks.cluster.placement import QUEUE_CPUS, WORKER_CPUS

@@ -18,8 +18,8 @@ from agents.tools.registry import get_tool
 from agents.tools.toolbox import Toolbox
 from agents.types import OTHER_SAMPLING
 from envs.errors import ConfigError, boundary, describe, suggest
-from envs.plugins import load_object
 from envs.registry import EnvSpec, get_env
+from envs.requirements.plugins import load_object
 from envs.types import Item
 from tasks.algorithms.builtin.gdpo import Gdpo
 from tasks.config.agent import AgentSettings

@@ -1,6 +1,6 @@
 """The files of code that is not this project's: of a user's objects, named `module:name`, and of plug-ins.
 
-`envs/plugins.py` loads it.
+`envs/requirements/plugins.py` loads it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ from typing import Any
 from agents.formats.registry import AGENTS
 from agents.rewards import REWARDS
 from agents.tools.registry import TOOLS
-from envs.plugins import Registry, find_sources
 from envs.registry import ENVIRONMENTS, FAMILIES, is_user_env
+from envs.requirements.plugins import Registry, find_sources
 from tasks.algorithms.algorithm import Algorithm, OnlineAlgorithm
 from tasks.config.agent import AgentSettings
 from tasks.config.data import DataSettings

@@ -9,7 +9,7 @@ import pytest
 from prefect.serializers import JSONSerializer
 
 from envs.errors import ConfigError
-from envs.plugins import load_object
+from envs.requirements.plugins import load_object
 from flows.lineage.stages import (
     FINISHED,
     IfChanged,

@@ -27,8 +27,8 @@ from typing import Any
 from envs.builtin.alfworld.upstream import PACKAGES, package_folder
 from envs.builtin.textworld.upstream import stand_in_for_jericho
 from envs.files import write_atomically
-from envs.plugins import replace_attribute
 from envs.requirements.data_sets import data_root
+from envs.requirements.plugins import replace_attribute
 
 # numpy's threads would keep the fork server from forking.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

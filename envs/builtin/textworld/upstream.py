@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from envs.plugins import replace_attribute
+from envs.requirements.plugins import replace_attribute
 
 PACKAGES = ("textworld",)
 
