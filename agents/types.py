@@ -112,8 +112,8 @@ class Turn:
     images: tuple[Image, ...] = ()
     """The images of the observation; of `observation_ids` if there are any, in order."""
     state: str | None = None
-    """The key of the environment's state in which the turn was taken (`envs/base.py`, `HasState`); None where
-    the environment has none, and in a summary."""
+    """The key of the environment's state in which the turn was taken (`envs/types.py`, `HasState`); None
+    where the environment has none, and in a summary."""
     sampling_s: float = field(default=0.0, compare=False)
     """The time from the request for the completion to its end, waiting included; 0.0 if not measured."""
     env_s: float = field(default=0.0, compare=False)

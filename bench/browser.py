@@ -27,14 +27,13 @@ from dataclasses import asdict
 import psutil
 
 from bench.processes import cpu_s as tree_cpu_s
-from envs.base import Environment
 from envs.browser.leases import BrowserLease
 from envs.builtin.miniwob.env import MiniWobEnv, find_task
 from envs.builtin.miniwob.expert import EXPERTS
 from envs.builtin.miniwob.spec import SPEC, make_item
 from envs.errors import EpisodeFault
 from envs.runtime.manager import EnvManager
-from envs.types import Item, Observation
+from envs.types import Environment, Item, Observation
 from tests.support.kills import kill_browser, list_descendants, measure
 
 SETTLE_S = 3.0

@@ -22,10 +22,9 @@ import time
 from dataclasses import replace
 
 from bench.processes import cpu_s, memory_bytes
-from envs.base import Environment
 from envs.registry import EnvSpec, get_env
 from envs.runtime.manager import EnvManager
-from envs.types import Item
+from envs.types import Environment, Item
 from tests.support.leaks import TURNS
 
 

@@ -9,11 +9,10 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, Literal, Protocol, cast
 
-from envs.base import Environment
 from envs.errors import ConfigError, suggest
 from envs.requirements.detection import Package, Requirement, require
 from envs.requirements.plugins import Registry, is_module, load_object
-from envs.types import Item
+from envs.types import Environment, Item
 from envs.values import show
 
 MAX_EXPERT_TURNS = 1000
@@ -21,7 +20,7 @@ MAX_EXPERT_TURNS = 1000
 
 Isolation = Literal["none", "own", "process"]
 """Where an instance lives. `none`: in this process and its thread. `own`: it starts its own process
-(`envs/base.py`, `HasProcess`). `process`: the pool gives it a process (`envs/runtime/processes.py`), because
+(`envs/types.py`, `HasProcess`). `process`: the pool gives it a process (`envs/runtime/processes.py`), because
 it blocks, leaks, crashes, or keeps state that instances would share."""
 
 
@@ -98,7 +97,7 @@ class EnvSpec:
     has_rewards: bool = True
     """False if steps carry no reward, so that a pipeline must name one."""
     has_states: bool = False
-    """Whether instances have `state_key` (`envs/base.py`, `HasState`)."""
+    """Whether instances have `state_key` (`envs/types.py`, `HasState`)."""
     check_fields: Callable[[Mapping[str, Any]], object] = accept_any_fields
     """Checks a row of a user's data before the run starts; raises `ConfigError` for what `reset` would
     refuse."""

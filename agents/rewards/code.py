@@ -20,12 +20,12 @@ from typing import Any
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.function import reward
 from agents.rewards.text import verdict
-from envs.base import Environment
 from envs.errors import EnvCrashed
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import SANDBOX, choose_backend
 from envs.sandbox.workspace import get_workspace, read_files
+from envs.types import Environment
 
 TEST_CPU_S = 10.0
 """CPU seconds of one test, which do not depend on what else the machine does."""

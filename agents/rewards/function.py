@@ -17,10 +17,10 @@ from typing import Any, TypedDict, Unpack, overload
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
 from agents.tools.functions import call_function, check_options, is_async, name_of
-from envs.base import EnvCheck
 from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe, suggest
 from envs.requirements.detection import Requirement, require
 from envs.runtime.time_limits import TooSlow, run_in_time
+from envs.types import EnvCheck
 
 TIMEOUT_S = 30.0
 MAX_ATTEMPTS = 3

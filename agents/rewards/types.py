@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from agents.types import Trajectory
-from envs.base import EnvCheck, Environment
 from envs.errors import ConfigError, suggest
-from envs.types import Item
+from envs.types import EnvCheck, Environment, Item
 from envs.values import is_flag, read_flag, read_number, show
 
 PREFIX = "reward/"

@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection, Mapping
 
 from agents.rewards.types import Reward, RewardInput, RewardResult, require_reward
-from envs.base import EnvCheck
 from envs.errors import ConfigError, RewardFailed, boundary
 from envs.runtime.concurrency import gather_or_cancel
+from envs.types import EnvCheck
 
 
 class CombinedReward:

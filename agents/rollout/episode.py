@@ -20,12 +20,11 @@ from agents.rollout.conversation import Continuation, Conversation, ModelTurn
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
 from agents.types import EpisodeLimits, StopReason, Trajectory, Turn
-from envs.base import Environment, read_state_key
 from envs.errors import EnvCrashed, EpisodeTimeout, boundary
 from envs.runtime.concurrency import gather_or_cancel, take_turn
 from envs.runtime.pool import Instance, unwrap
 from envs.runtime.time_limits import TooSlow, WasCancelled, run_in_time
-from envs.types import Image, Item, Message, Observation, StepResult
+from envs.types import Environment, Image, Item, Message, Observation, StepResult, read_state_key
 
 T = TypeVar("T")
 

@@ -23,10 +23,9 @@ from agents.samplers.sampler import ScriptedSampler
 from agents.tools.episode import ACT
 from agents.tools.toolbox import Toolbox
 from agents.types import UNLIMITED, Completion, FinishReason, SamplingParams, Trajectory, Turn
-from envs.base import Environment
 from envs.errors import SamplerFailed
 from envs.registry import ExpertStep
-from envs.types import Image, Item, Message
+from envs.types import Environment, Image, Item, Message
 
 ReadLine = Callable[[], Awaitable[str | None]]
 """Returns the next line that a person types; None leaves the episode."""

@@ -2,9 +2,8 @@
 
 from agents.tools.tool import tool
 from agents.tools.types import Summary
-from envs.base import Environment, has_actions
 from envs.errors import ConfigError, EnvCrashed, boundary
-from envs.types import StepResult
+from envs.types import Environment, StepResult, has_actions
 
 ACT = "act"
 """The name of the tool `act`."""

@@ -6,11 +6,11 @@ from pydantic import Field
 
 from agents.tools.tool import Tool, tool
 from agents.tools.types import ToolError
-from envs.base import Environment
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import choose_backend
 from envs.sandbox.workspace import FileOperation, Reply, get_workspace
+from envs.types import Environment
 
 MAX_LENGTH = 8192
 CODE_LENGTH = 4096

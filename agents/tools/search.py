@@ -7,11 +7,11 @@ from pathlib import Path
 from agents.clients.web_search import QueryRejected, WebSearch, web_endpoint
 from agents.tools.tool import Tool, tool
 from agents.tools.types import ToolError
-from envs.base import Environment
 from envs.errors import ConfigError, MissingDependency
 from envs.retrieval.cache import CachedRetriever, shared_cache
 from envs.retrieval.selection import VARIABLE, retriever_at
 from envs.retrieval.types import HasRetriever, Retriever, information
+from envs.types import Environment
 
 TOP_K = 3
 MAX_LENGTH = 8192

@@ -19,9 +19,9 @@ from agents.tools.functions import check_options, is_async, name_of
 from agents.tools.signature import InvalidArguments, read_signature
 from agents.tools.threads import run_in_thread
 from agents.tools.types import MIN_LENGTH, ToolError, ToolResult, ToolStatus, cut, read_outcome
-from envs.base import EnvCheck, Environment
 from envs.errors import ConfigError, WingspanError
 from envs.runtime.time_limits import TooSlow, WasCancelled, run_in_time
+from envs.types import EnvCheck, Environment
 
 TIMEOUT_S = 60.0
 MAX_LENGTH = 2048

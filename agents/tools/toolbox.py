@@ -7,8 +7,8 @@ from typing import Any
 
 from agents.tools.tool import Tool, collect_tools
 from agents.tools.types import ToolResult, ToolStatus, ToolUsage
-from envs.base import EnvCheck, Environment
 from envs.errors import ConfigError, suggest
+from envs.types import EnvCheck, Environment
 
 _MAX_NAME_CHARS = 80
 """Characters of an unknown name that are shown."""

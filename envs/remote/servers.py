@@ -13,12 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed
 from envs.network.client import is_http_url
 from envs.registry import EnvSpec
 from envs.remote.links import AgentGymLink, OpenEnvLink, ServerFull, ServerUnreachable, SessionLost
-from envs.types import Item, StepResult
+from envs.types import Environment, Item, StepResult
 
 WireProtocol = Literal["openenv", "agentgym"]
 

@@ -23,9 +23,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from envs.base import Environment
 from envs.runtime.forking import begin_fork, has_one_thread, kill_group, watch_children
 from envs.runtime.worker import Worker, serve
+from envs.types import Environment
 
 MESSAGE_BYTES = 1 << 14
 _BOOT = (

@@ -10,12 +10,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
-from envs.base import Environment, HasProcess, read_state_key
 from envs.errors import EnvCrashed, EpisodeTimeout, boundary
 from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.metrics import Clock, PoolMetrics
 from envs.runtime.time_limits import run_in_time
-from envs.types import Item, Observation, StepResult
+from envs.types import Environment, HasProcess, Item, Observation, StepResult, read_state_key
 
 CLOSE_TIMEOUT_S = 10.0
 """Seconds a broken instance may take to close before it is abandoned."""

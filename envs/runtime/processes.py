@@ -17,11 +17,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, WingspanError
 from envs.runtime.fork_server import MESSAGE_BYTES, Setup, command
 from envs.runtime.hosted import restore_error
 from envs.runtime.worker import receive, send
+from envs.types import Environment
 
 ANSWER_TIMEOUT_S = 120.0
 """Seconds the fork server may take to fork a worker; the first fork waits for its imports."""

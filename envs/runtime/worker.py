@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from envs.base import Environment, HasProcess, Inspectable, read_state_key
 from envs.errors import ConfigError
-from envs.types import Item, Observation, StepResult
+from envs.types import Environment, HasProcess, Inspectable, Item, Observation, StepResult, read_state_key
 
 CHUNK = 1 << 16
 """Bytes to read at a time."""

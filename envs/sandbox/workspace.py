@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from envs.base import Environment, has_actions
 from envs.errors import ConfigError, EnvCrashed
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import choose_backend
-from envs.types import Item, Observation, StepResult
+from envs.types import Environment, Item, Observation, StepResult, has_actions
 
 OUTPUT_CHARS = 200_000
 """The most characters of one run; callers cut the text further."""

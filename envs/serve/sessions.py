@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from envs.base import Environment, Inspectable, read_state_key
 from envs.errors import ConfigError, EnvCrashed, describe
 from envs.network.server import RequestRejected
 from envs.registry import EnvSpec, get_item
@@ -24,7 +23,7 @@ from envs.runtime.manager import make_host
 from envs.runtime.time_limits import TooSlow, run_in_time
 from envs.serve.limits import ServerLimits
 from envs.serve.metrics import Metrics
-from envs.types import Image, Item, Observation, StepResult
+from envs.types import Environment, Image, Inspectable, Item, Observation, StepResult, read_state_key
 
 T = TypeVar("T")
 

@@ -12,9 +12,8 @@ from rich.console import Console
 from agents.rollout.group import Callbacks
 from agents.rollout.scripted import run_console
 from agents.types import StopReason, Turn
-from envs.base import Environment
 from envs.registry import EnvSpec, ExpertStep, find_item, get_env
-from envs.types import Item, Message
+from envs.types import Environment, Item, Message
 from flows.display.tables import print_plain
 
 PROMPT = "> "

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from envs.base import Environment
 from envs.errors import EnvCrashed, to_line
 from envs.registry import EnvSpec
 from envs.runtime.hosted import Host
 from envs.runtime.worker import Worker
+from envs.types import Environment
 from tasks.errors import actor_deaths
 
 CPUS = 0.05

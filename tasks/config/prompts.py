@@ -9,13 +9,12 @@ from itertools import islice
 
 from agents.huggingface.files import load_tokenizer
 from agents.prompting.renderer import Renderer
-from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, WingspanError, boundary
 from envs.registry import EnvSpec
 from envs.runtime.concurrency import run_blocking
 from envs.runtime.pool import CLOSE_TIMEOUT_S
 from envs.runtime.time_limits import run_in_time
-from envs.types import Item, Observation
+from envs.types import Environment, Item, Observation
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
 from tasks.config.pipelines import Pipeline

@@ -10,10 +10,10 @@ from agents.rollout.env_checks import check_env
 from agents.tools.registry import get_tool
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
-from envs.base import EnvCheck, Environment
 from envs.errors import ConfigError, EnvCrashed
 from envs.registry import get_env
 from envs.runtime.processes import ProcessHost
+from envs.types import EnvCheck, Environment
 from tests.support.toy import ToyEnv, toy_spec
 
 

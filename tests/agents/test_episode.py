@@ -23,9 +23,8 @@ from agents.types import (
     StopReason,
     Trajectory,
 )
-from envs.base import Environment
 from envs.errors import EnvCrashed, EpisodeTimeout, MissingDependency, SamplerFailed
-from envs.types import Image, Item, StepResult
+from envs.types import Environment, Image, Item, StepResult
 from tests.support.toy import CHATML, PIPES, ToyEnv, token_id, toy_item, toy_tokenizer
 
 LIMITS = EpisodeLimits(

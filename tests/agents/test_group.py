@@ -18,10 +18,9 @@ from agents.rollout.group import Callbacks, GroupSpec, run_groups
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, EpisodeLimits, SamplingParams, StopReason, Trajectory
-from envs.base import Environment
 from envs.errors import MissingDependency
 from envs.runtime.manager import EnvManager
-from envs.types import Image, Item, StepResult
+from envs.types import Environment, Image, Item, StepResult
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer, toys
 from tests.support.waiting import wait_until_async

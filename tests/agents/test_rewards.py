@@ -29,10 +29,9 @@ from agents.rewards import (
 from agents.rewards.environment import environment, environment_success
 from agents.rewards.types import ALWAYS, Reward, check_items, read_result
 from agents.types import StopReason, Trajectory
-from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, EpisodeFault, MissingDependency, RewardFailed
 from envs.requirements.detection import Package
-from envs.types import Item
+from envs.types import Environment, Item
 from tests.support.reward_toy import make_reward_input, make_trajectory
 from tests.support.toy import ToyEnv, toy_item
 

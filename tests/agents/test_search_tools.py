@@ -24,14 +24,13 @@ from agents.tools.search import search_tool, web_search_tool
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
 from agents.types import EpisodeLimits, StopReason, Trajectory
-from envs.base import Environment
 from envs.errors import ConfigError, MissingDependency, SearchFailed
 from envs.registry import get_env
 from envs.retrieval.cache import CachedRetriever, SearchCache
 from envs.retrieval.redis_server import EmbeddedServer, Redis
 from envs.retrieval.remote import RemoteRetriever
 from envs.runtime.pool import EnvPool
-from envs.types import Item
+from envs.types import Environment, Item
 from tests.envs.test_retrieval import write_corpus
 from tests.support.http_server import serving
 from tests.support.toy import ToyEnv, toy_spec

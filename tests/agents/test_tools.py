@@ -21,9 +21,8 @@ from agents.rewards import reward
 from agents.tools.threads import run_in_thread
 from agents.tools.tool import Tool, collect_tools, tool
 from agents.tools.types import ToolError, ToolResult, ToolStatus
-from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, WingspanError
-from envs.types import Image, StepResult
+from envs.types import Environment, Image, StepResult
 from tests.support.toy import ToyEnv
 from tests.support.waiting import wait_until_async
 

@@ -16,9 +16,9 @@ from agents.tools.episode import answer
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, Trajectory
-from envs.base import Environment
 from envs.errors import EpisodeTimeout
 from envs.runtime.pool import EnvPool
+from envs.types import Environment
 from tests.support.toy import ToyEnv, toy_item
 from tests.support.toy_episode import encode, play_toy
 

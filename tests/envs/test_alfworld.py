@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from envs.base import Inspectable
 from envs.builtin.alfworld import games
 from envs.builtin.alfworld import spec as real
 from envs.builtin.alfworld.games import Game, Task, read_game
@@ -27,7 +26,7 @@ from envs.builtin.alfworld.mini.searcher import Searcher
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.requirements.data_sets import ROOT_VARIABLE
-from envs.types import StepResult
+from envs.types import Inspectable, StepResult
 from tests.support.openings import read_opening
 
 pytestmark = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""The guarantees of every registered environment (`envs/base.py`), in this process and in its own process.
+"""The guarantees of every registered environment (`envs/types.py`), in this process and in its own process.
 
 A new environment is tested here as soon as it is registered. One with missing requirements is skipped, with
 the command that installs them. One without items gets made-up ones without a known solution; any action ends
@@ -13,12 +13,11 @@ from typing import TypeVar
 
 import pytest
 
-from envs.base import Environment, read_state_key
 from envs.errors import EnvCrashed, MissingDependency
 from envs.registry import ENVIRONMENTS, MAX_EXPERT_TURNS, EnvSpec, ExpertStep, get_env
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
-from envs.types import Item, StepResult
+from envs.types import Environment, Item, StepResult, read_state_key
 from tests.support.leaks import Growth, measure, some_items
 from tests.support.openings import read_opening
 

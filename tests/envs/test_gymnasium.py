@@ -11,10 +11,9 @@ from gymnasium import spaces
 
 from envs.adapters.gymnasium_text import NoTextForm, colours_to_words, make_action_text, make_observation_text
 from envs.adapters.seeds import seeded_item
-from envs.base import read_state_key
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import EnvSpec, get_env
-from envs.types import StepResult
+from envs.types import StepResult, read_state_key
 from tests.support.openings import read_opening
 
 SEEDS = range(5)

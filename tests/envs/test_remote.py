@@ -20,14 +20,13 @@ from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import GroupSpec, run_groups
 from agents.samplers.sampler import ScriptedSampler
 from agents.types import EpisodeLimits, SamplingParams, StopReason, Trajectory
-from envs.base import Environment
 from envs.builtin.textcraft.env import make_item
 from envs.errors import ConfigError, EnvCrashed
 from envs.registry import Split, get_env
 from envs.remote.servers import Servers, WireProtocol, on_servers
 from envs.runtime.manager import EnvManager
 from envs.serve.limits import ServerLimits
-from envs.types import Item, StepResult
+from envs.types import Environment, Item, StepResult
 from tests.support.experts import actions_of
 from tests.support.http_server import serving
 from tests.support.serving import ServerProcess, listening, serve_env, wait_for_metric

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from envs.base import read_state_key
 from envs.builtin.textworld.games import KINDS, World, make_game
 from envs.builtin.textworld.play import Play
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, get_env, get_item
 from envs.requirements.detection import Package
-from envs.types import Item, StepResult
+from envs.types import Item, StepResult, read_state_key
 
 PACKAGES = [Package(name) for name in get_env("textworld").packages]
 pytestmark = pytest.mark.skipif(

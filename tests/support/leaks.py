@@ -14,11 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from envs.base import Environment
 from envs.registry import EnvSpec, get_env
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
-from envs.types import Item
+from envs.types import Environment, Item
 
 ITEMS, WARM_UP = 8, 10
 TURNS = ("look around", "inventory", "turn left")

@@ -1,7 +1,6 @@
 """The text that an episode begins with."""
 
-from envs.base import Environment
-from envs.types import Item, Observation
+from envs.types import Environment, Item, Observation
 
 
 async def read_opening(env: Environment, item: Item) -> str:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from envs.base import Environment
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.runtime.manager import EnvManager
-from envs.types import Item, StepResult
+from envs.types import Environment, Item, StepResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -11,8 +11,7 @@ from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.samplers.sampler import Sampler
 from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, SamplingParams, Trajectory
-from envs.base import Environment
-from envs.types import Item
+from envs.types import Environment, Item
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
 
 

@@ -19,9 +19,9 @@ from agents.rewards.function import FunctionReward
 from agents.rewards.judge.store import JudgeStore
 from agents.rewards.types import RewardInput, RewardResult
 from agents.settings import JudgeSettings
-from envs.base import EnvCheck
 from envs.errors import ConfigError
 from envs.network.client import TryAgain
+from envs.types import EnvCheck
 
 PROMPT = """You judge an answer to a question.
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.base import hash_state
 from envs.builtin.alfworld.games import Game, Task
 from envs.errors import ConfigError
+from envs.types import hash_state
 
 MAX_ACTION_LENGTH = 200
 """Characters; the longest command of a game has about 60."""

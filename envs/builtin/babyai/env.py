@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from envs.base import hash_state
 from envs.builtin.babyai.expert import solve
 from envs.builtin.babyai.view import Move, describe, list_commands, look
 from envs.errors import check_index
 from envs.registry import EnvSpec, ExpertStep, Split
-from envs.types import Item, StepResult
+from envs.types import Item, StepResult, hash_state
 
 if TYPE_CHECKING:
     from minigrid.core.world_object import WorldObj

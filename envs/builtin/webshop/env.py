@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.base import hash_state
 from envs.builtin.webshop.goals import GoalKind
 from envs.builtin.webshop.pages import Page, PageKind
 from envs.builtin.webshop.views import View, render
@@ -19,7 +18,7 @@ from envs.errors import ConfigError
 from envs.remote.agentgym import ACTIONS
 from envs.requirements.data_sets import DataSet
 from envs.requirements.detection import Package, require
-from envs.types import Item, StepResult
+from envs.types import Item, StepResult, hash_state
 
 if TYPE_CHECKING:
     from envs.builtin.webshop.session import Session
