@@ -119,6 +119,11 @@ class boundary:  # in lower case, as contextlib's; a class, because a generator 
             raise self._fault(f"{self._subject} raised {reason}") from error
 
 
+def show(value: object) -> str:
+    """E.g. `a str, 'no'`, cut to a readable length."""
+    return f"a {type(value).__name__}, {repr(value)[:80]}"
+
+
 def list_names(names: Sequence[str], *, limit: int = 8) -> str:
     """`a, b, c and 4 more`: the first `limit` of `names`; `none` without any."""
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""

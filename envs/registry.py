@@ -9,11 +9,10 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, Literal, Protocol, cast
 
-from envs.errors import ConfigError, suggest
+from envs.errors import ConfigError, show, suggest
 from envs.requirements.detection import Package, Requirement, require
 from envs.requirements.plugins import Registry, is_module, load_object
 from envs.types import Environment, Item
-from envs.values import show
 
 MAX_EXPERT_TURNS = 1000
 """An item for which an expert needs more turns counts as one without a known solution."""

@@ -9,14 +9,16 @@ finite.
 
 import base64
 import binascii
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from envs.errors import ConfigError
-from envs.values import read_flag, read_number, replace_surrogates, show
+from envs.errors import ConfigError, show
 
 Role = Literal["system", "user", "assistant", "tool"]
 IMAGE_FIELDS = ("image", "images")
@@ -24,6 +26,8 @@ IMAGE_FIELDS = ("image", "images")
 _URI = "data:"
 _MARK = ";base64,"
 _MAX_CHARS = 60  # of a source in an error message; a source may be a whole image
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a pair of UTF-16: JSON can spell it alone, UTF-8 cannot."""
 _MAGIC = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
 
 
@@ -268,6 +272,52 @@ def read_state_key(env: Environment) -> str | None:
     if key is None or isinstance(key, str):
         return key
     raise ValueError(f"state_key is {show(key)}; return a text, such as envs.types.hash_state(…)")
+
+
+def read_number(value: object, name: str) -> float:
+    """`value` as a finite float; numbers of other libraries, such as NumPy's, are numbers."""
+    try:
+        number = float(value) if isinstance(value, Real) else None
+    except OverflowError:
+        number = math.inf
+    if number is None:
+        raise ValueError(f"{name} is {show(value)}; return a number")
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}; return a finite number")
+    return number
+
+
+def read_flag(value: object, name: str) -> bool:
+    """`value` as a bool; a NumPy bool is one, too."""
+    if not is_flag(value):
+        raise ValueError(f"{name} is {show(value)}; return True or False")
+    return bool(value)
+
+
+def is_flag(value: object) -> bool:
+    """Whether `value` is a bool, of Python or of NumPy."""
+    # NumPy is not imported for this; its bool is called `bool_` before NumPy 2.
+    kind = type(value)
+    return kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))
+
+
+def replace_surrogates(text: str, *, by: str = "\ufffd") -> str:
+    """`text` with `by` for each lone surrogate."""
+    return text if text.isascii() else _SURROGATE.sub(by, text)
+
+
+def replace_surrogates_within(value: Any, *, by: str = "\ufffd") -> Any:
+    """A JSON value with `by` for each lone surrogate in its texts and keys."""
+    if isinstance(value, str):
+        return replace_surrogates(value, by=by)
+    if isinstance(value, list):
+        return [replace_surrogates_within(element, by=by) for element in value]
+    if isinstance(value, dict):
+        return {
+            replace_surrogates(key, by=by): replace_surrogates_within(element, by=by)
+            for key, element in value.items()
+        }
+    return value
 
 
 def _read_text(value: object, name: str) -> str:

@@ -3,7 +3,7 @@
 import re
 
 from agents.formats.calls import ParsedTurn
-from envs.values import replace_surrogates
+from envs.types import replace_surrogates
 
 _ACTION = re.compile(r"\bAction:[^\S\n]*(?:\n\s*)?([^\n]*)")
 _THOUGHT_LABEL = re.compile(r"\A\s*Thought:\s*")

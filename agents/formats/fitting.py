@@ -11,7 +11,6 @@ from typing import Any
 from agents.formats.calls import ToolCall
 from agents.formats.json_values import MAX_DIGITS, Value, decode_at
 from agents.formats.react import PLAIN_INPUT
-from envs.values import find_definition
 
 _INTEGER = re.compile(rf"[+-]?[0-9]{{1,{MAX_DIGITS}}}")
 _NULL = ("null", "None")
@@ -51,6 +50,15 @@ def _types(schema: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
             followed.add(reference)
             pending.append(find_definition(reference, root))
     return types
+
+
+def find_definition(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of `root` that `reference` points to, such as `#/$defs/Town`, or an empty mapping if it
+    points nowhere."""
+    part: Any = root
+    for key in reference.removeprefix("#/").split("/"):
+        part = part.get(key) if isinstance(part, Mapping) else None
+    return part if isinstance(part, Mapping) else {}
 
 
 def _fit(text: str, types: set[str]) -> Any:

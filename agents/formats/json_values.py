@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.formats.calls import ParsedTurn, ToolCall
-from envs.values import replace_surrogates_within
+from envs.types import replace_surrogates_within
 
 MAX_DEPTH = 64
 MAX_DIGITS = 1000

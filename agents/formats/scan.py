@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Generic, TypeVar
 
 from agents.formats.calls import ParsedTurn, ToolCall, TurnParser
-from envs.values import replace_surrogates
+from envs.types import replace_surrogates
 
 MAX_CHARS = 1 << 19
 """Longer completions (about 130,000 tokens) are refused without being read."""

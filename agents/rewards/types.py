@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from agents.types import Trajectory
-from envs.errors import ConfigError, suggest
-from envs.types import EnvCheck, Environment, Item
-from envs.values import is_flag, read_flag, read_number, show
+from envs.errors import ConfigError, show, suggest
+from envs.types import EnvCheck, Environment, Item, is_flag, read_flag, read_number
 
 PREFIX = "reward/"
 """The prefix of the names of a reward's metrics among a trajectory's."""

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
+from agents.formats.fitting import find_definition
 from envs.errors import ConfigError
-from envs.values import find_definition, replace_surrogates_within
+from envs.types import replace_surrogates_within
 
 _MAX_VALUE_CHARS = 60
 """Characters of a rejected value that are shown."""

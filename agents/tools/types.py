@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
-from envs.types import Image, StepResult
-from envs.values import is_flag, read_number, replace_surrogates
+from envs.types import Image, StepResult, is_flag, read_number, replace_surrogates
 
 MIN_LENGTH = 100
 """Characters: the smallest limit of an observation, which must hold the note on what is left out."""

@@ -4,8 +4,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from envs.values import find_definition
-
 HIDDEN_FIELDS = ("metadata", "done", "reward")
 """Fields of every observation and action that only programs need."""
 
@@ -75,4 +73,6 @@ class ActionForm:
 
     def _resolve(self, name: str) -> Mapping[str, Any]:
         field: Mapping[str, Any] = self._fields[name]
-        return find_definition(field["$ref"], self._schema) if "$ref" in field else field
+        if "$ref" in field:  # `#/$defs/NAME`, as pydantic refers
+            field = self._schema.get("$defs", {}).get(field["$ref"].rpartition("/")[2], {})
+        return field

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from envs.errors import describe
-from envs.values import replace_surrogates_within
+from envs.types import replace_surrogates_within
 
 TOOL_CALLS = "tool_calls/"
 """Prefix of the metrics that count the calls of a tool."""

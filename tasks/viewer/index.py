@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from envs.errors import ConfigError
-from envs.values import replace_surrogates
+from envs.types import replace_surrogates
 from tasks.runs.folders import ANNOTATIONS, RunFolder, TrajectoryFile
 from tasks.runs.lines import TOOL_CALLS, TrajectoryLine, UnreadableLine, digest_of, finite, read_line
 from tasks.viewer.annotations import read_annotations

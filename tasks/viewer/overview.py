@@ -11,7 +11,7 @@ from typing import Any
 
 from envs.errors import ConfigError
 from envs.files import is_locked
-from envs.values import replace_surrogates
+from envs.types import replace_surrogates
 from tasks.config.parameters import flat
 from tasks.evaluation.record import is_record, read_record
 from tasks.runs.folders import LOCK, RunFolder
