@@ -27,7 +27,7 @@ from dataclasses import asdict
 import psutil
 
 from bench.processes import cpu_s as tree_cpu_s
-from envs.browser.leases import BrowserLease
+from envs.builtin.browser.leases import BrowserLease
 from envs.builtin.miniwob.env import MiniWobEnv, find_task
 from envs.builtin.miniwob.expert import EXPERTS
 from envs.builtin.miniwob.spec import SPEC, make_item

@@ -11,13 +11,19 @@ from typing import Any
 import psutil
 import pytest
 
-from envs.browser.accessibility_tree import ElementNumbers, read_accessibility_tree
-from envs.browser.actions import ElementAction, InvalidAction, PageAction, describe_action, read_action
-from envs.browser.chromium import Chromium, abort_on_death
-from envs.browser.expert_steps import find
-from envs.browser.leases import BrowserLease
-from envs.browser.program import CHROMIUM, probe_isolation
-from envs.browser.session import MAX_TABS, BrowserSession
+from envs.builtin.browser.accessibility_tree import ElementNumbers, read_accessibility_tree
+from envs.builtin.browser.actions import (
+    ElementAction,
+    InvalidAction,
+    PageAction,
+    describe_action,
+    read_action,
+)
+from envs.builtin.browser.chromium import Chromium, abort_on_death
+from envs.builtin.browser.expert_steps import find
+from envs.builtin.browser.leases import BrowserLease
+from envs.builtin.browser.program import CHROMIUM, probe_isolation
+from envs.builtin.browser.session import MAX_TABS, BrowserSession
 from envs.errors import EnvCrashed
 from tests.support.kills import kill_browser
 from tests.support.waiting import wait_until_async
@@ -348,8 +354,8 @@ def test_tabs_have_an_end(play: Play) -> None:
 def test_a_page_that_hangs_or_a_site_that_is_gone_is_a_fault(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envs.browser.session.ANSWER_S", 1.0)
-    monkeypatch.setattr("envs.browser.session.NAVIGATION_S", 2.0)
+    monkeypatch.setattr("envs.builtin.browser.session.ANSWER_S", 1.0)
+    monkeypatch.setattr("envs.builtin.browser.session.NAVIGATION_S", 2.0)
 
     async def use(lease: BrowserLease, shop: Site) -> None:
         session = await open_session(lease, shop)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from envs.browser.expert_steps import find
-from envs.browser.program import CHROMIUM
+from envs.builtin.browser.expert_steps import find
+from envs.builtin.browser.program import CHROMIUM
 from envs.builtin.miniwob.env import MiniWobEnv, find_task, pages
 from envs.builtin.miniwob.expert import EXPERTS
 from envs.builtin.miniwob.spec import SPEC, make_item, split

@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from envs.browser.expert_steps import click, find
-from envs.browser.leases import BrowserLease
-from envs.browser.program import CHROMIUM
+from envs.builtin.browser.expert_steps import click, find
+from envs.builtin.browser.leases import BrowserLease
+from envs.builtin.browser.program import CHROMIUM
 from envs.builtin.webarena import login, spec
 from envs.builtin.webarena.env import SiteState, WebEnv
 from envs.builtin.webarena.evaluators import (

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from agents.types import Trajectory
-from envs.browser.chromium import Chromium
-from envs.browser.program import CHROMIUM
+from envs.builtin.browser.chromium import Chromium
+from envs.builtin.browser.program import CHROMIUM
 from tasks.config.parameters import write_changes
 from tasks.data.trajectories import write_trajectories
 from tasks.evaluation.forks.parents import find_parent

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.browser.chromium import Chromium
-from envs.browser.program import CHROMIUM
+from envs.builtin.browser.chromium import Chromium
+from envs.builtin.browser.program import CHROMIUM
 from envs.types import Item
 from tasks.reporting.links import PORT, RunPages, view_command
 from tasks.viewer.app import viewer_app

@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from agents.types import Trajectory
-from envs.browser.chromium import Chromium
-from envs.browser.program import CHROMIUM
+from envs.builtin.browser.chromium import Chromium
+from envs.builtin.browser.program import CHROMIUM
 from envs.types import Image, Item
 from tasks.data.trajectories import trajectory_to_dict, write_trajectories
 from tasks.data.updates import TrajectoryUpdate, TurnUpdate, update_file, write_updates

@@ -7,9 +7,15 @@ that are for people (the time left, the last reward, the objective) are hidden, 
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from envs.browser.actions import ElementAction, InvalidAction, PageAction, describe_action, read_action
-from envs.browser.env import BrowserEnv
-from envs.browser.session import BrowserSession, StaticFolder
+from envs.builtin.browser.actions import (
+    ElementAction,
+    InvalidAction,
+    PageAction,
+    describe_action,
+    read_action,
+)
+from envs.builtin.browser.env import BrowserEnv
+from envs.builtin.browser.session import BrowserSession, StaticFolder
 from envs.builtin.miniwob.tasks import SEEDS, TASKS
 from envs.errors import EnvCrashed, MissingDependency, check_index
 from envs.requirements.detection import pip_install

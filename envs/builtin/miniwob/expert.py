@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from envs.browser.expert_steps import click, find
+from envs.builtin.browser.expert_steps import click, find
 from envs.registry import ExpertStep
 
 _OBJECTIVE = re.compile(r"^OBJECTIVE: (.*)$", re.MULTILINE)

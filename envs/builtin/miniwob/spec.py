@@ -8,7 +8,7 @@ than 0 is success.
 
 from collections.abc import Sequence
 
-from envs.browser.program import CHROMIUM
+from envs.builtin.browser.program import CHROMIUM
 from envs.builtin.miniwob.env import MiniWobEnv, find_task
 from envs.builtin.miniwob.expert import EXPERTS
 from envs.builtin.miniwob.tasks import TASKS

@@ -1,17 +1,18 @@
 """A task of WebArena's form, run in a browser: its observations, its actions, its end.
 
-An observation has the form of WebArena's prompt: the page (`envs/browser/accessibility_tree.py`), its address
-under its public name, the objective, and the last action. An instance is a context in a Chromium that it
-shares with others (`envs/browser/leases.py`). A `SiteProvider` knows where the sites are and in what state.
+An observation has the form of WebArena's prompt: the page (`envs/builtin/browser/accessibility_tree.py`), its
+address under its public name, the objective, and the last action. An instance is a context in a Chromium that
+it shares with others (`envs/builtin/browser/leases.py`). A `SiteProvider` knows where the sites are and in
+what state.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from envs.browser.actions import InvalidAction, PageAction, describe_action, read_action
-from envs.browser.env import BrowserEnv
-from envs.browser.session import BrowserSession
+from envs.builtin.browser.actions import InvalidAction, PageAction, describe_action, read_action
+from envs.builtin.browser.env import BrowserEnv
+from envs.builtin.browser.session import BrowserSession
 from envs.builtin.webarena.evaluators import Helper, Judge, score
 from envs.builtin.webarena.judge import JUDGE_NAMED
 from envs.builtin.webarena.sites import Sites

@@ -36,7 +36,7 @@ class Judge(Protocol):
 
 
 class Page(Protocol):
-    """A tab of a browser that is checked (`envs/browser/session.py`)."""
+    """A tab of a browser that is checked (`envs/builtin/browser/session.py`)."""
 
     @property
     def url(self) -> str:

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.browser.leases import BrowserLease
-from envs.browser.session import BrowserSession
+from envs.builtin.browser.leases import BrowserLease
+from envs.builtin.browser.session import BrowserSession
 from envs.builtin.webarena.sites import Sites, load_sites
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import CheckedRequirement

@@ -10,7 +10,7 @@ A task changes the sites for all later tasks. As upstream, nothing is restored b
 
 import random
 
-from envs.browser.program import CHROMIUM
+from envs.builtin.browser.program import CHROMIUM
 from envs.builtin.webarena.env import INSTRUCTIONS as WEB_INSTRUCTIONS
 from envs.builtin.webarena.env import SiteState, WebEnv
 from envs.builtin.webarena.helpers import HELPERS

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envs.browser.program import CHROMIUM
+from envs.builtin.browser.program import CHROMIUM
 from envs.builtin.webarena.env import INSTRUCTIONS, SiteState, WebEnv
 from envs.builtin.webarena.sites import Sites
 from envs.builtin.webarena.tasks import Task, read_tasks

@@ -3,7 +3,15 @@
 import re
 from collections.abc import Callable, Mapping
 
-from envs.browser.expert_steps import SCROLL_DOWN, Steps, answer_with, click, replace_text, stop, write
+from envs.builtin.browser.expert_steps import (
+    SCROLL_DOWN,
+    Steps,
+    answer_with,
+    click,
+    replace_text,
+    stop,
+    write,
+)
 from envs.registry import ExpertStep
 
 Values = Mapping[str, str]

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs $WINGSPAN_CHROMIUM with the arguments that Playwright gives: as nobody where we are root, behind
-# bubblewrap where $WINGSPAN_BUBBLEWRAP is 1 (envs/browser/program.py), and without our environment.
+# bubblewrap where $WINGSPAN_BUBBLEWRAP is 1 (envs/builtin/browser/program.py), and without our environment.
 set -eu
 # An address bar that nobody sees has pages of its own, in a process that takes half of the CPU time of a start.
 unseen=WebUIOmniboxPopup,WebUIOmniboxFullPopup,WebUIOmniboxAimPopup

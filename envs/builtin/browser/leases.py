@@ -8,7 +8,7 @@ way, and the next lease is on a new browser.
 import asyncio
 from weakref import WeakKeyDictionary
 
-from envs.browser.chromium import Chromium
+from envs.builtin.browser.chromium import Chromium
 
 MAX_LEASES = 16
 """The most leases of one Chromium; each lease has one context at a time."""

@@ -1,8 +1,8 @@
 """What environments in a browser share: a leased Chromium, and one session at a time in it."""
 
-from envs.browser.chromium import Chromium
-from envs.browser.leases import BrowserLease
-from envs.browser.session import BrowserSession
+from envs.builtin.browser.chromium import Chromium
+from envs.builtin.browser.leases import BrowserLease
+from envs.builtin.browser.session import BrowserSession
 
 
 class BrowserEnv:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from envs.browser.accessibility_tree import AccessibilityTree, ElementNumbers, read_accessibility_tree
-from envs.browser.actions import Action, ElementAction, InvalidAction, PageAction
-from envs.browser.chromium import VIEWPORT, Chromium, abort_on_death, explain, first_line, origin_of
-from envs.browser.input import press, scroll, use_element
-from envs.browser.traffic import Traffic
+from envs.builtin.browser.accessibility_tree import AccessibilityTree, ElementNumbers, read_accessibility_tree
+from envs.builtin.browser.actions import Action, ElementAction, InvalidAction, PageAction
+from envs.builtin.browser.chromium import VIEWPORT, Chromium, abort_on_death, explain, first_line, origin_of
+from envs.builtin.browser.input import press, scroll, use_element
+from envs.builtin.browser.traffic import Traffic
 from envs.errors import EnvCrashed
 
 if TYPE_CHECKING:

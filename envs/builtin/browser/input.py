@@ -3,9 +3,9 @@
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from envs.browser.accessibility_tree import Element
-from envs.browser.actions import ElementAction
-from envs.browser.chromium import VIEWPORT
+from envs.builtin.browser.accessibility_tree import Element
+from envs.builtin.browser.actions import ElementAction
+from envs.builtin.browser.chromium import VIEWPORT
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Page

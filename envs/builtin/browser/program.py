@@ -4,7 +4,7 @@ There are two layers of isolation; each is used if a probe shows that it works. 
 renderer from files, from the network and from most system calls; it needs user namespaces. Bubblewrap gives
 the whole browser a file system with only programs, fonts and its own profile, and a process namespace, so no
 process that it starts outlives it. Chromium refuses its sandbox as root, so it then runs as nobody
-(`envs/browser/chromium.sh`).
+(`envs/builtin/browser/chromium.sh`).
 """
 
 import logging

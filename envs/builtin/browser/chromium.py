@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from envs.browser.program import CHROMIUM, LAUNCHER, probe_isolation
+from envs.builtin.browser.program import CHROMIUM, LAUNCHER, probe_isolation
 from envs.errors import EnvCrashed, MissingDependency
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from envs.browser.chromium import origin_of
+from envs.builtin.browser.chromium import origin_of
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, Frame, Page, Request
