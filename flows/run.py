@@ -55,9 +55,9 @@ from tasks.data.items import planned_turns
 from tasks.evaluation.outcomes import read_evaluation
 from tasks.rollout.current_episode import EPISODE_FILE
 from tasks.runs.progress import Progress
+from tasks.runs.provenance import provenance
 from tasks.runs.usage import Usage, watch_usage, write_usage
 from tasks.tracking.model import Promotion
-from tasks.tracking.provenance import provenance
 from tasks.tracking.record import is_recorded
 from tasks.tracking.tracker import Tracker
 from tasks.verl.cpu import fork_server

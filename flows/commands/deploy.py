@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from envs.errors import ConfigError, to_line
 from tasks.config.override_schema import override_schemas
 from tasks.config.pipelines import Pipeline
-from tasks.tracking.provenance import head_commit
+from tasks.runs.provenance import head_commit
 
 if TYPE_CHECKING:
     from prefect import Flow

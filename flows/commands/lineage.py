@@ -10,8 +10,8 @@ from tasks.data.hashes import path_md5
 from tasks.reporting.pages import format_count
 from tasks.reporting.reproduction import shorten
 from tasks.runs.folders import relative_within
+from tasks.runs.provenance import PACKAGES, dirty_tag
 from tasks.tracking.lineage_record import CodeVersion, StageRecord
-from tasks.tracking.provenance import PACKAGES, dirty_tag
 from tasks.tracking.references import FoundRun, Registration, test_of
 
 STAGE_COLUMNS = ("stage", "", "file or folder", "commit or MD5")

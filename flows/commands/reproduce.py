@@ -22,8 +22,8 @@ from flows.program import PROGRAM, REPRODUCTION, to_options
 from tasks.cluster.python_path import python_path
 from tasks.reporting.reproduction import Outcome, Reproduction, compare_reproduction
 from tasks.runs.folders import RUNS
+from tasks.runs.provenance import describe_machine, installed_packages
 from tasks.tracking.lineage_record import LINEAGE, LineageRecord
-from tasks.tracking.provenance import describe_machine, installed_packages
 from tasks.tracking.references import FoundRun, find_run
 
 APPLICATION = "wingspan"

@@ -21,6 +21,13 @@ from tasks.config.user_code import CODE
 from tasks.data.hashes import path_md5
 from tasks.data.sources import FOLDER as DATA
 from tasks.data.sources import HUB
+from tasks.runs.provenance import (
+    describe_machine,
+    head_commit,
+    installed_packages,
+    make_patch,
+    uncommitted_files,
+)
 from tasks.tracking.lineage_record import (
     LINEAGE,
     OF_HUB,
@@ -30,13 +37,6 @@ from tasks.tracking.lineage_record import (
     LineageRecord,
     StageRecord,
     read_lineage,
-)
-from tasks.tracking.provenance import (
-    describe_machine,
-    head_commit,
-    installed_packages,
-    make_patch,
-    uncommitted_files,
 )
 
 if TYPE_CHECKING:

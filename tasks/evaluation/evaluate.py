@@ -25,7 +25,7 @@ from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import get_max_turns
 from tasks.runs.folders import RUNS
 from tasks.runs.progress import SILENT, Progress
-from tasks.tracking.provenance import provenance
+from tasks.runs.provenance import provenance
 
 
 def plan_evaluation(

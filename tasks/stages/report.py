@@ -43,9 +43,9 @@ from tasks.reporting.results import (
     stages_of,
 )
 from tasks.runs.progress import SILENT, Progress
+from tasks.runs.provenance import provenance
 from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.names import absolute_store, run_page, without_password
-from tasks.tracking.provenance import provenance
 from tasks.tracking.record import read_record
 
 

@@ -11,10 +11,10 @@ from envs.errors import ConfigError, to_line
 from tasks.data.hashes import path_md5
 from tasks.evaluation.outcomes import read_evaluation
 from tasks.reporting.results import read_parameters
+from tasks.runs.provenance import PACKAGES, dirty_tag
 from tasks.runs.rounds import BEST
 from tasks.tracking import facts
 from tasks.tracking.lineage_record import LINEAGE, read_lineage
-from tasks.tracking.provenance import PACKAGES, dirty_tag
 from tasks.verl.policies import ADAPTER
 
 PolicyChoice = Literal["final", "best", "start"]

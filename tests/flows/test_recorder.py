@@ -17,14 +17,8 @@ from flows.lineage.stages import Stage, declared_stages, make_receipt, stage_key
 from flows.plan import Plan
 from tasks.config.pipelines import load_pipeline
 from tasks.data.hashes import path_md5
+from tasks.runs.provenance import head_commit, installed_packages, make_patch, provenance, uncommitted_files
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
-from tasks.tracking.provenance import (
-    head_commit,
-    installed_packages,
-    make_patch,
-    provenance,
-    uncommitted_files,
-)
 from tests.support.dvc_toy import commit, git
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ _PROGRAM = """
 import json, os, platform, sys, time
 from pathlib import Path
 from tasks.data.hashes import path_md5
-from tasks.tracking.provenance import (
+from tasks.runs.provenance import (
     describe_machine, head_commit, installed_packages, make_patch, uncommitted_files
 )
 

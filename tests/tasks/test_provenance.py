@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.tracking.provenance import provenance, repository_page
+from tasks.runs.provenance import provenance, repository_page
 
 
 @pytest.fixture
