@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 REDACTION = "[redacted]"
 MIN_CHARS = 6
@@ -60,6 +60,12 @@ def redact(text: str) -> str:
     for pattern in _PATTERNS:
         text = pattern.sub(lambda match: (match.groupdict().get("between") or "") + REDACTION, text)
     return text
+
+
+def without_password(uri: str) -> str:
+    """`uri` without the user and the password that it may hold."""
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
 def clean_logs() -> None:

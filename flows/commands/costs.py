@@ -14,8 +14,9 @@ from flows.plan import Plan, find_disk_need
 from tasks.config.parameters import differing_values, parameters_of, read_pipeline_name
 from tasks.evaluation.outcomes import EVALUATION
 from tasks.reporting.pages import duration
-from tasks.reporting.results import read_parameters, read_stage_seconds
+from tasks.reporting.results import read_stage_seconds
 from tasks.runs.folders import RUNS, find_runs
+from tasks.runs.parameters import read_parameters
 from tasks.verl import checkpoints
 
 COST_COLUMNS = ("cost", "about", "of it")

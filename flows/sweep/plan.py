@@ -24,8 +24,8 @@ from tasks.data.hashes import text_md5
 from tasks.data.items import evaluation_way, split
 from tasks.evaluation.outcomes import EVALUATION
 from tasks.reporting.comparison.sides import check_same_items, same_data_remedy
-from tasks.reporting.results import read_parameters
 from tasks.runs.folders import RUNS
+from tasks.runs.parameters import read_parameters
 from tasks.tracking.record import is_recorded, read_record
 
 SWEEPS = RUNS / "sweeps"

@@ -18,12 +18,12 @@ from tasks.data.hashes import text_md5
 from tasks.data.items import item_to_json
 from tasks.data.trajectories import trajectory_to_dict
 from tasks.evaluation.models import SavedPolicy, identify_endpoint
-from tasks.evaluation.record import TRAJECTORIES, EvaluationRecord, Sampling
+from tasks.evaluation.record import EvaluationRecord, Sampling
 from tasks.evaluation.request import EvaluationPlan, EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
 from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import get_max_turns
-from tasks.runs.folders import RUNS
+from tasks.runs.folders import RUNS, TRAJECTORIES
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.provenance import provenance
 

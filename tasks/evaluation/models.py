@@ -10,8 +10,8 @@ from agents.huggingface import hub
 from agents.samplers.local import LocalModel
 from agents.settings import Settings
 from envs.errors import ConfigError
+from envs.redaction import without_password
 from tasks.data.hashes import path_md5
-from tasks.tracking.names import without_password
 from tasks.verl import checkpoints
 
 _WORKSPACE_FILES = ("parameters.json", "train", "policy")

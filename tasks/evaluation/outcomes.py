@@ -14,8 +14,6 @@ EVALUATION = "evaluation.json"
 """The file in the workspace: policy → mode → summary, as `summarise_groups` makes it."""
 OUTCOMES = "evaluation_outcomes.json"
 """The file in the workspace: policy → mode → item → whether each of its samples succeeded."""
-EVALUATION_TRAJECTORIES = "evaluation_trajectories.jsonl"
-"""The file in the workspace with the trajectories of `episodes_to_keep` of every item, policy and mode."""
 Samples = Mapping[str, Sequence[float]]
 """Item → value of each sample that did not fail: its success, reward or turns."""
 

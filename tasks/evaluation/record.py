@@ -15,10 +15,7 @@ from agents.settings import Settings, describe_invalid
 from envs.errors import ConfigError, describe
 from envs.files import write_atomically
 from tasks.evaluation.intervals import mean_interval
-
-RECORD = "record.json"
-TRAJECTORIES = "trajectories.jsonl"
-"""Beside it: every episode, the failed ones included."""
+from tasks.runs.folders import RECORD
 
 
 class Rate(Settings):

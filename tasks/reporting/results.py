@@ -14,13 +14,11 @@ from typing import Any
 from agents.types import Trajectory
 from envs.files import read_json, read_json_lines
 from envs.types import Item
-from tasks.config.parameters import flat
 from tasks.data.collapse import ALERTS
 from tasks.data.hashes import text_md5
 from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.intervals import mean_interval
 from tasks.evaluation.outcomes import (
-    EVALUATION_TRAJECTORIES,
     OUTCOMES,
     Samples,
     compare_samples,
@@ -30,6 +28,7 @@ from tasks.evaluation.outcomes import (
     success_of,
 )
 from tasks.evaluation.paired import PairedTest
+from tasks.runs.folders import EVALUATION_TRAJECTORIES
 from tasks.runs.rounds import RoundResult, read_rounds
 from tasks.runs.usage import Usage, read_usage
 from tasks.verl.rewinds import Rewind, read_rewinds
@@ -37,8 +36,6 @@ from tasks.verl.rewinds import Rewind, read_rewinds
 Summary = Mapping[str, float]
 """The output of `tasks.data.trajectories.summarise`."""
 
-PARAMETERS = "parameters.json"
-"""The file in the folder of the report with all parameters of the run."""
 POLICIES = ("before", "after")
 MODES = ("sampled", "greedy")
 MAX_GROUPS = 8
@@ -144,11 +141,6 @@ def read_stage_seconds(workspace: Path) -> dict[str, float]:
     """
     seconds: dict[str, float] = read_json(workspace / "timing.json").get("stages", {})
     return seconds
-
-
-def read_parameters(workspace: Path) -> Mapping[str, Any]:
-    """The parameters of the run of `workspace` by dotted key; empty where its report did not record them."""
-    return dict(flat(read_json(workspace / "report" / PARAMETERS), sep="."))
 
 
 def groupings(results: Results) -> list[Grouping]:

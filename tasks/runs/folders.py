@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError
-from tasks.evaluation.outcomes import EVALUATION_TRAJECTORIES
-from tasks.evaluation.record import RECORD, TRAJECTORIES
 
 RUNS = Path("runs")
 """The folder of runs, unless a command names another."""
@@ -20,6 +18,13 @@ MAX_DEPTH = 3
 """How far below a named folder runs are found: `runs/evaluations/<name>` is two below `runs`."""
 LOCK = "lock"
 """The file in a workspace that the command which works in it has locked."""
+EVALUATION_TRAJECTORIES = "evaluation_trajectories.jsonl"
+"""The file in a workspace with the trajectories of `episodes_to_keep` (`tasks/evaluation/outcomes.py`) of
+every item, policy and mode."""
+RECORD = "record.json"
+"""The file in the folder of an evaluation with its record (`tasks/evaluation/record.py`)."""
+TRAJECTORIES = "trajectories.jsonl"
+"""Beside it: every episode, the failed ones included."""
 ANNOTATIONS = "annotations.jsonl"
 """The file in a run's folder that `tasks/viewer/annotations.py` writes."""
 QUICK_EVALUATION = "quick evaluation"

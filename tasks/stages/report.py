@@ -15,6 +15,7 @@ from statistics import fmean
 
 from agents.huggingface.files import decoder
 from envs.files import write_atomically
+from envs.redaction import without_password
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves, read_changes, read_pipeline_name
 from tasks.config.pipelines import Pipeline
@@ -29,7 +30,6 @@ from tasks.reporting.figure_files import write_figures
 from tasks.reporting.pages import duration, render_page, write_page
 from tasks.reporting.results import (
     MODES,
-    PARAMETERS,
     POLICIES,
     Results,
     Summary,
@@ -42,10 +42,11 @@ from tasks.reporting.results import (
     read_results,
     stages_of,
 )
+from tasks.runs.parameters import PARAMETERS
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.provenance import provenance
 from tasks.tracking.lineage_record import LINEAGE
-from tasks.tracking.names import absolute_store, run_page, without_password
+from tasks.tracking.names import absolute_store, run_page
 from tasks.tracking.record import read_record
 
 

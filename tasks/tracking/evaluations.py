@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from tasks.config.parameters import flat
-from tasks.evaluation.record import RECORD, EvaluationRecord
+from tasks.evaluation.record import EvaluationRecord
+from tasks.runs.folders import RECORD
 from tasks.tracking.batches import log_metrics, log_params, metrics_of
 from tasks.tracking.connection import connect, experiment_of
 from tasks.tracking.names import metric_key, run_page

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from envs.errors import ConfigError, to_line
 from tasks.data.hashes import path_md5
 from tasks.evaluation.outcomes import read_evaluation
-from tasks.reporting.results import read_parameters
+from tasks.runs.parameters import read_parameters
 from tasks.runs.provenance import PACKAGES, dirty_tag
 from tasks.runs.rounds import BEST
 from tasks.tracking import facts

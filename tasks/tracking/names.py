@@ -18,7 +18,7 @@ Counts of episodes, items and groups have a subsection, as in `rollout/counts/st
 
 import re
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 _TRAIN_KEYS = """
     loss grad_norm kl kl_reference observation_loss clip_fraction lr value_loss value_clip_fraction
@@ -37,12 +37,6 @@ _COUNTS = ("episodes", "dropped", "stop_", "dropped_", "items_", "replaced_group
 def run_page(experiment_id: str, run_id: str, *, tab: str = "") -> str:
     """The address of a run's page in MLflow; without the query, MLflow opens its GenAI view."""
     return f"/#/experiments/{experiment_id}/runs/{run_id}{tab}?workflowType=machine_learning"
-
-
-def without_password(uri: str) -> str:
-    """`uri` without the user and the password that it may hold."""
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
 def absolute_store(uri: str) -> str:

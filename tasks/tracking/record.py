@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.files import read_json, write_json
+from envs.redaction import without_password
 from tasks.config.pipelines import Pipeline
 from tasks.data.hashes import text_md5
 from tasks.tracking.connection import UI, tracking_uri, ui_command
-from tasks.tracking.names import run_page, without_password
+from tasks.tracking.names import run_page
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -28,7 +28,8 @@ from envs.redaction import redact
 from tasks.config.parameters import parameters_of
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS
-from tasks.evaluation.outcomes import EVALUATION, EVALUATION_TRAJECTORIES, OUTCOMES, read_evaluation
+from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, read_evaluation
+from tasks.runs.folders import EVALUATION_TRAJECTORIES
 from tasks.runs.rounds import read_rounds, round_file
 from tasks.runs.usage import read_usage
 from tasks.tracking import facts, recorded_runs, system_metrics

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError, suggest
 from envs.files import check_writable
-from tasks.evaluation.record import RECORD, is_record
+from tasks.evaluation.record import is_record
 from tasks.reporting.chart_style import Plot
 from tasks.reporting.comparison import evaluations, runs, tables
 from tasks.reporting.comparison.curves import MIN_SEEDS, evaluation_plots, training_plots
@@ -16,7 +16,7 @@ from tasks.reporting.comparison.sides import SUCCESS, ComparedItem, Side, find_f
 from tasks.reporting.comparison.tables import Table
 from tasks.reporting.links import view_command
 from tasks.reporting.pages import markdown, render_page, write_page
-from tasks.runs.folders import RunFolder
+from tasks.runs.folders import RECORD, RunFolder
 
 MAX_SENTENCES = 3
 """Results that are also written as sentences."""

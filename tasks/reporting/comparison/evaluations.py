@@ -7,9 +7,9 @@ from pathlib import Path
 from envs.errors import ConfigError
 from envs.files import iterate_json_lines
 from tasks.config.parameters import flat
-from tasks.evaluation.record import TRAJECTORIES, EvaluationRecord, read_record
+from tasks.evaluation.record import EvaluationRecord, read_record
 from tasks.reporting.comparison.sides import SUCCESS, ComparedItem, Side, Source, check_same_items
-from tasks.runs.folders import RunFolder
+from tasks.runs.folders import TRAJECTORIES, RunFolder
 
 
 def read_evaluation(folder: RunFolder) -> tuple[EvaluationRecord, Side]:

@@ -11,7 +11,7 @@ from typing import Any
 from envs.errors import ConfigError
 from envs.types import Item
 from tasks.data.items import describe_turns
-from tasks.evaluation.outcomes import EVALUATION_TRAJECTORIES, OUTCOMES, Samples, compare_samples, success_of
+from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, success_of
 from tasks.evaluation.paired import PairedTest
 from tasks.reporting.comparison.sides import GREEDY, SUCCESS, Side, Source, check_same_items, same_data_remedy
 from tasks.reporting.results import (
@@ -20,10 +20,11 @@ from tasks.reporting.results import (
     environment_steps,
     num_episodes,
     num_tokens,
-    read_parameters,
     read_results,
     stages_of,
 )
+from tasks.runs.folders import EVALUATION_TRAJECTORIES
+from tasks.runs.parameters import read_parameters
 
 AXES = {
     "steps": "training steps",

@@ -8,8 +8,8 @@ from typing import Any
 from envs.errors import ConfigError, list_names
 from tasks.config.parameters import differing_values
 from tasks.evaluation.outcomes import Samples
-from tasks.evaluation.record import RECORD, is_record
-from tasks.runs.folders import RunFolder, find_runs, is_workspace
+from tasks.evaluation.record import is_record
+from tasks.runs.folders import RECORD, RunFolder, find_runs, is_workspace
 
 SUCCESS = "success"
 GREEDY = "greedy success"
