@@ -28,10 +28,10 @@ from flows.lineage.stages import (
 from flows.lineage.versioning import check_lock, check_yaml
 from flows.orchestrator.runs import check_server
 from tasks.cluster.address import check_ray_address, cluster_address
+from tasks.cluster.memory import check_memory
 from tasks.config.capacity import checkpoint_bytes, disk_bytes, read_config, read_model_size
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, check_reward, check_vision
-from tasks.config.memory import check_memory
 from tasks.config.offline import OfflineSettings, check_offline
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.prompts import check_prompts

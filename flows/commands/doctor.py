@@ -212,8 +212,8 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     if pipeline.backend.device == "cpu":
         return
     from agents.prompting.images import has_vision
+    from tasks.cluster.memory import check_memory, memory_needs
     from tasks.config.capacity import checkpoint_bytes, read_model_size
-    from tasks.config.memory import check_memory, memory_needs
     from tasks.verl.gpu.model import flash_attention_version, gpu_model_options
     from tasks.verl.rewinds import most_checkpoints
 
@@ -292,7 +292,7 @@ def _start(name: str) -> Finding:
 
 
 def _memory(pipeline: "Pipeline") -> Finding:
-    from tasks.config.memory import check_memory, device_memories
+    from tasks.cluster.memory import check_memory, device_memories
 
     [total] = device_memories("cpu")
     size, purpose = f"{total / 1e9:.1f} GB", "a CPU run"

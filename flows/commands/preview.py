@@ -16,7 +16,7 @@ from flows.lineage.stages import LOCK_FILE, Receipt, Stage, cache_key, stage_key
 from flows.orchestrator.runs import open_local_results, read_receipt
 from flows.plan import Plan, check_run, make_plan
 from tasks.cluster.address import cluster_address
-from tasks.config.memory import find_memory_needs
+from tasks.cluster.memory import find_memory_needs
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves
 from tasks.data.hashes import path_md5

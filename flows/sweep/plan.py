@@ -17,7 +17,7 @@ from envs.errors import ConfigError
 from flows.plan import check_run, find_disk_need, make_plan
 from flows.program import to_options
 from tasks.cluster.address import cluster_address
-from tasks.config.memory import Need, find_memory_needs
+from tasks.cluster.memory import Need, find_memory_needs
 from tasks.config.parameters import differing_values, parameters_of
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.hashes import text_md5

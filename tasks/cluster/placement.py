@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envs.errors import ConfigError
+from tasks.cluster.memory import check_devices, device_memories
 from tasks.cluster.python_path import ROOT
-from tasks.config.memory import check_devices, device_memories
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import BackendSettings
 from tasks.errors import describe_remote

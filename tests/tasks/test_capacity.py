@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from envs.errors import WingspanError
+from tasks.cluster.memory import memory_needs
 from tasks.config import capacity
 from tasks.config.capacity import (
     ModelSize,
@@ -17,7 +18,6 @@ from tasks.config.capacity import (
     training_parts,
 )
 from tasks.config.lora import LoraSettings
-from tasks.config.memory import memory_needs
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl import checkpoints
 from tests.support.tiny_model import save_tiny_model

@@ -108,7 +108,7 @@ def test_the_nodes_are_asked_for_their_memory(cluster: str, tmp_path: Path) -> N
 
 def test_a_node_that_does_not_answer_is_named(cluster: str, tmp_path: Path) -> None:
     # Of every Python process of the node: as if this project were not there.
-    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["tasks.config.memory"] = None')
+    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["tasks.cluster.memory"] = None')
     line = rf"^node [\d.]+ of the Ray cluster does not say .* \({{}}.*\); it needs this checkout at {ROOT}, "
     with pytest.raises(ConfigError, match=line.format(r"RayTaskError.*ModuleNotFoundError: import of tasks")):
         node_memories("cpu", environment={"PYTHONPATH": str(tmp_path)})

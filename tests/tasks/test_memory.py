@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError
-from tasks.config import memory
+from tasks.cluster import memory
+from tasks.cluster.memory import Need, check_devices, check_memory, device_memories, memory_needs
 from tasks.config.capacity import ModelSize, read_model_size
-from tasks.config.memory import Need, check_devices, check_memory, device_memories, memory_needs
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline

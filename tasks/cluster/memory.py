@@ -1,8 +1,9 @@
 """Compares the memory that a pipeline needs on each device with what the device has, part by part.
 
 A device is a GPU, or on `backend.device: cpu` a node. What does not fit is refused before anything starts:
-the refusal names the parts, and the settings by any one of which it would fit. `capacity.py` has the
-arithmetic of a GPU while the policy is updated; here are that of the samplers and of CPUs, and the refusal.
+the refusal names the parts, and the settings by any one of which it would fit. `tasks/config/capacity.py` has
+the arithmetic of a GPU while the policy is updated; here are that of the samplers and of CPUs, and the
+refusal.
 """
 
 import os
