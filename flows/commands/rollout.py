@@ -26,7 +26,7 @@ from tasks.config.user_code import reward_names
 from tasks.data.items import check_split, evaluation_turns, split
 from tasks.data.trajectories import summarise, trajectory_to_dict
 from tasks.evaluation.models import make_endpoint
-from tasks.rollout.policy import local_model, open_model
+from tasks.evaluation.policy import local_model, open_model
 from tasks.rollout.runner import RolloutRunner, RolloutSpec
 
 

@@ -18,10 +18,10 @@ from tasks.data.hashes import text_md5
 from tasks.data.items import item_to_json
 from tasks.data.trajectories import trajectory_to_dict
 from tasks.evaluation.models import SavedPolicy, identify_endpoint
+from tasks.evaluation.policy import open_policy
 from tasks.evaluation.record import EvaluationRecord, Sampling
 from tasks.evaluation.request import EvaluationPlan, EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
-from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import get_max_turns
 from tasks.runs.folders import RUNS, TRAJECTORIES
 from tasks.runs.progress import SILENT, Progress

@@ -31,7 +31,7 @@ from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import write_trajectories
 from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, episodes_to_keep, successes_of, summarise_groups
 from tasks.evaluation.pass_at_k import pass_rates
-from tasks.rollout.policy import open_policy
+from tasks.evaluation.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
 from tasks.runs.folders import EVALUATION_TRAJECTORIES
 from tasks.runs.progress import SILENT, Progress, call_every

@@ -21,7 +21,7 @@ from tasks.cluster.session import start_local_ray
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import evaluation_turns, split
 from tasks.errors import SamplerDied, names_dead_engine
-from tasks.rollout.policy import open_policy
+from tasks.evaluation.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import servers
 from tasks.verl.process import await_actor

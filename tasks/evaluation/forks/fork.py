@@ -21,7 +21,7 @@ from envs.types import Message
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
 from tasks.evaluation.forks.request import ForkPlan
-from tasks.rollout.policy import local_model
+from tasks.evaluation.policy import local_model
 from tasks.rollout.runner import check_endpoint_agent
 
 if TYPE_CHECKING:
