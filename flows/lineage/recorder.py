@@ -16,11 +16,11 @@ from envs.redaction import redact
 from envs.registry import get_env
 from envs.requirements.data_sets import RECEIPT, DataSet
 from flows.lineage.stages import Receipt, Stage, hash_deps, row_sources
+from tasks.config.data import FOLDER as DATA
+from tasks.config.data import HUB
 from tasks.config.pipelines import Pipeline
 from tasks.config.user_code import CODE
 from tasks.data.hashes import path_md5
-from tasks.data.sources import FOLDER as DATA
-from tasks.data.sources import HUB
 from tasks.runs.provenance import (
     describe_machine,
     head_commit,

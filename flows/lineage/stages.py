@@ -24,13 +24,13 @@ from envs.registry import Split, get_env, is_user_env
 from envs.requirements.data_sets import RECEIPT, DataSet
 from tasks.algorithms.distillation import Distillation
 from tasks.algorithms.offline import OfflineAlgorithm
+from tasks.config.data import FOLDER as DATA
+from tasks.config.data import HUB
 from tasks.config.parameters import differing_values, flat
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 from tasks.config.user_code import CODE, agent_code, algorithm_code, environment_code
 from tasks.data.hashes import path_md5, text_md5
 from tasks.data.items import items_md5
-from tasks.data.sources import FOLDER as DATA
-from tasks.data.sources import HUB
 from tasks.runs.folders import RUNS, relative_within
 from tasks.verl.checkpoints import complete_steps
 

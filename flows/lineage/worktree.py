@@ -15,8 +15,8 @@ from pathlib import Path
 from envs.errors import ConfigError, WingspanError, to_line
 from envs.files import copy_over, lock_file
 from flows.lineage.versioning import restore_from_dvc
+from tasks.config.data import FOLDER as DATA
 from tasks.data.hashes import has_md5, path_md5, text_md5
-from tasks.data.sources import FOLDER as DATA
 from tasks.tracking.lineage_record import OF_HUB, LineageRecord
 from tasks.tracking.references import FoundRun
 

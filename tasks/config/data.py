@@ -1,5 +1,7 @@
 """The block `data`: which items a pipeline is trained and tested on."""
 
+import posixpath
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -7,7 +9,32 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from agents.horizon import Horizon
 from agents.settings import Positive, Seed, Settings
 from envs.types import Item
-from tasks.data.sources import check_source
+
+FOLDER = "data"
+"""The project's folder of data; DVC's dependency (dvc.yaml)."""
+HUB = "hf://"
+HUB_FORM = re.compile(r"hf://(?P<name>[^@#]+)(?:@(?P<config>[^@#]+))?#(?P<split>[^@#]+)")
+ENDINGS = (".json", ".jsonl", ".parquet", ".csv")
+"""The formats of files with rows (`tasks/data/sources.py`)."""
+
+
+def check_source(source: str) -> str:
+    """`source`, if it has one of the forms; raises `ValueError`, for pydantic."""
+    if source.startswith(HUB):
+        if not HUB_FORM.fullmatch(source):
+            raise ValueError(f"{source!r} is not {HUB}NAME#SPLIT or {HUB}NAME@CONFIG#SPLIT")
+        return source
+    normal = posixpath.normpath(source)
+    if not normal.startswith(f"{FOLDER}/"):
+        raise ValueError(
+            f"{source!r} is not below {FOLDER}/, where DVC sees it; put the file there, or give "
+            f"{HUB}NAME#SPLIT"
+        )
+    ending = posixpath.splitext(normal)[1]
+    if ending not in ENDINGS:
+        raise ValueError(f"{source!r} ends with {ending or 'nothing'!r}; give one of {', '.join(ENDINGS)}")
+    return normal
+
 
 Source = Annotated[str, AfterValidator(check_source)]
 

@@ -1,9 +1,9 @@
 """Makes a pipeline's agent block into the `EpisodeConfig` of an environment's items."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from agents.agent import Agent, FormatAgent, Schema
 from agents.formats import FORMATS, NATIVE
@@ -29,8 +29,6 @@ from tasks.config.user_code import reward_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from tasks.rollout.programs import AgentProgram
 
 ENVIRONMENTS_OWN = frozenset({"environment", "environment_success"})
 """Rewards that repeat what the environment gave."""
@@ -148,7 +146,28 @@ def check_reward(settings: AgentSettings, items: Iterable[Item]) -> None:
         check_items(reward, items, with_env=settings.program is None)
 
 
-def program_of(settings: AgentSettings) -> "AgentProgram":
+ProgramResponse = float | Mapping[str, Any] | None
+
+
+class AgentProgram(Protocol):
+    """A user's agent: a function, or an async function."""
+
+    def __call__(
+        self, base_url: str, api_key: str, item: Item, /
+    ) -> ProgramResponse | Awaitable[ProgramResponse]:
+        """Run an episode of `item` with the model at `base_url`.
+
+        Returns a reward, or a mapping with `reward` and optionally `success`, `turn_rewards` (one for each of
+        the model's answers, in their order) and metrics: `agents.rewards.types.read_result`. None leaves the
+        judging to a reward, if the model has answered. An exception voids the episode, unless no turn or no
+        context was left.
+
+        An async program shares the event loop with the gateway, which cannot answer while it blocks; any
+        other gets a thread for each episode.
+        """
+
+
+def program_of(settings: AgentSettings) -> AgentProgram:
     """The program of `settings`, which must name one.
 
     Raises `ConfigError` if it cannot be called as an `AgentProgram`, and for settings that it would not use.
@@ -179,7 +198,7 @@ def program_of(settings: AgentSettings) -> "AgentProgram":
             f"agent.program: {name!r} cannot be called ({error}); its parameters must be (base_url, api_key, "
             "item)"
         ) from None
-    return cast("AgentProgram", program)
+    return cast(AgentProgram, program)
 
 
 def check_vision(items: Iterable[Item], *, has_vision: bool) -> None:

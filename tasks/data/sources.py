@@ -1,6 +1,6 @@
-"""Where a user's rows come from: files below `data/`, and Hugging Face's datasets by name.
+"""Reads a user's rows: files below `data/`, and Hugging Face's datasets by name.
 
-Owns the file formats and their reading; `files.py` checks the rows.
+Owns the file formats; `tasks/config/data.py` checks the name of a source, `files.py` the rows.
 """
 
 import csv
@@ -8,19 +8,13 @@ import io
 import json
 import math
 import posixpath
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from envs.errors import ConfigError, boundary, describe
-
-FOLDER = "data"
-"""The project's folder of data; DVC's dependency (dvc.yaml)."""
-HUB = "hf://"
-
-_HUB_FORM = re.compile(r"hf://(?P<name>[^@#]+)(?:@(?P<config>[^@#]+))?#(?P<split>[^@#]+)")
+from tasks.config.data import ENDINGS, FOLDER, HUB, HUB_FORM
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +27,6 @@ class SourceRow:
     """The row's number in its source, from 0."""
     value: Any
     """The row's value, of JSON's types, and of those that Parquet and Hugging Face add."""
-
-
-def check_source(source: str) -> str:
-    """`source`, if it has one of the forms; raises `ValueError`, for pydantic."""
-    if source.startswith(HUB):
-        if not _HUB_FORM.fullmatch(source):
-            raise ValueError(f"{source!r} is not {HUB}NAME#SPLIT or {HUB}NAME@CONFIG#SPLIT")
-        return source
-    normal = posixpath.normpath(source)
-    if not normal.startswith(f"{FOLDER}/"):
-        raise ValueError(
-            f"{source!r} is not below {FOLDER}/, where DVC sees it; put the file there, or give "
-            f"{HUB}NAME#SPLIT"
-        )
-    ending = posixpath.splitext(normal)[1]
-    if ending not in _READERS:
-        raise ValueError(f"{source!r} ends with {ending or 'nothing'!r}; give one of {', '.join(_READERS)}")
-    return normal
 
 
 def check_exists(source: str, *, key: str) -> None:
@@ -160,7 +136,7 @@ def _read_parquet(path: Path) -> list[SourceRow]:
 
 
 def _read_hub(source: str) -> list[SourceRow]:
-    form = _HUB_FORM.fullmatch(source)
+    form = HUB_FORM.fullmatch(source)
     assert form is not None
     import datasets
 
@@ -170,12 +146,9 @@ def _read_hub(source: str) -> list[SourceRow]:
     return _number_rows(values, source=source)
 
 
-_READERS: Mapping[str, Callable[[Path], list[SourceRow]]] = {
-    ".json": _read_json,
-    ".jsonl": _read_jsonl,
-    ".parquet": _read_parquet,
-    ".csv": _read_csv,
-}
+_READERS: Mapping[str, Callable[[Path], list[SourceRow]]] = dict(
+    zip(ENDINGS, (_read_json, _read_jsonl, _read_parquet, _read_csv), strict=True)
+)
 
 
 def _number_rows(values: Sequence[Any], *, source: str) -> list[SourceRow]:

@@ -5,10 +5,10 @@ side by side, with retries and with faults as data, as in `agents/rollout/group.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from agents.gateway.gateway import Gateway
 from agents.gateway.limits import GatewayLimits
@@ -21,32 +21,12 @@ from agents.types import StopReason, Trajectory
 from envs.errors import EpisodeTimeout, ProgramFailed, WingspanError, boundary, describe
 from envs.runtime.time_limits import TooSlow, run_in_time
 from envs.types import Item, Message
-from tasks.config.episodes import check_reward, program_of, reward_of
+from tasks.config.episodes import AgentProgram, ProgramResponse, check_reward, program_of, reward_of
 from tasks.config.pipelines import Pipeline
 from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns, make_group_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
-
-ProgramResponse = float | Mapping[str, Any] | None
-
-
-class AgentProgram(Protocol):
-    """A user's agent: a function, or an async function."""
-
-    def __call__(
-        self, base_url: str, api_key: str, item: Item, /
-    ) -> ProgramResponse | Awaitable[ProgramResponse]:
-        """Run an episode of `item` with the model at `base_url`.
-
-        Returns a reward, or a mapping with `reward` and optionally `success`, `turn_rewards` (one for each of
-        the model's answers, in their order) and metrics: `agents.rewards.types.read_result`. None leaves the
-        judging to a reward, if the model has answered. An exception voids the episode, unless no turn or no
-        context was left.
-
-        An async program shares the event loop with the gateway, which cannot answer while it blocks; any
-        other gets a thread for each episode.
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

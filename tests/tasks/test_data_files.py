@@ -14,9 +14,8 @@ from pydantic import ValidationError
 from envs.errors import ConfigError
 from envs.registry import Split, get_env
 from envs.types import Item
-from tasks.config.data import DataSettings
+from tasks.config.data import DataSettings, check_source
 from tasks.data.items import item_from_json, item_to_json, split, training_order
-from tasks.data.sources import check_source
 
 SUMS = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(5)]
 MORE_ROWS = [{"question": "9 + 9?", "answer": "18"}]
