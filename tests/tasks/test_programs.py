@@ -18,9 +18,10 @@ from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, StopReason, Trajectory
 from envs.errors import ConfigError, SamplerFailed
 from envs.types import Item
+from tasks.config.episodes import AgentProgram
 from tasks.data.trajectories import is_usable
 from tasks.errors import SamplerDied
-from tasks.rollout.programs import AgentProgram, ProgramConfig, run_program
+from tasks.rollout.programs import ProgramConfig, run_program
 from tests.support.gateway_toy import QUESTION, ask, client_of, encode, make_gateway, make_sampler, to_history
 from tests.support.toy import toy_item
 
