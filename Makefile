@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 PIPELINE ?= textcraft-cpu
 PYTHONS := python3.11 python3.12 python3 python
+UV := .venv/bin/uv
 RUNS := .venv/installed
 ENGINE := .venv/engine
 TESTS := .venv/installed-for-tests
@@ -38,10 +39,10 @@ install: $(TESTS) $(ENGINE)
 
 # Writes constraints.txt and constraints-gpu.txt. Versions that they already have are kept where they still resolve;
 # UPGRADE=1 takes the newest.
-lock: $(RUNS)
+lock: $(UV)
 	@$(UV_ENVIRONMENT); \
 	compile() { \
-	  echo uv | .venv/bin/uv pip compile pyproject.toml - --extra all --overrides overrides.txt --python-version 3.11 \
+	  echo uv | $(UV) pip compile pyproject.toml - --extra all --overrides overrides.txt --python-version 3.11 \
 	    --no-annotate --quiet $(if $(UPGRADE),--upgrade) --custom-compile-command "make lock" "$$@"; \
 	}; \
 	compile --extra dev --output-file constraints.txt && \
@@ -51,29 +52,31 @@ lock: $(RUNS)
 # tests import a fifth of it.
 COMPILE := --compile-bytecode
 
-# A name on the PATH may be a shim for a version that is not there: each candidate must really run.
+# The virtual environment, with uv alone. A name on the PATH may be a shim for a version that is not there: each
+# candidate must really run.
+$(UV):
+	@set -e; \
+	for candidate in $(PYTHONS); do \
+	  if $$candidate -c 'import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; \
+	  then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "error: no Python 3.11 or 3.12 among $(PYTHONS); install one and run make again" >&2; exit 2; \
+	fi; \
+	echo "creating .venv with $$($$python --version)"; \
+	$$python -m venv --clear .venv; \
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt uv
+
 define into_venv
 	$(UV_ENVIRONMENT); \
-	.venv/bin/uv pip install --quiet $(COMPILE) --python .venv/bin/python \
+	$(UV) pip install --quiet $(COMPILE) --python .venv/bin/python \
 	  --constraint constraints.txt --overrides overrides.txt
 endef
 
-$(RUNS): pyproject.toml constraints.txt overrides.txt
+$(RUNS): pyproject.toml constraints.txt overrides.txt | $(UV)
 	@set -e; \
-	if [ ! -f $@ ]; then \
-	  for candidate in $(PYTHONS); do \
-	    if $$candidate -c 'import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; \
-	    then python=$$candidate; break; fi; \
-	  done; \
-	  if [ -z "$$python" ]; then \
-	    echo "error: no Python 3.11 or 3.12 among $(PYTHONS); install one and run make again" >&2; exit 2; \
-	  fi; \
-	  echo "creating .venv with $$($$python --version)"; \
-	  $$python -m venv --clear .venv; \
-	fi; \
 	echo "installing the pinned packages (a few minutes on a first run)"; \
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt uv; \
-	$(into_venv) --editable .
+	$(into_venv) uv --editable .
 	@touch $@
 
 $(ENGINE): $(RUNS)
