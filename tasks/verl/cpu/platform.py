@@ -11,13 +11,10 @@ from verl.plugin.platform.platform_base import PlatformBase
 
 
 class _CpuDevice(types.ModuleType):
-    """Stands in for `torch.cuda`: the functions that verl calls; all others are those of `torch.cpu`."""
+    """Stands in for `torch.cuda`: the functions that verl calls where there is no accelerator."""
 
     def __init__(self) -> None:
         super().__init__("wingspan_cpu_device")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.cpu, name)
 
     def is_available(self) -> bool:
         # "Is there an accelerator?": if so, verl frees caches and reads device memory.
