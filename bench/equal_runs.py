@@ -32,8 +32,8 @@ def read_steps(workspace: Path) -> list[dict[str, float]]:
 
 def compare(one: Path, other: Path, *, steps: int) -> dict[str, Any]:
     """What is equal in two workspaces: each step's metrics (without times and counts of processes), the
-    tokens and log-probs of steps and quick evaluations, the results of evaluations, and the tensors of the
-    last checkpoint and of the policy."""
+    tokens and log-probs of steps and quick evaluations, what updates computed about them, the results of
+    evaluations, and the tensors of the last checkpoint and of the policy."""
     from safetensors.torch import load_file
 
     folders = (one, other)
@@ -45,18 +45,24 @@ def compare(one: Path, other: Path, *, steps: int) -> dict[str, Any]:
     ]
     policies = [load_file(workspace / "policy" / "model.safetensors") for workspace in folders]
     samples = [
-        [sampled_tokens(file) for file in sorted((workspace / "train" / "trajectories").glob("*.jsonl"))]
+        [sampled_tokens(file) for kind in ("step", "round") for file in _find_files(workspace, kind)]
         for workspace in folders
     ]
+    updates = [[read_json_lines(file) for file in _find_files(workspace, "update")] for workspace in folders]
     return {
         "steps": [len(lines) for lines in metrics],
         "tokens": sum(len(ids) for turns in samples[0] for ids, _ in turns),
         "metrics_equal": metrics[0] == metrics[1],
         "samples_equal": samples[0] == samples[1],
+        "updates_equal": updates[0] == updates[1],
         "evaluations_equal": evaluations[0] == evaluations[1],
         "checkpoints_equal": are_equal(*checkpoints),
         "policies_equal": are_equal(*policies),
     }
+
+
+def _find_files(workspace: Path, kind: str) -> list[Path]:
+    return sorted((workspace / "train" / "trajectories").glob(f"{kind}_*.jsonl"))
 
 
 def _read_evaluations(workspace: Path) -> list[Any]:
