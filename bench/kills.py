@@ -3,13 +3,15 @@
     python -m bench.kills textcraft-cpu --folder runs/kills --moments 3
     python -m bench.kills textcraft-cpu --folder runs/async --processes trainer --set train.async={}
     python -m bench.kills textcraft-cpu --folder runs/servers --servers mlflow-server environment-server
+    python -m bench.kills textcraft-cpu --folder runs/worker --servers prefect-server prefect-worker
 
 The pipeline runs twice undisturbed, the second time, as in all later runs, from the finished warm-up of the
 first. Then, for each kind of process and each moment, one process of that kind is killed, at a time drawn
 uniformly from the time that such a process lived in the undisturbed run, counted from its start. If the
 command then fails, it is given once more. Afterwards nothing of the run may be left: no process, no file in
 shared memory, nothing in the temporary folder. Servers that runs use (`--servers`, `bench/servers.py`) are
-killed as well, and start again after `--down-s`.
+killed as well, and start again after `--down-s`. With `prefect-worker`, all runs are those of a deployment,
+and the command is the one that starts it (`bench/deployed.py`).
 
 `--folder` keeps the log of each run, the workspaces of those that differ, and `kills.jsonl`, the results;
 what has a result there is not run again. Prints a table:
@@ -39,9 +41,9 @@ from typing import Any
 
 import psutil
 
+from bench.deployed import PROCESS, deployed_command
 from bench.equal_runs import command, compare, read_steps, start
-from bench.servers import SERVERS, Server
-from tasks.config.pipelines import load_pipeline
+from bench.servers import SERVERS, PrefectServer, PrefectWorker, Server
 from tasks.reporting.pages import markdown
 from tests.support.processes import processes_with
 
@@ -60,7 +62,7 @@ SETTINGS = (
 """Few and short steps, whose groups still have rewards that differ."""
 
 PROCESSES = {
-    "flow": r" run ",
+    "flow": PROCESS,
     "ray-gcs": r"/gcs_server ",
     "raylet": r"/raylet/raylet ",
     "ray-agent": r"^ray::(Dashboard|RuntimeEnv)Agent",
@@ -69,10 +71,11 @@ PROCESSES = {
     "update-worker": r"^ray::WorkerDict",
     "queue": r"^ray::(TransferQueue|SimpleStorage)",
     "fork-server": r"-m tasks\.verl\.cpu\.fork_server ",
-    "prefect-server": r"prefect\.server",
+    "temporary-prefect-server": r"prefect\.server",
     "environment-worker": r"fork_server",
 }
-"""By kind: what is in the command line of such a process."""
+"""By kind: what is in the command line of such a process. The process of the flow is the command, unless the
+run is that of a deployment."""
 MARK = "WINGSPAN_KILLS"
 """The environment variable that all processes of a run inherit, the guardian included."""
 POLL_S = 0.2
@@ -139,18 +142,23 @@ class Bench:
         # Short, because Ray's sockets have paths below it.
         self._temporary = Path(tempfile.gettempdir(), f"kills-{os.getpid()}")
         server_settings = [setting for server in servers for setting in server.settings]
-        self._line = command(pipeline, self.workspace, settings=[*SETTINGS, *server_settings, *settings])
+        settings = [*SETTINGS, *server_settings, *settings]
+        self._is_deployed = PrefectWorker.name in self._servers
+        self._line = (
+            deployed_command(pipeline, self.workspace, settings=settings, variables=self.variables)
+            if self._is_deployed
+            else command(pipeline, self.workspace, settings=settings)
+        )
 
     @property
-    def environment(self) -> dict[str, str]:
-        """Of each command: its own Prefect, MLflow and temporary folder."""
+    def variables(self) -> dict[str, str]:
+        """Environment variables of each run: its own Prefect, MLflow and temporary folder."""
         # torch compiles there what all runs use
         compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(self.folder / "inductor"))
         variables: dict[str, str] = {}
         for server in self._servers.values():
             variables.update(server.variables)
         return {
-            **os.environ,
             MARK: str(self.folder),
             "PREFECT_HOME": str(self.folder / "prefect"),
             "MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db",
@@ -225,7 +233,7 @@ class Bench:
 
     def _start_command(self, log: Path) -> subprocess.Popen[bytes]:
         self._temporary.mkdir(exist_ok=True)
-        return start(self._line, log=log, environment=self.environment)
+        return start(self._line, log=log, environment={**os.environ, **self.variables})
 
     def _run_undisturbed(self) -> dict[str, Life]:
         log = self.folder / "undisturbed.log"
@@ -274,12 +282,17 @@ class Bench:
             process.wait()
             return None
 
-    def _processes(self, flow: subprocess.Popen[bytes]) -> Iterator[tuple[str, int]]:
-        """The run's living processes of the kinds in `PROCESSES`, and its servers: kind, id."""
+    def _processes(self, process: subprocess.Popen[bytes]) -> Iterator[tuple[str, int]]:
+        """The living processes of the run that `process` has started, of the kinds in `PROCESSES`, and its
+        servers: kind, id."""
         yield from ((name, server.pid) for name, server in self._servers.items())
         for pid, line in self._marked_processes().items():
+            if pid == process.pid:
+                if not self._is_deployed:
+                    yield "flow", pid
+                continue
             for kind, pattern in PROCESSES.items():
-                if (pid == flow.pid) if kind == "flow" else re.search(pattern, line):
+                if re.search(pattern, line):
                     yield kind, pid
                     break
 
@@ -368,9 +381,14 @@ def main() -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="as in `wingspan run`"
     )
     arguments = parser.parse_args()
-    env = next(iter(load_pipeline(arguments.pipeline).data.parts.values())).env
+    if PrefectWorker.name in arguments.servers and PrefectServer.name not in arguments.servers:
+        parser.error(f"--servers {PrefectWorker.name} needs {PrefectServer.name} as well")
     folder = arguments.folder.resolve() / "servers"
-    servers = [SERVERS[name](folder, env=env) for name in arguments.servers]
+    servers = [
+        server(folder, pipeline=arguments.pipeline)
+        for name, server in SERVERS.items()
+        if name in arguments.servers
+    ]
     bench = Bench(
         arguments.pipeline, arguments.folder, settings=arguments.set, servers=servers, down_s=arguments.down_s
     )

@@ -1,4 +1,7 @@
-"""The servers that a run uses, for a bench that kills and restarts them: MLflow, Redis, an environment."""
+"""The servers of a run, for a bench that kills and restarts them: Prefect, MLflow, Redis, an environment.
+
+Prefect's worker is one of them: it takes the runs of a deployment, which `bench/deployed.py` starts.
+"""
 
 import os
 import signal
@@ -12,10 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from envs.retrieval.redis_server import find_program
+from tasks.config.pipelines import load_pipeline
 from tests.support.sockets import free_port
 
 START_TIMEOUT_S = 120.0
 POLL_S = 0.1
+WINGSPAN = Path(sys.executable).with_name("wingspan")
 
 
 class Server(ABC):
@@ -23,10 +28,10 @@ class Server(ABC):
 
     name: str
 
-    def __init__(self, folder: Path, *, env: str) -> None:
-        """`folder`: what it stores, and its log; `env`: the environment of the pipeline's first part."""
+    def __init__(self, folder: Path, *, pipeline: str) -> None:
+        """`folder`: what it stores, and its log; `pipeline`: the name of what runs."""
         self.folder = folder
-        self.env = env
+        self.pipeline = pipeline
         self.port = self._choose_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -34,6 +39,11 @@ class Server(ABC):
     @abstractmethod
     def command(self) -> Sequence[str]:
         """Starts it."""
+
+    @property
+    def own_variables(self) -> Mapping[str, str]:
+        """Environment variables of the server itself."""
+        return {}
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -60,8 +70,7 @@ class Server(ABC):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # MLflow's own jobs would keep their queue in shared memory, where it stays after a kill.
-                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                env={**os.environ, **self.own_variables},
                 cwd=self.folder,
                 start_new_session=True,
             )
@@ -105,6 +114,11 @@ class MlflowServer(Server):
         return (sys.executable, "-m", "mlflow", "server", *address, *stores, *artifacts)
 
     @property
+    def own_variables(self) -> Mapping[str, str]:
+        # MLflow's own jobs would keep their queue in shared memory, where it stays after a kill.
+        return {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+
+    @property
     def variables(self) -> Mapping[str, str]:
         return {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.port}"}
 
@@ -127,20 +141,84 @@ class RedisServer(Server):
 
 
 class EnvironmentServer(Server):
-    """`wingspan serve-env` of one environment of the pipeline."""
+    """`wingspan serve-env` of the environment of the pipeline's first part."""
 
     name = "environment-server"
 
     @property
+    def env(self) -> str:
+        return next(iter(load_pipeline(self.pipeline).data.parts.values())).env
+
+    @property
     def command(self) -> Sequence[str]:
-        wingspan = Path(sys.executable).with_name("wingspan")
-        return (str(wingspan), "serve-env", self.env, "--port", str(self.port))
+        return (str(WINGSPAN), "serve-env", self.env, "--port", str(self.port))
 
     @property
     def settings(self) -> Sequence[str]:
         return (f"servers.{self.env}.urls=[http://127.0.0.1:{self.port}]",)
 
 
+class PrefectServer(Server):
+    """Prefect's server, whose database outlives a kill."""
+
+    name = "prefect-server"
+
+    @property
+    def command(self) -> Sequence[str]:
+        address = ("--host", "127.0.0.1", "--port", str(self.port))
+        return (sys.executable, "-m", "prefect", "server", "start", "--no-ui", *address)
+
+    @property
+    def own_variables(self) -> Mapping[str, str]:
+        return {"PREFECT_HOME": str(self.folder / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return {"PREFECT_API_URL": f"http://127.0.0.1:{self.port}/api"}
+
+
+class PrefectWorker(Server):
+    """A process worker of Prefect's server, and the deployment of the pipeline, whose runs it starts.
+
+    Each run is in a session of its own: a kill of the worker leaves it running.
+    """
+
+    name = "prefect-worker"
+    pool = "kills"
+    _is_deployed = False
+
+    @property
+    def command(self) -> Sequence[str]:
+        options = ("--pool", self.pool, "--type", "process", "--with-healthcheck")
+        return (sys.executable, "-m", "prefect", "worker", "start", *options)
+
+    @property
+    def own_variables(self) -> Mapping[str, str]:
+        server = PrefectServer(self.folder, pipeline=self.pipeline)
+        return {
+            **server.variables,
+            "PREFECT_HOME": str(self.folder / "prefect-worker"),
+            "TMPDIR": str(self.folder),  # where a worker that is killed leaves folders
+            "PREFECT_WORKER_QUERY_SECONDS": "3",
+            "PREFECT_WORKER_WEBSERVER_PORT": str(self.port),  # answers while the worker lives
+        }
+
+    def start(self) -> None:
+        """Start it as any server; the first time, also deploy the pipeline to its pool."""
+        if not self._is_deployed:
+            options = ("--type", "process", "--overwrite")  # of an earlier bench in this folder
+            self._call(sys.executable, "-m", "prefect", "work-pool", "create", self.pool, *options)
+            self._call(str(WINGSPAN), "deploy", self.pipeline, "--pool", self.pool)
+            self._is_deployed = True
+        super().start()
+
+    def _call(self, *command: str) -> None:
+        environment = {**os.environ, **self.own_variables}
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
 SERVERS: Mapping[str, type[Server]] = {
-    server.name: server for server in (MlflowServer, RedisServer, EnvironmentServer)
+    server.name: server
+    for server in (PrefectServer, PrefectWorker, MlflowServer, RedisServer, EnvironmentServer)
 }
+"""By name, in the order in which they start."""
