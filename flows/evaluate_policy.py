@@ -10,7 +10,9 @@ from prefect.runtime import flow_run
 from agents.settings import Settings
 from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
+from flows.lock import lock
 from flows.orchestrator.limits import hold_slots, needed_slots
+from flows.orchestrator.runs import take_over
 from tasks.evaluation.evaluate import default_folder, plan_evaluation
 from tasks.evaluation.evaluate import evaluate_policy as evaluate
 from tasks.evaluation.models import find_policy
@@ -49,8 +51,10 @@ def evaluate_policy(**values: Any) -> dict[str, Any]:
         policy = find_policy(evaluation)
         folder = evaluation.out or default_folder(policy, evaluation)
         plan = plan_evaluation(evaluation, policy, out=folder)
-        with hold_slots(needed_slots(plan.pipeline, has_trainer=False)):
-            record = evaluate(plan, policy, out=folder)
-        if evaluation.track:
-            record_evaluation(record, folder)
+        with lock(folder, option="out"):
+            take_over(folder, flow_run_id=flow_run.id)
+            with hold_slots(needed_slots(plan.pipeline, has_trainer=False)):
+                record = evaluate(plan, policy, out=folder)
+            if evaluation.track:
+                record_evaluation(record, folder)
     return record.overall.model_dump() | {"record": str(folder)}

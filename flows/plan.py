@@ -1,9 +1,8 @@
-"""The plan of a run, checked before anything expensive starts, and the lock on its workspace."""
+"""The plan of a run, checked before anything expensive starts."""
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from agents.huggingface.files import find_file
 from agents.prompting.images import has_vision
 from agents.samplers.vllm import find_python
 from envs.errors import ConfigError
-from envs.files import check_writable, try_lock
+from envs.files import check_writable
 from envs.registry import Split
 from flows.lineage.stages import (
     IfChanged,
@@ -40,7 +39,7 @@ from tasks.data.files import check_data
 from tasks.data.items import read_items, split
 from tasks.data.training_files import read_training_files
 from tasks.rollout.teacher import check_teacher
-from tasks.runs.folders import LOCK, is_workspace
+from tasks.runs.folders import is_workspace
 from tasks.tracking.connection import check_tracking
 from tasks.verl.config import check_pipeline
 from tasks.verl.rewinds import most_checkpoints
@@ -169,26 +168,6 @@ def check_preparation(plan: Plan, stages: Iterable[Stage]) -> Split:
             check_yaml()
     check_inputs(stages)
     return items
-
-
-@contextmanager
-def lock(workspace: Path) -> Iterator[None]:
-    """Lock `workspace` for this process; the system releases it however the process ends.
-
-    Raises `ConfigError` if another live process holds it.
-    """
-    workspace.mkdir(parents=True, exist_ok=True)
-    with (workspace / LOCK).open("a+") as file:
-        if not try_lock(file):
-            file.seek(0)
-            raise ConfigError(
-                f"{workspace} is in use by process {file.read().strip() or 'unknown'}; wait for it, stop it, "
-                "or give another --workspace"
-            )
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
 
 
 def check_model(pipeline: Pipeline) -> None:

@@ -11,9 +11,10 @@ from prefect.runtime import flow_run
 from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
+from flows.lock import lock
 from flows.orchestrator.limits import hold_slots, needed_slots
 from flows.orchestrator.runs import cancel, take_over
-from flows.plan import check_preparation, lock, make_plan
+from flows.plan import check_preparation, make_plan
 from flows.run import open_run
 
 STAGES = ("prepare", "provision")

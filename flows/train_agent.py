@@ -20,9 +20,10 @@ from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
 from flows.lineage.stages import IfChanged, Receipt, claim_checkpoints, mark_finished
 from flows.lineage.versioning import write_no_warmup
+from flows.lock import lock
 from flows.orchestrator.limits import hold_slots, needed_slots
 from flows.orchestrator.runs import cancel, orchestrate, take_over
-from flows.plan import Plan, check_plan, check_run, lock, make_plan
+from flows.plan import Plan, check_plan, check_run, make_plan
 from flows.run import STAGES, Run, open_run
 
 

@@ -45,8 +45,9 @@ def run(
     """Run a pipeline from its data to its report, or resume it where it stopped."""
     from flows.endings.guardian import guard
     from flows.endings.stopping import DIED, Stoppable
+    from flows.lock import lock
     from flows.orchestrator.runs import TemporaryServer, server_url
-    from flows.plan import check_run, lock, make_plan
+    from flows.plan import check_run, make_plan
 
     is_reproduction = REPRODUCTION in os.environ
     guard(if_killed="" if is_reproduction else _resume_line(DIED))
@@ -99,7 +100,7 @@ def _read_finished(plan: "Plan") -> dict[str, Any] | None:
 
     if server_url() or not plan.workspace.exists():
         return None
-    from flows.plan import lock
+    from flows.lock import lock
     from flows.run import read_finished
 
     with lock(plan.workspace):
@@ -204,7 +205,7 @@ def deploy(
 ) -> None:
     """Make Prefect deployments of pipelines, data preparation, evaluations and sweeps (PREFECT_API_URL).
 
-    What is set on Prefect's page of a deployment is kept: schedules, tags, limits. Runs of this folder that
+    What is set on Prefect's page of a deployment is kept: schedules, tags, limits. Runs on this machine that
     were killed are marked as crashed.
     """
     from flows.orchestrator.runs import check_server, mark_killed_runs, server_url

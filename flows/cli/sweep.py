@@ -46,6 +46,7 @@ def sweep(
     from flows.display.tables import print_table
     from flows.endings.guardian import guard
     from flows.endings.stopping import DIED, Stoppable, resume_hint
+    from flows.lock import lock
     from flows.orchestrator.runs import TemporaryServer, server_url
     from flows.sweep.costs import list_sweep_costs
     from flows.sweep.plan import plan_sweep
@@ -67,12 +68,13 @@ def sweep(
                 typer.echo()
                 print_table(COST_COLUMNS, list_sweep_costs(plan))
             return
-        if server_url() is None:
-            TemporaryServer().use()
-        from flows.sweep.flow import sweep_with_prefect
+        with lock(plan.folder, option="--folder"):
+            if server_url() is None:
+                TemporaryServer().use()
+            from flows.sweep.flow import sweep_with_prefect
 
-        parameters = {"seeds": numbers, "vary": axes, "overrides": overrides}
-        result, prefect_failure = sweep_with_prefect(plan, parameters=parameters, temporary=temporary)
+            parameters = {"seeds": numbers, "vary": axes, "overrides": overrides}
+            result, prefect_failure = sweep_with_prefect(plan, parameters=parameters, temporary=temporary)
     show(result.comparison, console=Console())
     typer.echo(f"best: {result.best.name} with success {result.success:.3f}: {result.best.workspace}")
     if result.promotion is None:

@@ -6,6 +6,7 @@ from envs.errors import WingspanError, describe
 from flows.display.display import Display
 from flows.display.state import StageState
 from flows.display.tables import print_plain, print_table
+from flows.lock import lock
 from tasks.evaluation.evaluate import default_folder, evaluate_policy, plan_evaluation
 from tasks.evaluation.models import find_policy
 from tasks.evaluation.record import EvaluationRecord
@@ -21,34 +22,38 @@ _COUNTS = ("items", "episodes", "failed")
 def evaluate(evaluation: PolicyEvaluation, *, console: Console) -> bool:
     """Evaluate, write and show; returns whether any episode ended without an error.
 
-    Raises as `tasks.evaluation.evaluate.plan_evaluation`, and `WingspanError` if MLflow cannot record it.
+    Raises as `tasks.evaluation.evaluate.plan_evaluation`, `ConfigError` if another process works in the
+    folder, and `WingspanError` if MLflow cannot record it.
     """
     policy = find_policy(evaluation)
     if evaluation.track:
         check_tracking()
     folder = evaluation.out or default_folder(policy, evaluation)
     plan = plan_evaluation(evaluation, policy, out=folder)
-    title = f"{evaluation.policy} on {' and '.join(evaluation.envs)}"
-    with Display(title, stages=[STAGE], steps={}, steps_per_round=1, console=console) as display:
-        display.stage(STAGE, StageState.RUNNING)
-        record = evaluate_policy(plan, policy, out=folder, progress=display.progress(STAGE))
-        display.stage(STAGE, StageState.DONE)
-    source = (
-        f"pipeline {record.pipeline}" if record.pipeline else "the defaults (--pipeline NAME takes others)"
-    )
-    print_plain(f"agent and rollout settings: {source}", console=console)
-    columns, rows = table(record)
-    print_table(columns, rows, console=console, has_header=True)
-    print_plain(f"record: {folder}", console=console)
-    if evaluation.track:
-        try:
-            page = record_evaluation(record, folder)
-        except Exception as error:  # whatever MLflow's client raises, the evaluation is there
-            raise WingspanError(
-                f"MLflow has no record of {folder} ({describe(error)[:200]}); fix the cause and run the "
-                "command again"
-            ) from error
-        print_plain(f"MLflow: {page}", console=console)
+    with lock(folder, option="--out"):
+        title = f"{evaluation.policy} on {' and '.join(evaluation.envs)}"
+        with Display(title, stages=[STAGE], steps={}, steps_per_round=1, console=console) as display:
+            display.stage(STAGE, StageState.RUNNING)
+            record = evaluate_policy(plan, policy, out=folder, progress=display.progress(STAGE))
+            display.stage(STAGE, StageState.DONE)
+        source = (
+            f"pipeline {record.pipeline}"
+            if record.pipeline
+            else "the defaults (--pipeline NAME takes others)"
+        )
+        print_plain(f"agent and rollout settings: {source}", console=console)
+        columns, rows = table(record)
+        print_table(columns, rows, console=console, has_header=True)
+        print_plain(f"record: {folder}", console=console)
+        if evaluation.track:
+            try:
+                page = record_evaluation(record, folder)
+            except Exception as error:  # whatever MLflow's client raises, the evaluation is there
+                raise WingspanError(
+                    f"MLflow has no record of {folder} ({describe(error)[:200]}); fix the cause and run the "
+                    "command again"
+                ) from error
+            print_plain(f"MLflow: {page}", console=console)
     return record.overall.episodes > 0
 
 

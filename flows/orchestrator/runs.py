@@ -23,8 +23,8 @@ import psutil
 
 from envs.errors import ConfigError, WingspanError, describe, to_line
 from envs.files import check_writable, is_locked, read_json, write_json
-from flows.lineage.stages import Receipt, workspace_of
-from tasks.runs.folders import LOCK
+from flows.lineage.stages import Receipt
+from tasks.runs.folders import FLOW_RUN, LOCK
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RECORD = "prefect.json"
-"""File in the workspace that names the last Prefect flow run that worked in it."""
+FOLDER = "wingspan.folder"
+"""The label of a flow run with the folder in which it works, an absolute path."""
 
 START_TIMEOUT_S = 300.0
 """The time for the temporary server, which takes 10 to 40 s to start, and minutes on a busy machine."""
@@ -221,31 +221,32 @@ def read_receipt(store: "ResultStore", key: str) -> Receipt | None:
     return receipt if isinstance(receipt, Receipt) else None
 
 
-def take_over(workspace: Path, *, flow_run_id: UUID | None) -> None:
-    """Note that `flow_run_id` works in `workspace` from now on.
+def take_over(folder: Path, *, flow_run_id: UUID | None) -> None:
+    """Note that `flow_run_id` works in `folder` from now on: a workspace, or that of a sweep or evaluation.
 
     Another run that was killed there could not set its state: it is marked as crashed. The caller holds the
-    lock of the workspace, so that run is certainly dead. A retry of Prefect's has the same id. Runs that were
-    killed in other workspaces are marked as well.
+    lock of the folder, so that run is certainly dead. A retry of Prefect's has the same id. Runs that were
+    killed in other folders are marked as well.
     """
     from prefect.client.orchestration import get_client
     from prefect.states import Crashed
 
-    file = workspace / RECORD
+    file = folder / FLOW_RUN
     record = read_json(file)
-    if record and record["flow_run_id"] != str(flow_run_id):
-        state: State[Any] = Crashed(
-            message="The process was killed; another run has taken over its workspace."
-        )
-        with get_client(sync_client=True) as client:
+    with get_client(sync_client=True) as client:
+        if record and record["flow_run_id"] != str(flow_run_id):
+            state: State[Any] = Crashed(
+                message="The process was killed; another run has taken over its folder."
+            )
             _end_run(client, UUID(record["flow_run_id"]), state, unless_final=True)
-    if flow_run_id is not None:
-        write_json(file, {"flow_run_id": str(flow_run_id)}, indent=None)
+        if flow_run_id is not None:
+            write_json(file, {"flow_run_id": str(flow_run_id)}, indent=None)
+            client.update_flow_run_labels(flow_run_id, {FOLDER: str(folder.resolve())})
     mark_killed_runs()
 
 
 def mark_killed_runs() -> None:
-    """Mark as crashed the runs in workspaces of this folder whose process was killed.
+    """Mark as crashed the flow runs of the server, in folders of this machine, whose process was killed.
 
     A run that was killed together with its worker, as when the machine was switched off, is running for
     Prefect until somebody says otherwise, and keeps its place in a deployment's concurrency limit.
@@ -258,27 +259,24 @@ def mark_killed_runs() -> None:
     is_running = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING]))
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(state=is_running)):
-            if _is_killed(run.id, run.parameters):
+            if _is_killed(run.id, run.labels):
                 _end_run(client, run.id, Crashed(message="The process was killed."), unless_final=True)
 
 
-def _is_killed(flow_run_id: UUID, parameters: Mapping[str, Any]) -> bool:
-    """Whether the flow run, with `parameters` of `train_agent`, was the last to work in its workspace, and is
-    gone. False for any other."""
-    name, folder = parameters.get("pipeline"), parameters.get("workspace")
-    if not isinstance(name, str):
+def _is_killed(flow_run_id: UUID, labels: Mapping[str, Any]) -> bool:
+    """Whether the flow run with `labels` was the last to work in its folder, and is gone. False for a run
+    without such a folder here."""
+    if FOLDER not in labels:
         return False
-    workspace = workspace_of(
-        name, overrides=parameters.get("overrides") or {}, workspace=Path(folder) if folder else None
-    )
-    lock = workspace / LOCK
+    folder = Path(str(labels[FOLDER]))
+    lock = folder / LOCK
     try:
-        if read_json(workspace / RECORD).get("flow_run_id") != str(flow_run_id) or is_locked(lock):
+        if read_json(folder / FLOW_RUN).get("flow_run_id") != str(flow_run_id) or is_locked(lock):
             return False
         pid = lock.read_text().strip()
-    except (OSError, ConfigError):  # not a workspace that this user can read
+    except (OSError, ConfigError):  # not a folder that this user can read
         return False
-    # The process may have left the workspace just now, and be about to set the run's state.
+    # The process may have left the folder just now, and be about to set the run's state.
     return not (pid.isdecimal() and psutil.pid_exists(int(pid)))
 
 

@@ -28,9 +28,10 @@ from envs.errors import WingspanError
 from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
+from flows.lock import lock
 from flows.orchestrator.artifacts import artifact_key
 from flows.orchestrator.events import emit_promoted
-from flows.orchestrator.runs import cancel, orchestrate
+from flows.orchestrator.runs import cancel, orchestrate, take_over
 from flows.program import PROGRAM
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
 from tasks.reporting.comparison.compare import Comparison, compare
@@ -91,14 +92,15 @@ def sweep(
             at_once=at_once,
             folder=Path(folder) if folder else None,
         )
-        return summarise(run_sweep(plan, temporary=temporary))
+        with lock(plan.folder, option="folder"):
+            return summarise(run_sweep(plan, temporary=temporary))
 
 
 def sweep_with_prefect(
     plan: SweepPlan, *, parameters: Mapping[str, Any], temporary: str
 ) -> tuple[SweepResult, Exception | None]:
-    """Run `plan`, which was made of `parameters`, as the flow `sweep`. Returns and raises as `orchestrate`
-    does."""
+    """Run `plan`, which was made of `parameters`, as the flow `sweep`; the caller holds the lock of its
+    folder. Returns and raises as `orchestrate` does."""
 
     def work(pipeline: str, seeds: Any, vary: Any, overrides: Any, at_once: int, folder: str) -> SweepResult:
         return run_sweep(plan, temporary=temporary)
@@ -123,10 +125,11 @@ def summarise(result: SweepResult) -> dict[str, Any]:
 def run_sweep(plan: SweepPlan, *, temporary: str) -> SweepResult:
     """Run the unfinished runs of `plan`, within a flow; then compare all runs, and promote the best.
 
-    `temporary`: folder of the runs' temporary files. Raises `WingspanError` if a run fails, when the others
-    have ended.
+    The caller holds the lock of the sweep's folder. `temporary`: folder of the runs' temporary files. Raises
+    `WingspanError` if a run fails, when the others have ended.
     """
     with claim_signals():
+        take_over(plan.folder, flow_run_id=flow_run.id)
         on_stop(partial(cancel, UUID(str(flow_run.id))))
         page = _Table(plan)
         run_all(plan, temporary=temporary, on_change=page.show)

@@ -17,7 +17,10 @@ RUNS = Path("runs")
 MAX_DEPTH = 3
 """How far below a named folder runs are found: `runs/evaluations/<name>` is two below `runs`."""
 LOCK = "lock"
-"""The file in a workspace that the command which works in it has locked."""
+"""The file that a command has locked in the folder in which it works: a workspace, or the folder of a sweep
+or an evaluation."""
+FLOW_RUN = "prefect.json"
+"""The file beside it that names the last Prefect flow run that worked there."""
 EVALUATION_TRAJECTORIES = "evaluation_trajectories.jsonl"
 """The file in a workspace with the trajectories of `episodes_to_keep` (`tasks/evaluation/outcomes.py`) of
 every item, policy and mode."""
@@ -104,8 +107,12 @@ class RunFolder:
 
 def is_workspace(folder: Path) -> bool:
     """Whether a run has begun in `folder`, or a sweep or DVC has made it for one."""
-    files = (LOCK, "output.log", "parameters.json", "policy", "warmup", *_SIGNS)
-    return any((folder / file).exists() for file in files)
+    files = ("output.log", "parameters.json", "policy", "warmup", *_SIGNS)
+    if any((folder / file).exists() for file in files):
+        return True
+    # A run that has written nothing else yet. Sweeps and evaluations lock their folders as well.
+    names = {path.name for path in _children(folder)}
+    return LOCK in names and names <= {LOCK, FLOW_RUN}
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:

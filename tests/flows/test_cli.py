@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from envs.errors import ConfigError
 from flows.cli.app import app, one_line
 from flows.cli.options import parse_settings
-from flows.plan import check_plan, lock, make_plan
+from flows.lock import lock
+from flows.plan import check_plan, make_plan
 from tasks.config.capacity import read_model_size
 from tasks.config.pipelines import read_yaml
 from tests.support.command_line import Command, copy_declarations, the_error, wingspan
@@ -267,7 +268,7 @@ def test_help_imports_nothing_heavy(project: Path) -> None:
 @pytest.mark.heavy
 def test_a_workspace_in_use_is_refused_and_free_again_after_a_kill(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from flows.plan import lock\n"
+        "import sys, time; from pathlib import Path; from flows.lock import lock\n"
         "with lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen(

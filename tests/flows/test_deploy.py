@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
+from prefect import Flow
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
@@ -31,7 +32,10 @@ from pydantic import SecretStr
 from envs.errors import ConfigError
 from flows.cli.run import deploy as deploy_by_command
 from flows.commands.deploy import ENTRYPOINT, deploy
+from flows.evaluate_policy import evaluate_policy
 from flows.orchestrator.runs import take_over
+from flows.sweep.flow import sweep
+from flows.train_agent import train_agent
 from tasks.config.pipelines import load_pipeline, pipeline_names
 from tasks.data.items import split
 from tests.support.prefect_database import add_database
@@ -262,10 +266,10 @@ import sys, time
 from pathlib import Path
 from uuid import UUID
 from flows.orchestrator.runs import take_over
-from flows.plan import lock
-workspace = Path(sys.argv[1])
-with lock(workspace):
-    take_over(workspace, flow_run_id=UUID(sys.argv[2]))
+from flows.lock import lock
+folder = Path(sys.argv[1])
+with lock(folder):
+    take_over(folder, flow_run_id=UUID(sys.argv[2]))
     print("at work", flush=True)
     time.sleep(600)
 """
@@ -274,15 +278,12 @@ with lock(workspace):
 def test_killed_runs_are_crashed_at_the_next_deployment_or_run(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
-    deploy_by_command([NAME], pool=POOL, secret=[])
-    deployment = client.read_deployment_by_name(f"train-agent/{NAME}")
     environment = os.environ | {"PREFECT_API_URL": str(client.api_url)}
 
-    def start(workspace: Path) -> tuple[subprocess.Popen[str], UUID]:
-        parameters = {"workspace": str(workspace)}
-        run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+    def start(flow: Flow[..., Any]) -> tuple[subprocess.Popen[str], UUID]:
+        run = client.create_flow_run(flow)
         client.set_flow_run_state(run.id, Running(), force=True)
-        command = [sys.executable, "-c", WORK, str(workspace), str(run.id)]
+        command = [sys.executable, "-c", WORK, str(tmp_path / flow.name), str(run.id)]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "at work\n"
@@ -292,7 +293,7 @@ def test_killed_runs_are_crashed_at_the_next_deployment_or_run(
         return client.read_flow_run(flow_run_id).state_name
 
     with ExitStack() as stack:
-        processes, ids = zip(*(start(tmp_path / name) for name in ("first", "second", "third")), strict=True)
+        processes, ids = zip(*map(start, (evaluate_policy, sweep, train_agent)), strict=True)
         for process in processes:
             stack.enter_context(process)
             stack.callback(process.kill)
@@ -306,5 +307,5 @@ def test_killed_runs_are_crashed_at_the_next_deployment_or_run(
         processes[1].wait()
         other = tmp_path / "other"
         other.mkdir()
-        take_over(other, flow_run_id=uuid4())
+        take_over(other, flow_run_id=client.create_flow_run(train_agent).id)
         assert [state(run_id) for run_id in ids] == ["Crashed", "Crashed", "Running"]

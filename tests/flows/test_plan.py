@@ -32,7 +32,8 @@ from flows.lineage.stages import (
     stage_key,
 )
 from flows.lineage.versioning import check_lock
-from flows.plan import Plan, check_model, check_plan, check_run, lock, make_plan
+from flows.lock import lock
+from flows.plan import Plan, check_model, check_plan, check_run, make_plan
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare
@@ -285,6 +286,11 @@ def test_a_folder_of_something_else_is_no_workspace(project: Path) -> None:
     make_plan(NAME, overrides={"seed": 1}, workspace=workspace)
     with lock(workspace):
         make_plan(NAME, overrides={"seed": 1}, workspace=workspace)
+    evaluation = project / "evaluation"
+    with lock(evaluation):
+        (evaluation / "trajectories.jsonl.0.partial").touch()
+        with pytest.raises(ConfigError, match="holds files of something else"):
+            make_plan(NAME, overrides={"seed": 1}, workspace=evaluation)
 
 
 def test_ray_on_this_machine_by_name_is_no_cluster(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -34,7 +35,9 @@ from starlette.routing import Route
 
 from envs.errors import ConfigError, WingspanError
 from flows.display.display import Display
+from flows.evaluate_policy import evaluate_policy
 from flows.lineage.stages import Receipt, Stage
+from flows.lock import lock
 from flows.orchestrator.events import COLLAPSE, emit
 from flows.orchestrator.limits import hold_slots, missing_limits
 from flows.orchestrator.page import PrefectPage
@@ -46,6 +49,7 @@ from tasks.data.collapse import Alert
 from tasks.runs.progress import Progress
 from tasks.runs.rounds import RoundResult
 from tasks.tracking.model import Promotion
+from tests.support.chat_server import chat_server, says
 from tests.support.http_server import serving_in_thread
 from tests.support.prefect_database import add_database
 from tests.support.prefect_server import prefect_server
@@ -62,6 +66,8 @@ ALERT = Alert(monitor="kl", step=3, value=0.3, limit=0.1, text="the KL is 0.3")
 PROMOTION = Promotion(model=NAME, version="2", test={"against": "version 1", "difference": "+0.2000"})
 EVALUATION = {policy: {"sampled": {"success": rate}} for policy, rate in (("before", 0.25), ("after", 0.75))}
 KEYS = {f"{NAME}-{name}" for name in ("progress", "rounds", "curves", "links")}
+SAY = "tests.support.own_env:SPEC"
+"""Its test items are numbers, 6 and 7, that are to be said."""
 SLOW_S = 3600.0
 WAIT_S = 60.0
 
@@ -489,6 +495,22 @@ def test_a_retry_takes_its_workspace_over_from_itself_and_another_run_from_a_kil
     client.set_flow_run_state(run_ids[0], Running(), force=True)  # as if it had been killed
     in_flow(lambda other_id: take_over(workspace, flow_run_id=UUID(other_id)))
     assert states()[-1] == "Crashed"
+
+
+def test_an_evaluation_marks_a_killed_one_in_its_folder(client: SyncPrefectClient, tmp_path: Path) -> None:
+    killed = client.create_flow_run(evaluate_policy, state=Running())
+    with chat_server(lambda body: says("Action: 6")) as endpoint:
+        values = {"policy": endpoint.url, "envs": [SAY], "model": "toy", "max_turns": 1}
+        evaluate: Callable[[], Any] = partial(evaluate_policy, **values, out=str(tmp_path))
+        with lock(tmp_path):
+            take_over(tmp_path, flow_run_id=killed.id)
+            with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}; .* another out$"):
+                evaluate()
+            assert client.read_flow_run(killed.id).state_name == "Running"
+        result = evaluate()
+    assert client.read_flow_run(killed.id).state_name == "Crashed"
+    assert result["record"] == str(tmp_path)
+    assert result["rates"]["avg_at_1"]["mean"] == 0.5  # of the items 6 and 7
 
 
 def test_more_slots_than_there_are_is_refused(client: SyncPrefectClient) -> None:

@@ -4,6 +4,7 @@ Runs are scripts here; what a real one does, `tests/flows/test_flow.py` shows.
 """
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from envs.errors import ConfigError, WingspanError
+from flows.cli.app import app
 from flows.cli.options import parse_axes, parse_seeds
+from flows.lock import lock
 from flows.plan import find_disk_need
 from flows.sweep.costs import list_sweep_costs, total_seconds
-from flows.sweep.flow import LOG, RunState, conclude, run_all
+from flows.sweep.flow import LOG, RunState, conclude, run_all, sweep
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
 from tasks.config.parameters import write_changes
 from tasks.config.pipelines import load_pipeline
@@ -156,6 +160,17 @@ def test_runs_of_unequal_length_fill_the_places_in_their_order() -> None:
     assert total_seconds([5, 1, 2, 4], at_once=2) == 7
     assert total_seconds([5, 1, 2, 4], at_once=1) == 12
     assert total_seconds([5], at_once=3) == 5
+
+
+def test_a_sweep_at_work_is_not_started_again(project: Path) -> None:
+    folder = plan(seeds=[0, 1]).folder
+    arguments = ["sweep", NAME, "--seeds", "0,1"]
+    in_use = f"{folder} is in use by process {os.getpid()}; wait for it, stop it, or give another "
+    with lock(folder):
+        assert str(CliRunner().invoke(app, arguments).exception) == f"{in_use}--folder"
+        with pytest.raises(ConfigError, match=f"^{in_use}folder$"):
+            sweep.fn(NAME, seeds=[0, 1])
+        assert CliRunner().invoke(app, [*arguments, "--plan"]).exit_code == 0
 
 
 @pytest.mark.parametrize("text", ["train.lr", "train.lr=", "=1,2"])

@@ -14,7 +14,7 @@ import pytest
 
 from envs.errors import ConfigError
 from flows.commands.serve import view
-from flows.plan import lock
+from flows.lock import lock
 from tasks.runs.folders import find_runs
 from tasks.viewer.overview import summarise_runs
 from tests.support.report_toy import write_workspace
