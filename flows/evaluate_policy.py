@@ -46,7 +46,7 @@ def evaluate_policy(**values: Any) -> dict[str, Any]:
     anything that a user can fix.
     """
     guard()
-    with end_when_cancelled("nothing of it is recorded, and this begins anew"):
+    with end_when_cancelled("finished episodes are kept, and this resumes"):
         evaluation = PolicyEvaluation(**values)
         policy = find_policy(evaluation)
         folder = evaluation.out or default_folder(policy, evaluation)

@@ -8,9 +8,9 @@ through no fault of the policy is retried on a fresh environment; after the last
 import gc
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 
@@ -51,6 +51,9 @@ class GroupSpec:
     """Episodes of each item."""
     max_attempts: int
     """Attempts at an episode that ends with an `EpisodeFault`, the first included."""
+    finished: Mapping[tuple[int, int], Trajectory] = field(default_factory=dict)
+    """Samples that have ended in an interrupted rollout of the same name, by the index of the item and of the
+    sample: they are returned and not run."""
     callbacks: Callbacks = Callbacks()
 
 
@@ -133,6 +136,8 @@ async def gather_groups(
         )
 
     async def run_and_show(index: int, item: Item, sample_index: int) -> Trajectory:
+        if (finished := spec.finished.get((index, sample_index))) is not None:
+            return finished
         trajectory = await run_sample(index, item, sample_index)
         if spec.callbacks.on_trajectory is not None:
             spec.callbacks.on_trajectory(trajectory)

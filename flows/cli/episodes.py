@@ -156,10 +156,10 @@ def evaluate(
 
     from flows.commands.evaluate import evaluate as evaluate_and_show
     from flows.endings.guardian import guard
-    from flows.endings.stopping import Stoppable
+    from flows.endings.stopping import DIED, Stoppable, resume_hint
     from tasks.evaluation.request import PolicyEvaluation
 
-    guard()
+    guard(if_killed=f"{DIED}; {resume_hint()}")
     evaluation = PolicyEvaluation(
         policy=policy,
         step=step,
@@ -180,7 +180,7 @@ def evaluate(
         out=out,
         track=track,
     )
-    with Stoppable("stopped; the same command begins the evaluation anew"):
+    with Stoppable(f"stopped; finished episodes are kept, and {resume_hint()}"):
         is_any_valid = evaluate_and_show(evaluation, console=Console())
     if not is_any_valid:
         raise typer.Exit(1)

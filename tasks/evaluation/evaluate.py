@@ -3,20 +3,22 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.samplers.local import LocalModel
 from agents.types import Trajectory
-from envs.files import check_writable
+from envs.files import check_writable, drop_incomplete_line
 from tasks.cluster.session import LOGS
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent
 from tasks.data.files import check_data
 from tasks.data.hashes import text_md5
 from tasks.data.items import item_to_json
-from tasks.data.trajectories import trajectory_to_dict
+from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
 from tasks.evaluation.models import SavedPolicy, identify_endpoint
 from tasks.evaluation.policy import open_policy
 from tasks.evaluation.record import EvaluationRecord, Sampling
@@ -53,10 +55,18 @@ def evaluate_policy(
     """Run the episodes of `plan` and write `record.json` and `trajectories.jsonl` to `out`.
 
     Each episode is appended to a partial file as it ends, which replaces the trajectories of an earlier
-    evaluation when all have ended. A failed episode is counted and is no outcome.
+    evaluation when all have ended. A call that was stopped or killed leaves the partial file, and the next
+    call runs the rest, to the same episodes: their random numbers do not depend on each other. A failed
+    episode is counted and is no outcome; one in a partial file is run again.
     """
     total, start = len(plan.items) * plan.spec.num_samples, time.perf_counter()
-    done = 0
+    identity = dict(identify_endpoint(policy) if isinstance(policy, Endpoint) else policy.identify())
+    out.mkdir(parents=True, exist_ok=True)
+    incomplete = _partial_file(plan, identity, out)
+    finished = _read_partial(incomplete, plan)
+    done = len(finished)
+    if finished:
+        progress.on_note(f"resumes: {done} of {total} episodes had ended")
 
     def end(trajectory: Trajectory) -> None:
         nonlocal done
@@ -65,27 +75,48 @@ def evaluate_policy(
         progress.on_episodes(done, total)
 
     model = policy if isinstance(policy, Endpoint) else str(policy.folder)
-    incomplete = out / f"{TRAJECTORIES}.partial"
-    out.mkdir(parents=True, exist_ok=True)
     with (
         open_policy(plan.pipeline, model=model, logs=out / LOGS, on_trajectory=end) as run,
-        incomplete.open("w") as file,
+        incomplete.open("a", buffering=1) as file,  # a line at a time, which a kill leaves
     ):
-        groups = run(plan.items, plan.spec)
-    record = make_record(plan, policy, groups, seconds=time.perf_counter() - start)
+        groups = run(plan.items, replace(plan.spec, finished=finished))
+    record = _make_record(plan, identity, groups, seconds=time.perf_counter() - start)
     incomplete.replace(out / TRAJECTORIES)
     record.write(out)
     return record
 
 
-def make_record(
-    plan: EvaluationPlan,
-    policy: SavedPolicy | Endpoint,
-    groups: Sequence[Sequence[Trajectory]],
-    *,
-    seconds: float,
+def _partial_file(plan: EvaluationPlan, identity: Mapping[str, Any], out: Path) -> Path:
+    """The file of the episodes that have ended of what is evaluated; those of anything else are deleted."""
+    facts = provenance(envs=plan.pipeline.data.envs)
+    facts.pop("git.dirty", None)  # `out` may be among the files that it counts
+    inputs = [identity, asdict(plan.spec), _items_md5(plan), plan.pipeline.model_dump(mode="json"), facts]
+    digest = text_md5(json.dumps(inputs, sort_keys=True))[:8]
+    file = out / f"{TRAJECTORIES}.{digest}.partial"
+    for other in out.glob(f"{TRAJECTORIES}.*.partial"):
+        if other != file:
+            other.unlink()
+    return file
+
+
+def _read_partial(file: Path, plan: EvaluationPlan) -> dict[tuple[int, int], Trajectory]:
+    """The episodes in `file` that did not fail, by the index of their item and of their sample; what else it
+    holds is removed from it."""
+    if not file.exists():
+        return {}
+    drop_incomplete_line(file)
+    trajectories = [trajectory for trajectory in read_trajectories(file) if not trajectory.has_failed]
+    write_trajectories(file, trajectories)
+    indices = {item.item_id: index for index, item in enumerate(plan.items)}
+    return {
+        (indices[trajectory.item.item_id], trajectory.sample_index): trajectory for trajectory in trajectories
+    }
+
+
+def _make_record(
+    plan: EvaluationPlan, identity: dict[str, Any], groups: Sequence[Sequence[Trajectory]], *, seconds: float
 ) -> EvaluationRecord:
-    """The record of the episodes `groups`, a group for each item of `plan`."""
+    """The record of the episodes `groups`, a group for each item of `plan`, with the policy of `identity`."""
     pipeline, spec = plan.pipeline, plan.spec
     outcomes = [
         outcome_of(group, max_turns=get_max_turns(item, pipeline, spec))
@@ -94,7 +125,7 @@ def make_record(
     values = pipeline.model_dump(mode="json")
     rollout = pipeline.rollout
     return EvaluationRecord(
-        policy=dict(identify_endpoint(policy) if isinstance(policy, Endpoint) else policy.identify()),
+        policy=identity,
         split=plan.split,
         split_seed=pipeline.data.split_seed,
         seed=plan.seed,
@@ -108,12 +139,16 @@ def make_record(
         ),
         pipeline=plan.source,
         settings={block: values[block] for block in ("data", "agent", "servers", "rollout")},
-        items_md5=text_md5("\n".join(map(item_to_json, plan.items))),
+        items_md5=_items_md5(plan),
         provenance=provenance(envs=pipeline.data.envs),
         seconds=seconds,
         outcomes=outcomes,
         results=results_of(outcomes, samples=spec.num_samples, ks=plan.ks),
     )
+
+
+def _items_md5(plan: EvaluationPlan) -> str:
+    return text_md5("\n".join(map(item_to_json, plan.items)))
 
 
 def default_folder(policy: SavedPolicy | Endpoint, request: EvaluationRequest) -> Path:

@@ -5,7 +5,7 @@ The one place where the settings of a pipeline become those of an episode.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,8 @@ class RolloutSpec:
     """Episodes per item."""
     temperature: float
     """0 is greedy."""
+    finished: Mapping[tuple[int, int], Trajectory] = field(default_factory=dict)
+    """As in `GroupSpec`."""
 
 
 def make_training_spec(
@@ -83,6 +85,7 @@ def make_group_spec(pipeline: Pipeline, spec: RolloutSpec, callbacks: Callbacks)
         name=spec.name,
         num_samples=spec.num_samples,
         max_attempts=pipeline.rollout.max_attempts,
+        finished=spec.finished,
         callbacks=callbacks,
     )
 

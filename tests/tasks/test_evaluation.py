@@ -3,6 +3,7 @@
 import inspect
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -19,6 +20,7 @@ from envs.types import Item
 from flows.cli.app import app
 from flows.cli.episodes import evaluate as evaluate_command
 from flows.evaluate_policy import evaluate_policy as evaluation_flow
+from flows.program import PROGRAM
 from tasks.config.parameters import write_changes
 from tasks.data.hashes import path_md5
 from tasks.data.trajectories import read_trajectories, write_trajectories
@@ -30,11 +32,13 @@ from tasks.evaluation.record import EvaluationRecord, read_record
 from tasks.evaluation.request import EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
 from tasks.reporting.comparison.compare import compare
+from tasks.runs.progress import Progress
 from tasks.verl import checkpoints
 from tests.support.chat_server import chat_server, fails, says
 from tests.support.evaluation_toy import FIRST, record_of
 from tests.support.report_toy import make_failure, make_trajectory
 from tests.support.tiny_model import save_tiny_model
+from tests.support.waiting import wait_until
 
 SAY = "tests.support.own_env:SPEC"
 """Its test items are numbers, 6 and 7, that are to be said."""
@@ -100,6 +104,45 @@ def plan_and_evaluate(
     return evaluate_policy(plan_evaluation(request, policy, out=out), policy, out=out)
 
 
+@pytest.mark.heavy
+def test_a_killed_evaluation_resumes_and_one_at_work_is_not_disturbed(tmp_path: Path) -> None:
+    is_overloaded = True
+
+    def script(body: Any) -> Any:
+        number = number_in(body)
+        if number == 7 and is_overloaded:
+            return fails(503, "busy", **{"Retry-After": "600"})
+        return says(f"Action: {number}")
+
+    def has_ended(number: int, samples: int) -> bool:
+        lines = [line for file in tmp_path.glob("*.partial") for line in file.read_text().splitlines()]
+        return sum(f'"item_id": "{SAY}_{number}"' in line for line in lines) == samples
+
+    with chat_server(script) as server:
+        arguments = ["evaluate", server.url, SAY, *f"--model toy --samples 3 --out {tmp_path}".split()]
+        process = subprocess.Popen([*PROGRAM, *arguments], stderr=subprocess.PIPE, text=True)
+        try:
+            wait_until(lambda: has_ended(6, samples=3))
+            refused = wingspan(*arguments)
+        finally:
+            process.kill()
+            _, errors = process.communicate()
+        assert str(refused.exception) == (
+            f"{tmp_path} is in use by process {process.pid}; wait for it, stop it, or give another --out"
+        )
+        assert (
+            f"the process died unexpectedly; the same command resumes: wingspan evaluate {server.url}"
+            in errors
+        )
+        is_overloaded = False
+        done = wingspan(*arguments)
+        assert done.exit_code == 0, done.output
+    assert [number_in(body) for body in server.requests].count(6) == 3
+    assert [outcome.successes for outcome in read_record(tmp_path).outcomes] == [[True] * 3] * 2
+    assert len(read_trajectories(tmp_path / "trajectories.jsonl")) == 6
+    assert not list(tmp_path.glob("*.partial"))
+
+
 def test_failed_episodes_are_counted_and_are_no_zeros(tmp_path: Path) -> None:
     calls = count()
 
@@ -141,7 +184,7 @@ def test_if_every_episode_fails_there_are_no_rates_and_the_status_says_so(tmp_pa
 
 
 @pytest.mark.heavy
-def test_a_record_holds_what_repeats_it(tmp_path: Path) -> None:
+def test_a_record_holds_what_repeats_it_also_after_an_interruption(tmp_path: Path) -> None:
     request = EvaluationRequest(
         envs=("textcraft",),
         where={"depth": [1, 2]},
@@ -169,7 +212,20 @@ def test_a_record_holds_what_repeats_it(tmp_path: Path) -> None:
         seed=first.seed,
         overrides={"agent": first.settings["agent"], "rollout": first.settings["rollout"]},
     )
-    second = plan_and_evaluate(again, policy, out=tmp_path / "b")
+    plan = plan_evaluation(again, policy, out=tmp_path / "b")
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 3:
+            raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        evaluate_policy(plan, policy, out=tmp_path / "b", progress=Progress(on_episodes=interrupt))
+    (partial,) = (tmp_path / "b").glob("*.partial")
+    episodes = partial.read_text().splitlines()[:3]
+    partial.write_text("\n".join(episodes) + '\n{"item": {"item')  # as a kill leaves it
+    second = evaluate_policy(plan, policy, out=tmp_path / "b")
+    assert (tmp_path / "b" / "trajectories.jsonl").read_text().splitlines()[:3] == episodes
+    assert not partial.exists()
     assert second.model_copy(update={"seconds": first.seconds}) == first
 
     def tokens(folder: str) -> list[Any]:
@@ -447,12 +503,3 @@ def test_the_flows_parameters_are_the_commands_options() -> None:
     assert evaluation_flow.validate_parameters(values)["envs"] == (SAY,)
     with pytest.raises(ParameterTypeError, match="samples: Input should be a valid integer"):
         evaluation_flow.validate_parameters({**values, "samples": "many"})
-
-
-def test_the_flow_does_the_same(tmp_path: Path) -> None:
-    with chat_server(lambda body: says(f"Action: {number_in(body)}")) as server:
-        result = evaluation_flow.fn(
-            policy=server.url, envs=[SAY], model="toy", max_turns=1, out=str(tmp_path)
-        )
-    assert result["record"] == str(tmp_path)
-    assert result["rates"]["avg_at_1"]["mean"] == 1.0
