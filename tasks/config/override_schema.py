@@ -1,6 +1,7 @@
 """The JSON schema of overrides, `{"train.lr": 1e-3}`, for servers that check a run's parameters before it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -20,20 +21,11 @@ def override_schemas(pipelines: Sequence[Pipeline]) -> dict[str, dict[str, Any]]
     A block may be given as a whole, as an object; its content is left to the check of the pipeline, which
     completes it first. Of names that users choose, as for parts of the data, there are those of `pipelines`.
     """
-    algorithms = dict(ALGORITHMS)
-    models: list[Any] = [Pipeline, *algorithms.values()]
-    references, document = models_json_schema(
-        [(model, "validation") for model in models], ref_template="{model}"
-    )
-    definitions = document["$defs"]
-    options = [references[algorithm, "validation"] for algorithm in algorithms.values()]
-    for name, option in zip(algorithms, options, strict=True):
-        definitions[option["$ref"]]["properties"]["name"] = {"const": name}
-    definitions[Algorithm.__name__] = {"anyOf": options}
+    pipeline_schema, definitions = _definitions(tuple(ALGORITHMS.items()))
     values = [pipeline.model_dump(mode="json") for pipeline in pipelines]
 
     found: dict[str, list[dict[str, Any]]] = {}
-    for key, schema in _flatten(references[Pipeline, "validation"], "", values, definitions):
+    for key, schema in _flatten(pipeline_schema, "", values, definitions):
         if schema not in found.setdefault(key, []):
             found[key].append(schema)
     for key in found:
@@ -42,6 +34,23 @@ def override_schemas(pipelines: Sequence[Pipeline]) -> dict[str, dict[str, Any]]
     return {
         key: schemas[0] if len(schemas) == 1 else {"anyOf": schemas} for key, schemas in found.items() if key
     }
+
+
+@lru_cache(maxsize=1)  # it takes 60 ms, and is the same for every deployment
+def _definitions(
+    algorithms: tuple[tuple[str, type[Algorithm]], ...],
+) -> tuple[Mapping[str, Any], dict[str, dict[str, Any]]]:
+    """The schema of a pipeline with one of `algorithms`, and the schemas that it refers to, by name."""
+    models: list[Any] = [Pipeline, *(algorithm for _, algorithm in algorithms)]
+    references, document = models_json_schema(
+        [(model, "validation") for model in models], ref_template="{model}"
+    )
+    definitions: dict[str, dict[str, Any]] = document["$defs"]
+    options = [references[algorithm, "validation"] for _, algorithm in algorithms]
+    for (name, _), option in zip(algorithms, options, strict=True):
+        definitions[option["$ref"]]["properties"]["name"] = {"const": name}
+    definitions[Algorithm.__name__] = {"anyOf": options}
+    return references[Pipeline, "validation"], definitions
 
 
 def _flatten(
