@@ -387,16 +387,17 @@ def test_a_mean_has_an_interval_from_three_seeds_on() -> None:
     assert interval_curve(curves[:2]) == []
 
 
-def test_the_page_explains_the_curves_of_two_and_of_three_seeds(runs: list[Path], tmp_path: Path) -> None:
+def test_the_page_explains_the_curves_of_two_and_of_three_seeds(
+    comparison_page: tuple[Comparison, Path], runs: list[Path], tmp_path: Path
+) -> None:
     shade, no_interval = "The shade is its 95% interval over seeds", "The mean of two seeds is drawn without"
-
-    def explanation(paths: Sequence[Path]) -> str:
-        return compare(paths, tmp_path / "out")[0].sections[0].about
-
     texts = ["their curves are faint", shade, no_interval]
-    assert [text in explanation(runs) for text in texts] == [True, True, False]
-    assert [text in explanation([*runs[:2], runs[3]]) for text in texts] == [True, False, True]
-    assert "seed" not in explanation([runs[0], runs[3]])
+    three_seeds = comparison_page[0]
+    assert [text in three_seeds.sections[0].about for text in texts] == [True, True, False]
+    two_seeds, _ = compare([*runs[:2], runs[3]], tmp_path / "two")
+    assert [text in two_seeds.sections[0].about for text in texts] == [True, False, True]
+    no_seeds, _ = compare([runs[0], runs[3]], tmp_path / "none")
+    assert "seed" not in no_seeds.sections[0].about
 
 
 @pytest.mark.parametrize(
