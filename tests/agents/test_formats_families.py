@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agents.formats import FORMATS, turn_parser
 from agents.formats.calls import ParsedTurn, ToolCall
+from tests.support.examples import examples
 from tests.support.format_writers import (
     CALLS,
     EVIL,
@@ -136,7 +137,7 @@ def test_a_malformed_turn_gets_the_expected_format(family: str) -> None:
 
 
 @each_family
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(calls=st.lists(tool_calls, min_size=1, max_size=3, unique_by=lambda call: call.name))
 def test_any_calls_are_read_as_they_were_written(family: str, calls: list[ToolCall]) -> None:
     if family == "qwen3":  # it has no escapes, and nested JSON is dumped whole
@@ -145,7 +146,7 @@ def test_any_calls_are_read_as_they_were_written(family: str, calls: list[ToolCa
 
 
 @each_family
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(text=hostile, calls=st.lists(tool_calls, min_size=1, max_size=2), data=st.data())
 def test_no_mutation_raises(family: str, text: str, calls: list[ToolCall], data: st.DataObject) -> None:
     call_text = WRITERS[family](calls)
@@ -163,7 +164,7 @@ def test_no_mutation_raises(family: str, text: str, calls: list[ToolCall], data:
 
 
 @each_family
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(text=hostile)
 def test_a_thought_is_never_a_call(family: str, text: str) -> None:
     assume(not ("<think>" in text and "</think>" in text))  # a thought that ends, and another after the call

@@ -4,7 +4,7 @@ import asyncio
 import enum
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from pydantic import BaseModel
 
 from agents.formats import ACTIONS, FORMATS, turn_parser
@@ -284,7 +284,6 @@ def test_nesting_ends_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=100)
 @given(text=hostile)
 @example(text="\ud800Action: \udfff")
 def test_every_format_is_total(format: str, text: str) -> None:

@@ -19,6 +19,7 @@ from agents.types import Completion, SamplingParams
 from envs.errors import SamplerFailed
 from envs.types import Image
 from tasks.rollout.served_policy import PausableSampler
+from tests.support.examples import examples
 from tests.support.gateway_toy import (
     ITEM,
     QUESTION,
@@ -65,7 +66,7 @@ class Unsteady(RandomSampler):
 
 
 @pytest.mark.heavy
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(seed=st.integers(0, 10_000))
 def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:
     """Agents of one session that share beginnings; what they were told is what is trained on, once."""

@@ -16,6 +16,7 @@ from agents.rollout.packing import pack
 from agents.samplers.cpu import CpuSampler
 from agents.samplers.stop_texts import StopDetector, cut_at_stop, text_before
 from agents.types import Completion, FinishReason, SamplingParams
+from tests.support.examples import examples
 from tests.support.gateway_toy import (
     ITEM,
     QUESTION,
@@ -57,7 +58,7 @@ def first_tokens_with(ids: list[int], stop: Sequence[str]) -> int | None:
 
 
 @pytest.mark.heavy
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(text=texts, data=st.data())
 def test_a_completion_ends_with_the_first_token_by_which_its_text_has_a_stop(
     text: str, data: st.DataObject
@@ -159,7 +160,7 @@ def test_calls_are_read_in_what_stands_before_a_stop_text() -> None:
     asyncio.run(work())
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 10_000), turns=st.integers(1, 5))
 def test_whatever_stops_what_is_trained_on_is_what_was_sampled(seed: int, turns: int) -> None:
     """Stop texts out of random tokens' own texts, many of them within tokens or characters."""

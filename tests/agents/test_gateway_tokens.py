@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from agents.gateway.sessions import GatewaySession
 from agents.rollout.packing import pack
+from tests.support.examples import examples
 from tests.support.gateway_toy import (
     ITEM,
     RandomSampler,
@@ -59,7 +60,7 @@ def apply_move(talk: list[Any], move: str, where: int) -> list[Any]:
     return [*talk, user(f"go on {where}")]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(moves=MOVES, seed=st.integers(min_value=0, max_value=99))
 def test_trained_tokens_are_the_sampled_ones_each_once(moves: list[tuple[str, int, int]], seed: int) -> None:
     async def work() -> None:

@@ -24,6 +24,7 @@ from agents.tools.toolbox import Toolbox
 from agents.types import Completion, EpisodeLimits, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.errors import ConfigError, EnvCrashed, SamplerFailed
 from envs.types import Image, Item, Message, Observation
+from tests.support.examples import examples
 from tests.support.gallery import SMALL, TALL, WIDE, Gallery
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
 from tests.support.vision_toy import VISION, llava_processor, vision_processor, vision_tokenizer, whole
@@ -53,7 +54,7 @@ words = st.text(st.sampled_from("ab \n<|>é"), max_size=12)
 
 
 @pytest.mark.parametrize("make", [vision_processor, llava_processor])
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     opening=st.tuples(words, images),
     turns=st.lists(st.tuples(words, st.lists(st.tuples(words, images), min_size=1, max_size=2)), max_size=3),
@@ -84,7 +85,7 @@ def test_a_completion_that_ended_itself_is_not_ended_twice() -> None:
 
 
 @pytest.mark.parametrize("make", [vision_processor, llava_processor])
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.sampled_from([*VISION, "<image>", "<|image", "_pad|>", "<|im_end|>", "x"]), max_size=6))
 def test_words_cannot_forge_images(make: Callable[[], Any], parts: list[str]) -> None:
     tokenizer = make().tokenizer
@@ -193,7 +194,7 @@ def play_episode(
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     seed=st.integers(0, 10**6),
     when_full=st.sampled_from(["stop", "summarize", "drop"]),

@@ -16,6 +16,7 @@ from agents.rollout.packing import PackedSegment, pack
 from agents.samplers.sampler import ScriptedSampler
 from envs.types import Message
 from tests.agents.test_segments import LIMITS, Recorder, play_policy
+from tests.support.examples import examples
 from tests.support.gallery import make_image
 from tests.support.toy import CHATML, NO_SYSTEM, PIPES, toy_tokenizer
 from tests.support.toy_episode import encode
@@ -51,7 +52,7 @@ def bytes_of(token: str, *, is_added: bool) -> bytes:
 
 @pytest.mark.parametrize("template", [CHATML, PIPES, NO_SYSTEM, WITH_SPACES])
 @pytest.mark.parametrize("trim_offsets", [False, True])
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     texts=st.lists(words, min_size=1, max_size=3), num_observed=st.integers(0, 12), is_closed=st.booleans()
 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from agents.samplers.cpu.forward import Sizes, attend, block_size
 from agents.samplers.cpu.tiles import LANES, add_product, pack, round_up
 from agents.types import SamplingParams
+from tests.support.examples import examples
 from tests.support.sampler_toy import (
     KINDS,
     complete,
@@ -21,7 +22,7 @@ from tests.support.sampler_toy import (
 
 
 @pytest.mark.heavy
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     own_tokens=st.integers(0, 70),
@@ -93,7 +94,7 @@ def test_the_kernel_is_softmax_attention(
                 np.testing.assert_allclose(result[part], reference, atol=1e-5 * spread)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(rows=st.integers(1, 20), length=st.integers(1, 70), outputs=st.integers(1, 70))
 def test_a_product_of_a_packed_matrix_adds_to_what_is_there(rows: int, length: int, outputs: int) -> None:
     rng = np.random.default_rng(rows)

@@ -16,6 +16,7 @@ from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, EpisodeLimits, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.types import Image
+from tests.support.examples import examples
 from tests.support.tool_templates import with_template
 from tests.support.toy import CHATML, toy_tokenizer
 from tests.support.toy_episode import encode, play_toy
@@ -81,7 +82,7 @@ def play_policy(
     return asyncio.run(play_toy(sampler, agent=agent, limits=limits, context=policy, tokenizer=tokenizer))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     seed=st.integers(0, 10**6),
     when_full=st.sampled_from(["stop", "summarize", "drop"]),

@@ -17,6 +17,7 @@ from envs.errors import ConfigError, MissingDependency
 from envs.sandbox.backend import SandboxLimits
 from envs.sandbox.sandbox import SANDBOX
 from envs.sandbox.workspace import WithWorkspace, Workspace
+from tests.support.examples import examples
 from tests.support.toy import ToyEnv, toy_item
 
 MISSING = SANDBOX.find_remedy()
@@ -156,7 +157,7 @@ def test_an_edit_is_of_one_place_and_can_be_taken_back() -> None:
 
 
 @needs_sandbox
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), suppress_health_check=list(HealthCheck))
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(max_size=3), st.text())
 @pytest.mark.heavy
 def test_an_edit_is_pythons_replacement(text: str, old: str, new: str) -> None:

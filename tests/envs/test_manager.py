@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from envs.errors import ConfigError, EpisodeTimeout
 from envs.runtime.manager import EnvManager
+from tests.support.examples import examples
 from tests.support.toy import ToyEnv, toy_item, toy_spec
 
 
@@ -100,7 +101,7 @@ def test_a_kind_in_constant_use_does_not_starve_another(
 
 
 @pytest.mark.heavy
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     total=st.integers(2, 6),
     capacity=st.fixed_dictionaries({"a": st.integers(1, 5), "b": st.integers(1, 5)}),

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.support.examples import examples
 from tests.support.serving import ServerProcess, serve_env
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def send_anything(operation: Any, *, is_wellformed: bool, live: int) -> None:
         checks.status_code_conformance,
     ]
 
-    @settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(12), derandomize=True, suppress_health_check=list(HealthCheck))
     @given(operation.as_strategy(generation_mode=mode))
     def sends(case: "schemathesis.Case[Any]") -> None:
         if is_wellformed and isinstance(case.body, dict) and "id" in case.body:

@@ -26,6 +26,7 @@ from envs.builtin.textcraft.world import Problem, display_name, goals, load_book
 from envs.errors import ConfigError
 from envs.registry import get_env
 from envs.types import StepResult
+from tests.support.examples import examples
 from tests.support.openings import read_opening
 
 
@@ -295,7 +296,7 @@ def _game_for(name: str) -> Problem:
     return next(make_problem(i) for i, (goal, _) in enumerate(goals()) if display_name(goal) == name)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.one_of(
         st.text(max_size=80),

@@ -19,6 +19,7 @@ from envs.registry import ENVIRONMENTS, EnvSpec, find_item, get_env, get_item
 from envs.types import Item, Observation
 from tasks.config.data import DataSettings
 from tasks.data.files import read_parts
+from tests.support.examples import examples
 from tests.support.serving import listening
 
 FAR = (10**6, 10**12, 2**53, 2**64 + 3, 10**30)
@@ -73,7 +74,7 @@ def spec(request: pytest.FixtureRequest) -> EnvSpec:
 
 
 @given(number=st.one_of(st.integers(-3, 6000), st.integers(-(2**70), 2**70), st.sampled_from(FAR)))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_number_is_the_item_of_that_name_or_is_refused(spec: EnvSpec, number: int) -> None:
     if _is_there(spec, number):
         item = get_item(spec, number)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from envs.errors import ConfigError
 from tasks.verl.cpu.packed_row import ATTENTION, PromptBlock, computed_pairs, pack_row, packed_attention
+from tests.support.examples import examples
 from tests.support.tiny_model import save_tiny_model
 
 
@@ -95,7 +96,7 @@ def test_tokens_that_are_masked_get_no_gradient(folder: Path) -> None:
 
 
 @pytest.mark.heavy
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.lists(
         st.tuples(st.integers(1, 20), st.lists(st.integers(0, 20), min_size=1, max_size=4)),

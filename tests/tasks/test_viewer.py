@@ -39,6 +39,7 @@ from tasks.viewer.browse import (
 from tasks.viewer.index import RunIndex
 from tasks.viewer.query import InvalidQuery, parse_query
 from tasks.viewer.reading import LineChanged, load_trajectory, load_update, read_tokens, read_trajectory
+from tests.support.examples import examples
 from tests.support.report_toy import make_failure, make_trajectory, write_workspace
 
 WORDS = ("get", "craft", "oak", "planks", "stick", "nothing")
@@ -219,7 +220,7 @@ def test_a_query_selects_what_a_reader_of_the_files_would(
     assert 0 < len(expected) < 280 or query == ""
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     queries=st.lists(st.sampled_from(sorted(CASES)), max_size=4),
     key=st.sampled_from(["success", "turns", "tokens", "reward", "unparsed"]),
@@ -321,7 +322,7 @@ def test_a_query_that_means_nothing_is_refused(
     assert all(word in str(error.value) for word in words)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.text(alphabet=st.sampled_from("ab1 \"-:*,.<>=()%'^é\x00\u202e"), max_size=30))
 def test_every_text_is_a_query_or_refused(run_index: tuple[Path, RunIndex], text: str) -> None:
     with run_index[1].connect() as connection:
@@ -332,7 +333,7 @@ def test_every_text_is_a_query_or_refused(run_index: tuple[Path, RunIndex], text
             pass
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.lists(st.integers(0, 400), min_size=1, max_size=6),
     seed=st.integers(0, 5),
