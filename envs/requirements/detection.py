@@ -12,11 +12,15 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from envs.errors import MissingDependency, describe, to_line
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement as Declaration
 
 APPLICATION = "wingspan"
 """The distribution whose declared dependencies determine the required versions."""
@@ -53,7 +57,7 @@ class Package:
             installed_version = version(self.name)
         except PackageNotFoundError:
             return ""
-        declarations = (line for line in map(Declaration, _declarations()) if line.name == self.name)
+        declarations = (line for line in declared_packages() if line.name == self.name)
         specifier = next(declarations, Declaration(self.name)).specifier
         if specifier.contains(installed_version, prereleases=True):
             return None
@@ -164,6 +168,20 @@ def require(subject: str, needs: Iterable[Requirement]) -> None:
     raise MissingDependency(f"{subject} needs {', '.join(names)}; {'; '.join(commands)}")
 
 
+@cache
+def declared_packages() -> "tuple[Declaration, ...]":
+    """Return the dependencies that this application declares, extras included; none if it is not installed.
+
+    They are read once: each of a hundred packages is looked up in them, and reading takes 5 ms.
+    """
+    from packaging.requirements import Requirement as Declaration
+
+    try:
+        return tuple(map(Declaration, requires(APPLICATION) or []))
+    except PackageNotFoundError:
+        return ()
+
+
 def constraints_file(*, has_vllm: bool = False) -> str:
     """Return the file of versions that were tested together; an environment with vLLM has another one."""
     with suppress(PackageNotFoundError):
@@ -180,7 +198,7 @@ def pip_install(*packages: str) -> str:
 
     core: set[str] = set()
     extras: dict[str, set[str]] = {}
-    for line in map(Declaration, _declarations()):
+    for line in declared_packages():
         extra = _EXTRA.search(str(line.marker or ""))
         if extra is None:
             core.add(line.name)
@@ -226,14 +244,6 @@ def describe_failure(command: Sequence[str]) -> str | None:
     if done.returncode == 0:
         return None
     return to_line(done.stderr or done.stdout, limit=160) or f"exit status {done.returncode}"
-
-
-def _declarations() -> list[str]:
-    """Return this application's dependencies, extras included; empty if it is not installed."""
-    try:
-        return requires(APPLICATION) or []
-    except PackageNotFoundError:
-        return []
 
 
 def _has_text(file: str, text: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from envs.requirements.detection import (
     Package,
     Requirement,
     constraints_file,
+    declared_packages,
 )
 from envs.retrieval.redis_server import Redis
 from envs.sandbox.sandbox import BACKENDS
@@ -128,13 +129,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _core_packages() -> list[str]:
-    from packaging.requirements import Requirement as PackageRequirement
-
-    try:
-        requirements = [PackageRequirement(line) for line in requires(APPLICATION) or []]
-    except PackageNotFoundError:
-        return []
-    return [line.name for line in requirements if line.marker is None]
+    return [line.name for line in declared_packages() if line.marker is None]
 
 
 def _version_differences() -> str:
