@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.transforms import Bbox
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError
@@ -35,6 +33,10 @@ from tasks.reporting.results import read_results
 from tasks.stages.report import totals
 from tests.support.html_page import Page
 from tests.support.report_toy import ITEMS, toy_pipeline, write_rounds, write_training, write_workspace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
 
 BEFORE = [(0, 1), (1, 0), (0, 0), (0, 0)]  # 2 of 8
 SEEDS = {
@@ -416,7 +418,7 @@ def test_the_labels_of_a_cost_axis_are_short_and_apart(end: float, labels: list[
     setting = SettingCurves(label="a", seeds=[curve], mean=[], interval=[])
     boxes: list[Bbox] = []
 
-    def draw(axes: Axes) -> None:
+    def draw(axes: "Axes") -> None:
         settings_over([setting], xlabel="tokens", ylabel="success", has_markers=True)(axes)
         axes.figure.canvas.draw()
         texts = [text for text in axes.get_xticklabels() if 0 <= text.get_position()[0] <= end]

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.utilities.schema_tools.validation import is_valid
 
 from envs.errors import ConfigError
 from flows.cli.options import parse_settings
@@ -22,6 +21,8 @@ def load(name: str, **overrides: Any) -> Pipeline:
 
 
 def is_accepted(overrides: dict[str, Any], *names: str) -> bool:
+    from prefect.utilities.schema_tools.validation import is_valid
+
     content = override_schemas([load(name) for name in names])
     schema = {"type": "object", "properties": content, "additionalProperties": False}
     return is_valid(

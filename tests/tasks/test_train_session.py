@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ray.exceptions import OutOfMemoryError
 from safetensors.torch import save_file
 
 from envs.errors import ConfigError, WingspanError
@@ -193,6 +192,8 @@ def test_the_best_policy_is_that_of_a_round_that_is_still_believed(tmp_path: Pat
 
 
 def test_a_remote_traceback_in_an_error_is_cut_to_its_cause() -> None:
+    from ray.exceptions import OutOfMemoryError
+
     remote = "\x1b[36mray::Worker.update()\x1b[39m (pid=7)\n  File \"x.py\", line 3\nKeyError: 'x'\n"
     assert describe_remote(RuntimeError(remote)) == "RuntimeError: KeyError: 'x'"
     assert describe_remote(RuntimeError("two\n lines")) == "RuntimeError: two lines"

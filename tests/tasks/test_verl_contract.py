@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from envs.errors import ConfigError
@@ -306,6 +305,8 @@ def added_options(ours: dict[str, Any], verls: dict[str, Any], *, prefix: str = 
 
 def test_every_option_is_one_that_verl_knows(verl: ModuleType, tmp_path: Path) -> None:
     """`verl_config` may add options: one that an upgrade renames would be set, and nothing would read it."""
+    from hydra import compose, initialize_config_dir
+
     folder = Path(str(verl.__file__)).parent / "trainer" / "config"
     with initialize_config_dir(config_dir=str(folder), version_base=None):
         verls = OmegaConf.to_container(compose("ppo_trainer"))
