@@ -2,11 +2,13 @@
 
 An agent owns the form of the conversation and nothing else. It is the same in a script, in evaluation and in
 training, because it never sees a token: tokens belong to the renderer, and the effects of calls to the tools.
+`AGENTS` has one for each of this project's formats, and those of plug-ins.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -14,6 +16,7 @@ from agents.formats import ACTIONS, FORMATS, NATIVE, turn_parser
 from agents.formats.calls import ParsedTurn
 from agents.prompting.tools_prompt import tools_prompt
 from envs.errors import ConfigError
+from envs.requirements.plugins import Registry
 from envs.types import Image, Item, Message
 
 Schema = Mapping[str, Any]
@@ -136,3 +139,34 @@ class FormatAgent(Agent):
         if self.format == "react":
             return [Message("user", "\n".join(f"Observation: {text}" for text in observations))]
         return super().reply(turn, observations)
+
+
+MakeAgent = Callable[[Sequence[Schema]], Agent]
+"""Makes an agent that has the tools of these schemas."""
+
+
+def _make_builtin(format: str, schemas: Sequence[Schema]) -> Agent:
+    return FormatAgent(format, schemas=schemas)
+
+
+def _validate_maker(name: str, value: Any) -> MakeAgent:
+    if not callable(value):
+        raise ConfigError(f"format {name!r} is a {type(value).__name__}; name a class of agents.agent.Agent")
+    make: MakeAgent = value
+    return make
+
+
+AGENTS: Registry[MakeAgent] = Registry(
+    "format",
+    {name: partial(_make_builtin, name) for name in FORMATS},
+    group="wingspan.formats",
+    origin="agents/formats/__init__.py",
+    validate=_validate_maker,
+)
+
+
+def register_format(name: str, make: MakeAgent) -> None:
+    """Make the format `name` known in this process: `make`, such as a class of `Agent`, takes the schemas
+    of the tools. Entry points of the group `wingspan.formats` are known in every process. Raises
+    `ConfigError` if another format has this name."""
+    AGENTS.register(name, make)

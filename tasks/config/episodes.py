@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from agents.agent import Agent, FormatAgent, Schema
+from agents.agent import AGENTS, Agent, FormatAgent, Schema
 from agents.formats import FORMATS, NATIVE
-from agents.formats.registry import AGENTS
 from agents.prompting.native_tools import check_native
 from agents.rewards import REWARDS, CombinedReward, Reward
 from agents.rewards.types import PREFIX, check_items, require_reward

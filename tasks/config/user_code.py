@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.formats.registry import AGENTS
+from agents.agent import AGENTS
 from agents.rewards import REWARDS
 from agents.tools.registry import TOOLS
 from envs.registry import ENVIRONMENTS, FAMILIES, is_user_env

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.formats.registry import AGENTS, register_format
+from agents.agent import AGENTS, register_format
 from agents.rewards import REWARDS, register_reward, reward
 from agents.tools.registry import TOOLS, get_tool, register_tool
 from agents.tools.tool import tool
