@@ -27,7 +27,6 @@ from flows.display.display import Display
 from flows.display.state import StageState
 from flows.endings.stopping import on_stop
 from flows.lineage.lock_file import locked_receipt
-from flows.lineage.recorder import Recorder
 from flows.lineage.reuse import copy_outputs
 from flows.lineage.stages import (
     LOCK_FILE,
@@ -45,6 +44,7 @@ from flows.orchestrator.assets import describe_assets, stage_assets
 from flows.orchestrator.page import PrefectPage
 from flows.orchestrator.runs import open_local_results, read_receipt
 from flows.plan import Plan
+from flows.recorder import Recorder
 from tasks.cluster.address import cluster_address
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import changed_parameters, write_changes

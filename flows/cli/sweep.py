@@ -43,12 +43,12 @@ def sweep(
 
     from flows.commands.compare import show
     from flows.commands.costs import COST_COLUMNS
+    from flows.commands.sweep_costs import list_sweep_costs
     from flows.display.tables import print_table
     from flows.endings.guardian import guard
     from flows.endings.stopping import DIED, Stoppable, resume_hint
     from flows.lock import lock
     from flows.orchestrator.runs import TemporaryServer, server_url
-    from flows.sweep.costs import list_sweep_costs
     from flows.sweep.plan import plan_sweep
 
     guard(if_killed=f"{DIED}; {resume_hint()}")

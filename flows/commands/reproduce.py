@@ -16,9 +16,9 @@ from pathlib import Path
 from envs.errors import ConfigError, WingspanError, list_names
 from envs.redaction import REDACTION
 from envs.requirements.data_sets import ROOT_VARIABLE, data_root
-from flows.lineage.recorder import describe_environment
 from flows.lineage.worktree import NAME, check_commit, check_data, make_worktree, remove_worktree
 from flows.program import PROGRAM, REPRODUCTION, to_options
+from flows.recorder import describe_environment
 from tasks.cluster.python_path import python_path
 from tasks.reporting.reproduction import Outcome, Reproduction, compare_reproduction
 from tasks.runs.folders import RUNS

@@ -1,6 +1,6 @@
 """What a run was made from: `lineage.json` in its workspace, and as an artifact of its MLflow run.
 
-`flows/lineage/recorder.py` writes it while stages run; `wingspan lineage` shows it, and `wingspan reproduce`
+`flows/recorder.py` writes it while stages run; `wingspan lineage` shows it, and `wingspan reproduce`
 makes the run again from it. Paths are relative to the project; hashes are MD5s as DVC writes them.
 """
 

@@ -22,7 +22,6 @@ from envs.errors import ConfigError, MissingDependency
 from envs.files import check_writable, write_atomically
 from flows.cli.app import app
 from flows.commands.preview import list_notes, preview
-from flows.lineage.recorder import Recorder
 from flows.lineage.stages import (
     IfChanged,
     cache_key,
@@ -34,6 +33,7 @@ from flows.lineage.stages import (
 from flows.lineage.versioning import check_lock
 from flows.lock import lock
 from flows.plan import Plan, check_model, check_plan, check_run, make_plan
+from flows.recorder import Recorder
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from flows.commands.lineage import format_code
-from flows.lineage.recorder import Recorder
 from flows.lineage.reuse import copy_outputs
 from flows.lineage.stages import Stage, declared_stages, make_receipt, stage_key
 from flows.plan import Plan
+from flows.recorder import Recorder
 from tasks.config.pipelines import load_pipeline
 from tasks.data.hashes import path_md5
 from tasks.runs.provenance import head_commit, installed_packages, make_patch, provenance, uncommitted_files

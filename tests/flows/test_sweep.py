@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from envs.errors import ConfigError, WingspanError
 from flows.cli.app import app
 from flows.cli.options import parse_axes, parse_seeds
+from flows.commands.sweep_costs import list_sweep_costs, total_seconds
 from flows.lock import lock
 from flows.plan import find_disk_need
-from flows.sweep.costs import list_sweep_costs, total_seconds
 from flows.sweep.flow import LOG, RunState, conclude, run_all, sweep
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
 from tasks.config.parameters import write_changes

@@ -9,13 +9,13 @@ import platform
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from envs.errors import ConfigError
 from envs.redaction import redact
 from envs.registry import get_env
 from envs.requirements.data_sets import RECEIPT, DataSet
 from flows.lineage.stages import Receipt, Stage, hash_deps, row_sources
+from flows.plan import Plan
 from tasks.config.data import FOLDER as DATA
 from tasks.config.data import HUB
 from tasks.config.pipelines import Pipeline
@@ -39,14 +39,11 @@ from tasks.tracking.lineage_record import (
     read_lineage,
 )
 
-if TYPE_CHECKING:
-    from flows.plan import Plan
-
 
 class Recorder:
     """Writes the lineage of one run."""
 
-    def __init__(self, plan: "Plan") -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._code: CodeVersion | None = None
 
