@@ -11,7 +11,7 @@ from typing import Any
 from envs.files import read_json, write_json
 from tasks.config.pipelines import Pipeline
 
-PARAMETERS = "parameters.json"
+CHANGES = "parameters.json"
 """The file in the workspace: `{"pipeline": name, "changed": {key: [value in pipelines.yaml, value
 here]}}`."""
 MAX_LEVELS = 3
@@ -65,15 +65,15 @@ def changed_parameters(pipeline: Pipeline, *, default: Pipeline) -> dict[str, tu
 
 def write_changes(workspace: Path, *, name: str, changes: Mapping[str, tuple[Any, Any]]) -> None:
     """Write `parameters.json` of a run of pipeline `name`."""
-    write_json(workspace / PARAMETERS, {"pipeline": name, "changed": changes})
+    write_json(workspace / CHANGES, {"pipeline": name, "changed": changes})
 
 
 def read_pipeline_name(workspace: Path) -> str | None:
     """The name of the pipeline that the run in `workspace` is of; None if it was not recorded."""
-    return read_json(workspace / PARAMETERS).get("pipeline")
+    return read_json(workspace / CHANGES).get("pipeline")
 
 
 def read_changes(workspace: Path) -> dict[str, tuple[Any, Any]]:
     """The `changed_parameters` of the run in `workspace`; empty if they were not recorded."""
-    changes = read_json(workspace / PARAMETERS).get("changed", {})
+    changes = read_json(workspace / CHANGES).get("changed", {})
     return {key: (before, after) for key, (before, after) in changes.items()}

@@ -10,19 +10,19 @@ from tasks.config.parameters import flat
 from tasks.runs.folders import RunFolder
 from tasks.runs.lines import parse_json
 
-PARAMETERS = "parameters.json"
+ALL_PARAMETERS = "parameters.json"
 """The file in the folder of the report with all parameters of the run."""
 
 
 def recorded_parameters(folder: Path) -> dict[str, Any]:
     """All parameters, as far as they are recorded: while training runs, its own; in the end, all."""
     interrupted_params = try_read_json(folder / "train" / "inputs.json").get("params", {})
-    return {**interrupted_params, **try_read_json(folder / "report" / PARAMETERS)}
+    return {**interrupted_params, **try_read_json(folder / "report" / ALL_PARAMETERS)}
 
 
 def read_parameters(workspace: Path) -> Mapping[str, Any]:
     """The parameters of the run of `workspace` by dotted key; empty where its report did not record them."""
-    return dict(flat(read_json(workspace / "report" / PARAMETERS), sep="."))
+    return dict(flat(read_json(workspace / "report" / ALL_PARAMETERS), sep="."))
 
 
 def find_run_tokenizer(run: RunFolder) -> Path | None:

@@ -42,7 +42,7 @@ from tasks.reporting.results import (
     read_results,
     stages_of,
 )
-from tasks.runs.parameters import PARAMETERS
+from tasks.runs.parameters import ALL_PARAMETERS
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.provenance import provenance
 from tasks.tracking.lineage_record import LINEAGE
@@ -110,7 +110,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     )
     path = write_page(workspace / "report", page=page, plots=plots)
     text = json.dumps(pipeline.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    write_atomically(path.with_name(PARAMETERS), text + "\n")
+    write_atomically(path.with_name(ALL_PARAMETERS), text + "\n")
     metrics = main_figures(results, changes=changes)
     write_figures(workspace, metrics=metrics, results=results, groupings=all_groupings)
     return path
