@@ -67,18 +67,10 @@ class RequestLimits:
 
     def check(self, subject: str) -> None:
         """Raise `ConfigError` for a number that is not above 0; `subject` begins the text."""
-        limits = (
-            "request_timeout_s",
-            "max_attempts",
-            "backoff_s",
-            "max_backoff_s",
-            "requests_per_s",
-            "max_concurrency",
-        )
-        for name in limits:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{subject}: {name}={value}; give a number above 0")
+        for limit in fields(RequestLimits):
+            value = getattr(self, limit.name)
+            if limit.name != "api_key_variable" and value is not None and not value > 0:
+                raise ConfigError(f"{subject}: {limit.name}={value}; give a number above 0")
 
     def key(self, subject: str) -> str | None:
         """The key, if one is needed; raises `ConfigError` if its environment variable is not set."""
