@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from agents.agent import FormatAgent
 from agents.rollout.episode import EpisodeConfig
@@ -230,12 +231,13 @@ def test_what_cannot_be_asked_is_refused_before_anything_starts(run_folder: Path
         with pytest.raises(ConfigError, match=text):
             plan_fork(parent, turn, ForkRequest(**options))
     for options, text in (
-        ({"samples": 0}, "--samples 0; give 1 or more"),
         ({"is_person": True, "temperature": 0.5}, "--temperature 0.5 is for policies"),
         ({"is_person": True, "samples": 4}, "--samples 4 is for policies"),
     ):
         with pytest.raises(ConfigError, match=text):
             ForkRequest(**options)
+    with pytest.raises(ValidationError, match="samples"):
+        ForkRequest(samples=0)
 
 
 def test_the_value_of_a_turn_is_the_mean_outcome_with_its_interval() -> None:

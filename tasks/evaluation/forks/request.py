@@ -9,7 +9,7 @@ from pydantic import model_validator
 from agents.clients.endpoint import Endpoint
 from agents.huggingface.files import decoder
 from agents.rollout.replay import Past
-from agents.settings import Settings
+from agents.settings import Positive, Settings
 from envs.errors import ConfigError
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, reward_of
@@ -36,12 +36,12 @@ class ForkRequest(Settings):
     api_key_from: str | None = None
     is_person: bool = False
     """Whether a person goes on, and no policy."""
-    samples: int = 1
+    samples: Positive = 1
     temperature: float | None = None
     seed: int | None = None
     observation: str | None = None
     """Shown in place of that of the turn, which is then repeated as well."""
-    max_turns: int | None = None
+    max_turns: Positive | None = None
     """The limit of the whole episode."""
     pipeline: str | None = None
     overrides: Mapping[str, Any] = {}
@@ -49,10 +49,6 @@ class ForkRequest(Settings):
     @model_validator(mode="after")
     def _can_be_met(self) -> "ForkRequest":
         """Raises `ConfigError`."""
-        for name in ("samples", "max_turns"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}; give 1 or more")
         for name in _OF_POLICIES:
             value = getattr(self, name)
             if self.is_person and value != ForkRequest.model_fields[name].default:
