@@ -20,7 +20,7 @@ from flows.lineage.worktree import NAME, check_commit, check_data, make_worktree
 from flows.program import PROGRAM, REPRODUCTION, to_options
 from flows.recorder import describe_environment
 from tasks.cluster.python_path import python_path
-from tasks.reporting.reproduction import Outcome, Reproduction, compare_reproduction
+from tasks.reporting.reproduction import Reproduction, compare_reproduction
 from tasks.runs.folders import RUNS
 from tasks.runs.provenance import describe_machine, installed_packages
 from tasks.tracking.lineage_record import LINEAGE, LineageRecord
@@ -93,7 +93,7 @@ def reproduce(request: ReproductionRequest, *, folder: Path, temporary: str) -> 
         is_workspace=True,
         run_id=None,
     )
-    return compare_reproduction(_outcome(request.run), _outcome(reproduction))
+    return compare_reproduction(request.run, reproduction)
 
 
 @contextmanager
@@ -104,10 +104,6 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
         yield folder
     finally:
         remove_worktree(folder)
-
-
-def _outcome(run: FoundRun) -> Outcome:
-    return Outcome(lineage=run.lineage, evaluation=run.evaluation, steps=run.steps)
 
 
 def _run(arguments: list[str], *, project: Path, temporary: str) -> int:

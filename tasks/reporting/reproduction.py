@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from tasks.config.parameters import flat
+from tasks.config.parameters import differing_values, flat
 from tasks.tracking.lineage_record import LineageRecord
 from tasks.tracking.names import TOOL_SECONDS, step_metric
+from tasks.tracking.references import FoundRun
 
 COLUMNS = ("", "run", "reproduced", "difference")
 EQUAL = "equal"
@@ -21,17 +22,6 @@ MAX_METRICS = 12
 """Metrics of training that differ and are listed."""
 _NOT_COMPARED = ("time/", "system/")
 _MISSING = "missing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The results of a finished run."""
-
-    lineage: LineageRecord
-    evaluation: Mapping[str, Any]
-    """`evaluation.json`."""
-    steps: Sequence[Mapping[str, Any]]
-    """`train/metrics.jsonl`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +54,8 @@ class Reproduction:
         return all(line.is_equal for line in self.lines if line.decides)
 
 
-def compare_reproduction(first: Outcome, second: Outcome) -> Reproduction:
-    """Compare the run `first` with its reproduction `second`."""
+def compare_reproduction(first: FoundRun, second: FoundRun) -> Reproduction:
+    """Compare the run `first` with its reproduction `second`. Raises as `FoundRun.evaluation`."""
     return Reproduction(
         [
             *_compare_parameters(first.lineage, second.lineage),
@@ -80,7 +70,7 @@ def compare_reproduction(first: Outcome, second: Outcome) -> Reproduction:
 
 def _compare_parameters(first: LineageRecord, second: LineageRecord) -> Iterator[ComparisonLine]:
     before, after = (dict(flat(lineage.parameters, sep=".")) for lineage in (first, second))
-    differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    differing = differing_values(before, after)
     if not differing:
         count = f"{len(before)} values"
         yield ComparisonLine(name="parameters", first=count, second=count, difference=EQUAL, is_equal=True)

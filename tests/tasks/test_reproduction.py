@@ -1,11 +1,14 @@
 """What counts as equal, and how differences are shown: numbers by hand."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from tasks.reporting.reproduction import ComparisonLine, Outcome, compare_reproduction
+from tasks.reporting.reproduction import ComparisonLine, compare_reproduction
 from tasks.tracking.lineage_record import LineageRecord
+from tasks.tracking.references import FoundRun
 from tests.support.lineage_toy import lineage_of
 
 EVALUATION = {"before": {"sampled": {"success": 0.25, "turns": 3.5}}, "after": {"sampled": {"success": 0.5}}}
@@ -13,11 +16,25 @@ STEPS = [{"step": 1, "reward": 0.5, "kl": 0.1, "seconds": 1.0}, {"step": 2, "rew
 LINEAGE = lineage_of(Path("runs/toy"))
 
 
+def write_run(
+    folder: Path,
+    *,
+    evaluation: Any = EVALUATION,
+    steps: Sequence[Any] = STEPS,
+    lineage: LineageRecord = LINEAGE,
+) -> FoundRun:
+    (folder / "train").mkdir(parents=True)
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    (folder / "train" / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    return FoundRun(reference=str(folder), lineage=lineage, folder=folder, is_workspace=True, run_id=None)
+
+
 def compare(
     *, evaluation: Any = EVALUATION, steps: Sequence[Any] = STEPS, lineage: LineageRecord = LINEAGE
 ) -> tuple[bool, dict[str, ComparisonLine]]:
-    first = Outcome(lineage=LINEAGE, evaluation=EVALUATION, steps=STEPS)
-    comparison = compare_reproduction(first, Outcome(lineage=lineage, evaluation=evaluation, steps=steps))
+    with TemporaryDirectory() as first, TemporaryDirectory() as second:
+        other = write_run(Path(second), evaluation=evaluation, steps=steps, lineage=lineage)
+        comparison = compare_reproduction(write_run(Path(first)), other)
     return comparison.is_equal, {line.name.strip(): line for line in comparison.lines}
 
 
@@ -50,11 +67,10 @@ def test_the_smallest_difference_is_one_and_the_first_step_of_each_metric_is_sho
     assert "reward, step 2" not in lines
 
 
-def test_not_a_number_equals_itself_alone() -> None:
-    nan = [{"step": 1, "reward": float("nan")}]
-    first = Outcome(lineage=LINEAGE, evaluation=EVALUATION, steps=nan)
+def test_not_a_number_equals_itself_alone(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "first", steps=[{"step": 1, "reward": float("nan")}])
     assert compare_reproduction(first, first).is_equal
-    number = Outcome(lineage=LINEAGE, evaluation=EVALUATION, steps=[{"step": 1, "reward": 0.0}])
+    number = write_run(tmp_path / "number", steps=[{"step": 1, "reward": 0.0}])
     assert not compare_reproduction(first, number).is_equal
 
 
