@@ -34,8 +34,8 @@ from flows.lineage.stages import (
     Stage,
     cache_key,
     check_written,
+    find_difference,
     has_inputs,
-    holds,
     make_receipt,
     stage_key,
 )
@@ -125,7 +125,7 @@ def read_finished(plan: Plan) -> dict[str, Any] | None:
     results = open_local_results()
     for stage in plan.stages.values():
         receipt = read_receipt(results, cache_key(stage, stage_key(stage)))
-        if receipt is None or not holds(stage, receipt):
+        if receipt is None or find_difference(stage, receipt) is not None:
             return None
     title = f"{plan.name} in {plan.workspace}"
     with Display(title, stages=list(plan.stages), steps={}, steps_per_round=1) as display:
@@ -231,10 +231,10 @@ class Run:
             return False
         key = cache_key(stage, self.key(stage))
         receipt = read_receipt(self._receipts, key)
-        if receipt is not None and holds(stage, receipt):
+        if receipt is not None and find_difference(stage, receipt) is None:
             return True
         receipt = locked_receipt(stage, name=self.plan.name) if self.plan.is_tracked else None
-        if receipt is None or not holds(stage, receipt):
+        if receipt is None or find_difference(stage, receipt) is not None:
             return False
         self._receipts.write(receipt, key=key)
         self._recorder.accept(receipt)

@@ -12,14 +12,13 @@ from typing import Any
 
 from envs.errors import ConfigError
 from flows.lineage.lock_file import locked_entry, locked_receipt
-from flows.lineage.stages import LOCK_FILE, Receipt, Stage, cache_key, stage_key, would_resume
+from flows.lineage.stages import LOCK_FILE, Stage, cache_key, find_difference, stage_key, would_resume
 from flows.orchestrator.runs import open_local_results, read_receipt
 from flows.plan import Plan, check_run, make_plan
 from tasks.cluster.address import cluster_address
 from tasks.cluster.memory import find_memory_needs
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves
-from tasks.data.hashes import path_md5
 from tasks.tracking.lineage_record import LINEAGE, read_lineage
 from tasks.verl import checkpoints
 
@@ -118,28 +117,17 @@ def _forecast(plan: Plan, stage: Stage, *, earlier: Sequence[Forecast]) -> Forec
     if first is not None:
         return Forecast(stage.name, True, f"it comes after {first}, which would run")
     receipt = read_receipt(open_local_results(), cache_key(stage, stage_key(stage)))
-    difference = _difference(stage, receipt) if receipt is not None else None
-    if receipt is not None and difference is None:
+    reason = find_difference(stage, receipt) if receipt is not None else None
+    if receipt is not None and reason is None:
         return Forecast(stage.name, False, "finished on the same code, parameters and inputs")
     locked = locked_receipt(stage, name=plan.name) if plan.is_tracked else None
-    locked_difference = _difference(stage, locked) if locked is not None else None
+    locked_difference = find_difference(stage, locked) if locked is not None else None
     if locked is not None and locked_difference is None:
         return Forecast(stage.name, False, f"up to date, as recorded in {LOCK_FILE}")
-    reason = difference or _resumption(stage)
+    reason = reason or _resumption(stage)
     if reason is None and not any(out.exists() for out in stage.outs):
         reason = "it has not run in this workspace"
     return Forecast(stage.name, True, reason or locked_difference or _explain_no_receipt(plan, stage))
-
-
-def _difference(stage: Stage, receipt: Receipt) -> str | None:
-    """How the outputs of `stage` differ from those of `receipt`; None if they do not."""
-    for out, md5 in receipt.outputs.items():
-        path = stage.workspace / out
-        if not path.exists():
-            return f"{path} is missing"
-        if path_md5(path) != md5:
-            return f"{path} was changed"
-    return None
 
 
 def _explain_no_receipt(plan: Plan, stage: Stage) -> str:

@@ -204,9 +204,17 @@ def make_receipt(stage: Stage) -> Receipt:
     return Receipt(stage.name, outputs)
 
 
-def holds(stage: Stage, receipt: Receipt) -> bool:
-    """Whether the outputs of `stage` exist and are those of `receipt`."""
-    return all(out.exists() for out in stage.outs) and make_receipt(stage) == receipt
+def find_difference(stage: Stage, receipt: Receipt) -> str | None:
+    """How the outputs of `stage` differ from those of `receipt`; None if they do not."""
+    outs = {str(out.relative_to(stage.workspace)): out for out in stage.outs}
+    if outs.keys() != receipt.outputs.keys():
+        return f"{STAGES_FILE} declares other outputs"
+    for name, out in outs.items():
+        if not out.exists():
+            return f"{out} is missing"
+        if path_md5(out) != receipt.outputs[name]:
+            return f"{out} was changed"
+    return None
 
 
 def claim_checkpoints(train: Stage, *, if_changed: IfChanged) -> bool:

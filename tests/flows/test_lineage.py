@@ -17,7 +17,7 @@ from flows.lineage.stages import (
     Stage,
     claim_checkpoints,
     declared_stages,
-    holds,
+    find_difference,
     make_receipt,
     stage_key,
     would_resume,
@@ -168,12 +168,15 @@ def test_a_receipt_holds_until_an_output_is_altered_or_gone(project: Path) -> No
     stored_receipt = JSONSerializer().loads(JSONSerializer().dumps(receipt))
     assert stored_receipt == receipt
     assert isinstance(stored_receipt, Receipt)
-    assert holds(stage, stored_receipt)
+    assert find_difference(stage, stored_receipt) is None
     policy = Path("runs", NAME, "policy")
     (policy / "a.txt").write_text("altered")
-    assert not holds(stage, stored_receipt)
+    assert find_difference(stage, stored_receipt) == f"{policy} was changed"
     shutil.rmtree(policy)
-    assert not holds(stage, stored_receipt)
+    assert find_difference(stage, stored_receipt) == f"{policy} is missing"
+    for other_outputs in ({"train/best": "0" * 32}, {**receipt.outputs, "train/best": "0" * 32}):
+        other = Receipt("train", other_outputs)
+        assert find_difference(stage, other) == "dvc.yaml declares other outputs"
 
 
 def test_a_missing_input_is_named(project: Path) -> None:

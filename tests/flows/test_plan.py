@@ -414,6 +414,11 @@ def test_the_plan_names_the_stages_that_would_run_and_why(project: Path, storage
     file.unlink()
     assert preview(NAME, overrides={}, workspace=None)[1][1].reason == f"{file} is missing"
 
+    finish(project, "provision")
+    with edit_yaml(project / "dvc.yaml") as document:
+        document["stages"]["provision"]["do"]["outs"].append("runs/${key}/more.json")
+    assert preview(NAME, overrides={}, workspace=None)[1][1].reason == "dvc.yaml declares other outputs"
+
 
 @pytest.mark.heavy
 def test_the_plan_does_not_call_changed_what_has_only_lost_its_receipts(project: Path, storage: None) -> None:
