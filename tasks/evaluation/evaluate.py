@@ -107,9 +107,10 @@ def _read_partial(file: Path, plan: EvaluationPlan) -> dict[tuple[int, int], Tra
     drop_incomplete_line(file)
     trajectories = [trajectory for trajectory in read_trajectories(file) if not trajectory.has_failed]
     write_trajectories(file, trajectories)
-    indices = {item.item_id: index for index, item in enumerate(plan.items)}
+    indices = {(item.env, item.item_id): index for index, item in enumerate(plan.items)}
     return {
-        (indices[trajectory.item.item_id], trajectory.sample_index): trajectory for trajectory in trajectories
+        (indices[trajectory.item.env, trajectory.item.item_id], trajectory.sample_index): trajectory
+        for trajectory in trajectories
     }
 
 
