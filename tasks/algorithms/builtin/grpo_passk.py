@@ -24,11 +24,11 @@ class GrpoPassk(OnlineAlgorithm):
 
         scores = batch.scores
         advantages = torch.zeros_like(scores)
-        for number in batch.group.unique():
-            members = (batch.group == number).nonzero().squeeze(1)
-            if len(members) > 1:
-                highest, places = scores[members].topk(2)
-                advantages[members[places[0]]] = highest[0] - highest[1]
+        by_score = scores.argsort(descending=True)
+        by_group = by_score[batch.group[by_score].argsort(stable=True)]  # and in each by score
+        size = torch.bincount(batch.group)
+        best = (size.cumsum(0) - size)[size > 1]
+        advantages[by_group[best]] = scores[by_group[best]] - scores[by_group[best + 1]]
         if self.normalize_by_std:
             advantages = advantages / (batch.group_std(scores) + 1e-6)
         return Estimate(batch.spread(advantages * ~batch.has_equal_rewards(scores)))
