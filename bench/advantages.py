@@ -9,8 +9,8 @@ and milliseconds of its CPU time, the fewest of several calls: other work on the
 
 Prints one JSON object:
 
-- `write`: to fill a new tensor of the result's shape with zeros
-- `ours`: `OnlineAlgorithm.estimate`, by algorithm
+- `write`, `copy`: to fill a new tensor of the result's shape with zeros, and with another tensor's numbers
+- `ours`: `OnlineAlgorithm.estimate`, by algorithm, the reading of the trajectories included
 - `verl`: verl's function, by the name of ours
 """
 
@@ -19,6 +19,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,12 +61,18 @@ def measure(*, conversations: int, tokens: int, repeats: int) -> dict[str, Any]:
         "conversations": conversations,
         "tokens": tokens,
         "write": milliseconds(lambda: torch.zeros(conversations, tokens), repeats),
-        "ours": {a.name: milliseconds(partial(a.estimate, batch), repeats) for a in algorithms},
+        "copy": milliseconds(batch.old_log_probs.clone, repeats),
+        "ours": {a.name: milliseconds(partial(estimate, a, batch), repeats) for a in algorithms},
         "verl": {
             name: milliseconds(verl_function(verl_name, options, batch), repeats)
             for name, (verl_name, options) in VERL.items()
         },
     }
+
+
+def estimate(algorithm: OnlineAlgorithm, batch: Conversations) -> None:
+    """As in a step: without what an earlier estimate has read from the trajectories."""
+    algorithm.estimate(replace(batch))
 
 
 def milliseconds(function: Callable[[], object], repeats: int) -> float:
