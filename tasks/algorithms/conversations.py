@@ -6,13 +6,17 @@ place where a segment ends, and its result is put back into the rows that are tr
 (`tasks/verl/advantages.py`).
 
 Shapes: `C` conversations of the step, `T` sampled tokens of the longest and `N` turns of the one with the
-most, left-aligned.
+most, left-aligned. All tensors are in the CPU's memory, as the rows are, whatever device trains.
+
+What takes time is to write tensors of [C, T]: an estimator computes with numbers per conversation or per turn
+where it can, and spreads them over the tokens once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,19 +24,22 @@ from agents.types import Trajectory
 from tasks.algorithms.algorithm import Estimate as Estimate  # with what it is made of, for users' algorithms
 from tasks.algorithms.equality import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE
 
-_ROWS = 32
-"""Conversations whose numbers are converted to float64 at once: they stay in the cache."""
+_CACHED = 1 << 17
+"""Numbers of a tensor that are computed with at once: a few such tensors fit into a core's cache."""
+
+_CHUNK = 32
+"""Steps whose discounted sums are one product with a matrix; twice as many take twice as long to multiply."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversations:
-    """What an advantage estimator is given."""
+    """What an advantage estimator is given. Tensors of [C, T] are 0 where `mask` is False."""
 
     trajectories: Sequence[Trajectory]  # [C]
     group: Tensor  # [C], int64: conversations of one item have the same number
     mask: Tensor  # [C, T], bool
     turn_scores: Tensor  # [C, N], float64: reward of each turn, before the KL penalty
-    kl_penalty: Tensor | None = None  # [C, T], subtracted from each token's reward; 0 where `mask` is False
+    kl_penalty: Tensor | None = None  # [C, T], subtracted from each token's reward
     old_log_probs: Tensor  # [C, T]
     values: Tensor | None = None  # [C, T], of the critic, at the state before each token is sampled
     sum_pi_squared: Tensor | None = None  # [C, T]: Σπ² over the vocabulary, of the policy that sampled
@@ -47,7 +54,7 @@ class Conversations:
         """[C, N], float64: `turn_scores` less the KL penalty of the turn's tokens."""
         if self.kl_penalty is None:
             return self.turn_scores
-        return self.turn_scores - self.turn_sum(self.kl_penalty.double())
+        return self.turn_scores - self.turn_sum(self.kl_penalty)
 
     @property
     def scores(self) -> Tensor:
@@ -58,15 +65,13 @@ class Conversations:
     def token_rewards(self) -> Tensor:
         """[C, T], as the log-probs' type: each turn's score on its last token, less the KL penalty. For
         estimators that compute with each token and compare no sum with another."""
-        ends = (self.turn_lengths[:, :-1].cumsum(1) - 1).clamp(min=0)
-        scores = self.turn_scores.to(self.old_log_probs.dtype)
-        rewards = torch.zeros_like(self.old_log_probs).scatter_add_(1, ends, scores)
+        rewards = self._place(self.turn_scores, self.turn_starts + self.turn_lengths[:, :-1] - 1)
         return rewards if self.kl_penalty is None else rewards.sub_(self.kl_penalty)
 
     @property
     def lengths(self) -> Tensor:
         """[C], int64: sampled tokens."""
-        return _row_sums(self.mask, torch.int64)
+        return by_rows(lambda mask: _convert(mask, torch.float32).sum(1), self.mask).long()
 
     def spread(self, per_conversation: Tensor) -> Tensor:
         """[C] → [C, T], as the log-probs' type: the same value on every token of a conversation, 0
@@ -83,27 +88,44 @@ class Conversations:
 
     @property
     def turn_starts(self) -> Tensor:
-        """[C, T], bool: the first token of each turn."""
+        """[C, N], int64: the place of each turn's first token; after the last turn, the first without one."""
         lengths = self.turn_lengths[:, :-1]
-        rows, turns = lengths.nonzero(as_tuple=True)
-        starts = torch.zeros_like(self.mask)
-        starts[rows, (lengths.cumsum(1) - lengths)[rows, turns]] = True
-        return starts
+        return lengths.cumsum(1) - lengths
+
+    def at_turn_starts(self, per_turn: Tensor) -> Tensor:
+        """[C, N] → [C, T], as the log-probs' type: each value on the first token of its turn, 0 elsewhere."""
+        return self._place(per_turn, self.turn_starts)
+
+    def first_of_turns(self, values: Tensor) -> Tensor:
+        """[C, T] → [C, N]: the value of each turn's first token, 0 after the last turn."""
+        starts = self.turn_starts.clamp(max=self.mask.shape[1] - 1)
+        return values.gather(1, starts).where(self.turn_lengths[:, :-1] > 0, 0.0)
+
+    def _place(self, per_turn: Tensor, places: Tensor) -> Tensor:
+        """[C, N] → [C, T]: each turn's value at its place, `places` [C, N]; 0 elsewhere."""
+        values = per_turn.where(self.turn_lengths[:, :-1] > 0, 0.0).to(self.old_log_probs.dtype)
+        zeros = torch.from_numpy(np.zeros(self.mask.shape, values.numpy().dtype))
+        return zeros.scatter_add_(1, places.clamp(min=0, max=self.mask.shape[1] - 1), values)
 
     @cached_property
     def turn_lengths(self) -> Tensor:
         """[C, N + 1], int64: sampled tokens of each turn, and at the end the places without a token."""
         lengths = [[len(turn.completion.token_ids) for turn in t.turns] for t in self.trajectories]
         longest = max(map(len, lengths), default=0)
-        counts = torch.tensor([row + [0] * (longest + 1 - len(row)) for row in lengths])
+        # numpy reads lists in a fifth of torch's time
+        padded = [row + [0] * (longest + 1 - len(row)) for row in lengths]
+        counts = torch.from_numpy(np.array(padded, dtype=np.int64))
         counts[:, -1] = self.mask.shape[1] - counts.sum(1)
         return counts
 
     def turn_sum(self, values: Tensor) -> Tensor:
-        """[C, N]: the sum of `values` [C, T] over each turn."""
-        lengths = self.turn_lengths
-        sums = torch.segment_reduce(values.reshape(-1), "sum", lengths=lengths.view(-1))
-        return sums.view(lengths.shape)[:, :-1]
+        """[C, N], float64: the sum of `values` [C, T] over each turn."""
+
+        def sums(values: Tensor, lengths: Tensor) -> Tensor:
+            flat = torch.segment_reduce(values.double().reshape(-1), "sum", lengths=lengths.reshape(-1))
+            return flat.view(lengths.shape)
+
+        return by_rows(sums, values, self.turn_lengths)[:, :-1]
 
     def spread_turns(self, per_turn: Tensor) -> Tensor:
         """[C, N] → [C, T], as the log-probs' type: the same value on every token of a turn, 0 elsewhere."""
@@ -144,18 +166,6 @@ class Conversations:
         deviation + 1e-6 if `normalize_by_std`; exactly 0 in a group of equal values."""
         return compare(values, self.group, normalize_by_std=normalize_by_std)
 
-    def whiten(self, values: Tensor) -> Tensor:
-        """[C, T]: `values`, which are 0 where `mask` is False, shifted and scaled to mean 0 and variance 1
-        over all tokens of the step (verl's `masked_whiten`)."""
-        count = int(self.lengths.sum())
-        if count < 2:
-            return values
-        mean = _row_sums(values, torch.float64).sum() / count
-        parts = zip(values.split(_ROWS), self.mask.split(_ROWS), strict=True)
-        squares = sum(float(((part.double() - mean).square() * mask).sum()) for part, mask in parts)
-        scale = (squares / (count - 1) + 1e-8) ** -0.5
-        return torch.where(self.mask, (values - mean.to(values.dtype)) * scale, 0.0)
-
 
 def are_equal(values: Tensor, place: Tensor) -> Tensor:
     """[N], bool: whether all `values` [N] of the same `place` [N], int64, from 0, are equal but for rounding
@@ -188,32 +198,101 @@ def compare(values: Tensor, place: Tensor, *, normalize_by_std: bool) -> Tensor:
     return difference * ~are_equal(values, place)
 
 
-def _row_sums(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """[C]; torch converts all of a tensor before it adds anything."""
-    return torch.cat([rows.sum(1, dtype=dtype) for rows in values.split(_ROWS)])
+def by_rows(compute: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """[C, …]: `compute(*tensors)`, where each row depends on the same row of the `tensors` [C, …] alone.
+
+    `compute` gets a few rows at a time, so that what it makes on the way stays in the cache. The result is an
+    array of numpy's, which are on huge pages: to write it for the first time takes a third of the time.
+    """
+    blocks = _blocks_of_rows(*tensors)
+    first = compute(*next(blocks))
+    result = torch.from_numpy(np.empty((len(tensors[0]), *first.shape[1:]), first.numpy().dtype))
+    result[: len(first)] = first
+    for rows, block in zip(result.split(len(first))[1:], blocks, strict=True):
+        rows.copy_(compute(*block))
+    return result
+
+
+def _blocks_of_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The `tensors` [C, …], a few rows at a time."""
+    columns = max(tensor[0].numel() for tensor in tensors)
+    num_rows = max(1, _CACHED // max(1, columns))
+    return zip(*(tensor.split(num_rows) for tensor in tensors), strict=True)
+
+
+def whiten_(values: Tensor, counts: Tensor) -> Tensor:
+    """Shift and scale `values`, in place, to mean 0 and variance 1 over all tokens of the step, `counts` of
+    which have a value; 0 where none has. Return `values` (verl's `masked_whiten`).
+
+    Shapes: both [C] with the lengths of conversations, [C, N] with those of turns, or [C, T] with the mask.
+    """
+
+    def moments(part: Tensor, counts: Tensor) -> Tensor:
+        part, weights = part.reshape(len(part), -1), _convert(counts, part.dtype).reshape(len(part), -1)
+        total = weights.sum(1)
+        mean = (part * weights).sum(1) / total.clamp(min=1)
+        squares = (part - mean.unsqueeze(1)).square_().mul_(weights).sum(1)
+        return torch.stack([total, mean, squares], 1).double()
+
+    totals, means, squares = by_rows(moments, values, counts).unbind(1)
+    total = float(totals.sum())
+    if total < 2:
+        return values
+    mean = float((totals * means).sum()) / total
+    # the variance within rows and that between them
+    variance = float((squares + totals * (means - mean).square()).sum()) / (total - 1)
+    scale = (variance + 1e-8) ** -0.5
+    for part, part_counts in _blocks_of_rows(values, counts):
+        part.sub_(mean).mul_(scale).mul_(_convert(part_counts, part.dtype).clamp(max=1))
+    return values
+
+
+def _convert(counts: Tensor, dtype: torch.dtype) -> Tensor:
+    """`counts` or a mask as another type; torch takes five times as long for a mask as for the same bytes."""
+    return (counts.view(torch.uint8) if counts.dtype == torch.bool else counts).to(dtype)
 
 
 def discounted_returns(rewards: Tensor, *, gamma: float) -> Tensor:
     """[C, T]: Σ over l ≥ k of gamma^(l − k)·rewards_l."""
-    if gamma == 1.0:
-        return rewards.flip(1).cumsum(1).flip(1)
-    returns = torch.empty_like(rewards)
-    running = rewards.new_zeros(len(rewards))
-    for place in reversed(range(rewards.shape[1])):
-        running = rewards[:, place] + gamma * running
-        returns[:, place] = running
-    return returns
+    return by_rows(lambda part: _discount(part, gamma), rewards)
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> Tensor:
+def gae(rewards: Tensor, values: Tensor, *, gamma: float, lam: float) -> Tensor:
     """[C, T]: generalized advantage estimation (arXiv 1506.02438, equation 16) over steps, be they tokens or
-    turns; all arguments are 0 where `mask` is False, and the value after the last step is 0."""
-    following = torch.nn.functional.pad(values[:, 1:], (0, 1))
-    return discounted_returns((rewards + gamma * following - values) * mask, gamma=gamma * lam)
+    turns; both arguments are 0 after the last step, and so is the result."""
+
+    def estimate(rewards: Tensor, values: Tensor) -> Tensor:
+        deltas = rewards - values  # and of all but the last step, + γ·V of the next
+        deltas[:, :-1].add_(values[:, 1:], alpha=gamma)
+        return _discount(deltas, gamma * lam)
+
+    return by_rows(estimate, rewards, values)
+
+
+def _discount(rewards: Tensor, gamma: float) -> Tensor:
+    """`discounted_returns`: the sums within chunks of steps are one product with a matrix, and what follows a
+    chunk is the same problem for the first sums of chunks."""
+    steps = rewards.shape[1]
+    if steps <= _CHUNK:
+        return rewards @ _powers(gamma, steps, rewards.dtype)
+    powers = _powers(gamma, _CHUNK, rewards.dtype)
+    chunks = torch.nn.functional.pad(rewards, (0, -steps % _CHUNK)).unflatten(1, (-1, _CHUNK))
+    returns = chunks @ powers
+    following = _discount(returns[:, 1:, 0], gamma**_CHUNK)
+    returns[:, :-1].addcmul_(following.unsqueeze(2), gamma * powers[-1])
+    return returns.flatten(1)[:, :steps]
+
+
+@cache
+def _powers(gamma: float, steps: int, dtype: torch.dtype) -> Tensor:
+    """[steps, steps]: gamma^(l − k) in row l and column k ≤ l, 0 elsewhere."""
+    step = torch.arange(steps)
+    return torch.pow(gamma, (step.unsqueeze(1) - step).clamp(min=0).to(dtype)).tril()
 
 
 def turn_scores_of(trajectories: Sequence[Trajectory]) -> Tensor:
     """[C, N], float64: the reward of each turn; 0 where a conversation has no more turns."""
     rewards = [[turn.reward for turn in trajectory.turns] for trajectory in trajectories]
     longest = max(map(len, rewards), default=0)
-    return torch.tensor([row + [0.0] * (longest - len(row)) for row in rewards], dtype=torch.float64)
+    padded = [row + [0.0] * (longest - len(row)) for row in rewards]
+    return torch.from_numpy(np.array(padded, dtype=np.float64))

@@ -69,9 +69,10 @@ class Distillation(OnlineAlgorithm):
         import torch
 
         from tasks.algorithms.builtin.grpo import Grpo
+        from tasks.algorithms.conversations import by_rows
 
         assert batch.teacher_log_probs is not None, "the teacher computed no log-probs"
-        advantages = torch.where(batch.mask, batch.teacher_log_probs - batch.old_log_probs, 0.0)
+        advantages = by_rows(torch.sub, batch.teacher_log_probs, batch.old_log_probs)
         if self.reward_weight:
-            advantages = advantages + self.reward_weight * Grpo().estimate(batch).advantages
+            advantages.add_(Grpo().estimate(batch).advantages, alpha=self.reward_weight)
         return Estimate(advantages)

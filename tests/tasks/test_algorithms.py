@@ -25,7 +25,7 @@ from tests.support.turn_indices import turn_indices
 torch = pytest.importorskip("torch")
 
 from bench.advantages import random_batch  # noqa: E402
-from tasks.algorithms.conversations import Conversations, discounted_returns, gae, turn_scores_of  # noqa: E402
+from tasks.algorithms.conversations import Conversations, discounted_returns, gae, turn_scores_of, whiten_  # noqa: E402
 from tasks.algorithms.losses import PolicyLoss, Tokens, Vanilla  # noqa: E402
 from tasks.verl.rows import fields_of, rows_of, tag_of  # noqa: E402
 
@@ -134,7 +134,7 @@ def test_gae_by_hand() -> None:
     batch = conversations(GROUPS)
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(batch.mask.shape, generator=generator) * batch.mask
-    actual = gae(batch.token_rewards, values, batch.mask, gamma=gamma, lam=lam)
+    actual = gae(batch.token_rewards, values, gamma=gamma, lam=lam)
     for row, (v, r, m) in enumerate(
         zip(values.tolist(), batch.token_rewards.tolist(), batch.mask, strict=True)
     ):
@@ -144,6 +144,46 @@ def test_gae_by_hand() -> None:
         for k in range(length):
             reference = sum((gamma * lam) ** (j - k) * deltas[j] for j in range(k, length))
             assert float(actual[row, k]) == pytest.approx(reference, abs=1e-6)
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0)])
+def test_gae_of_long_conversations_is_the_recursion(gamma: float, lam: float) -> None:
+    """1,100 steps are chunks of chunks, and 130 conversations more than are computed with at once."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 1101, (130, 1), generator=generator)
+    mask = torch.arange(1100) < lengths
+    rewards, values = torch.randn(2, *mask.shape, generator=generator) * mask
+    actual = gae(rewards, values, gamma=gamma, lam=lam)
+    assert torch.equal(actual, gae(rewards, values, gamma=gamma, lam=lam))
+    following_value = following_advantage = torch.zeros(130, dtype=torch.float64)
+    for place in reversed(range(1100)):
+        delta = rewards[:, place] + gamma * following_value - values[:, place]
+        following_advantage = delta + gamma * lam * following_advantage
+        following_value = values[:, place].double()
+        torch.testing.assert_close(actual[:, place].double(), following_advantage, atol=1e-4, rtol=1e-5)
+
+
+def test_numbers_of_conversations_and_turns_are_whitened_over_their_tokens() -> None:
+    batch = conversations(GROUPS)
+    lengths = batch.turn_lengths[:, :-1]
+    for per_part, counts, spread in (
+        (batch.scores, batch.lengths, batch.spread),
+        (batch.turn_scores, lengths, batch.spread_turns),
+        (spread_far(batch), batch.mask, lambda values: values),
+    ):
+        tokens = spread(per_part)[batch.mask].tolist()
+        mean, deviation = fmean(tokens), stdev(tokens)
+        actual = spread(whiten_(per_part.clone(), counts))
+        assert actual[batch.mask].tolist() == pytest.approx(
+            [(x - mean) / deviation for x in tokens], abs=1e-5
+        )
+        assert not actual[~batch.mask].any()
+
+
+def spread_far(batch: Conversations) -> Any:
+    """[C, T], far from 0: a variance that is a difference of squares would be lost in rounding."""
+    values = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0))
+    return (100 + values) * batch.mask
 
 
 def test_remax_compares_with_the_greedy_episode_of_the_item() -> None:

@@ -81,7 +81,10 @@ def advantages_of(name: str) -> Advantages:
         ]
         batch = batch_of(members)
         actual = parse_online(name).estimate(batch).advantages
-        return [row[starts].tolist() for row, starts in zip(actual, batch.turn_starts, strict=True)]
+        return [
+            row[starts[: len(episode)]].tolist()
+            for row, starts, episode in zip(actual, batch.turn_starts, group, strict=True)
+        ]
 
     return of_group
 

@@ -40,10 +40,12 @@ class Gdpo(OnlineAlgorithm):
 
     def estimate(self, batch: "Conversations") -> Estimate:
         """Raises `WingspanError` for a trajectory without one of the metrics."""
+        from tasks.algorithms.conversations import whiten_
+
         total = batch.scores.new_zeros(len(batch.group))
         for name, weight in self.rewards.items():
             total += weight * batch.compare(_metric(batch, name))
-        return Estimate(batch.whiten(batch.spread(total)))
+        return Estimate(batch.spread(whiten_(total, batch.lengths)))
 
 
 def _metric(batch: "Conversations", name: str) -> "Tensor":

@@ -20,8 +20,11 @@ class Ppo(ActorCritic):
 
     def estimate(self, batch: "Conversations") -> Estimate:
         """The estimate includes the returns, A + V."""
-        from tasks.algorithms.conversations import gae
+        import torch
+
+        from tasks.algorithms.conversations import by_rows, gae, whiten_
 
         values = batch.critic_values
-        advantages = gae(batch.token_rewards, values, batch.mask, gamma=self.gamma, lam=self.lam)
-        return Estimate(batch.whiten(advantages), (advantages + values) * batch.mask)
+        advantages = gae(batch.token_rewards, values, gamma=self.gamma, lam=self.lam)
+        returns = by_rows(torch.add, advantages, values)
+        return Estimate(whiten_(advantages, batch.mask), returns)

@@ -26,7 +26,7 @@ class ReinforcePlusPlus(OnlineAlgorithm):
     """Discount of a token."""
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        from tasks.algorithms.conversations import discounted_returns
+        from tasks.algorithms.conversations import discounted_returns, whiten_
 
-        returns = discounted_returns(batch.token_rewards, gamma=self.gamma) * batch.mask
-        return Estimate(batch.whiten(returns))
+        returns = discounted_returns(batch.token_rewards, gamma=self.gamma)
+        return Estimate(whiten_(returns, batch.mask))

@@ -19,5 +19,7 @@ class ReinforcePlusPlusBaseline(OnlineAlgorithm):
     name: str = "reinforce_plus_plus_baseline"
 
     def estimate(self, batch: "Conversations") -> Estimate:
+        from tasks.algorithms.conversations import whiten_
+
         scores = batch.scores
-        return Estimate(batch.whiten(batch.spread(scores - batch.group_mean(scores))))
+        return Estimate(batch.spread(whiten_(scores - batch.group_mean(scores), batch.lengths)))

@@ -23,9 +23,11 @@ class Remax(OnlineAlgorithm):
     name: str = "remax"
 
     def estimate(self, batch: "Conversations") -> Estimate:
-        from tasks.algorithms.conversations import discounted_returns
+        import torch
+
+        from tasks.algorithms.conversations import by_rows, discounted_returns
 
         if batch.greedy_rewards is None:
             raise WingspanError("remax: no greedy episodes were played")
         returns = discounted_returns(batch.token_rewards, gamma=1.0)
-        return Estimate((returns - batch.greedy_rewards.to(returns.dtype).unsqueeze(1)) * batch.mask)
+        return Estimate(by_rows(torch.sub, returns, batch.spread(batch.greedy_rewards)))

@@ -27,15 +27,15 @@ class TurnPpo(ActorCritic):
 
     def estimate(self, batch: "Conversations") -> Estimate:
         """The estimate includes the returns, A + V at the first token of each turn."""
-        from tasks.algorithms.conversations import gae
+        from tasks.algorithms.conversations import gae, whiten_
 
-        starts = batch.turn_starts
-        values = batch.turn_sum(batch.critic_values * starts)
-        is_turn = batch.turn_sum(starts.to(values.dtype)) > 0
-        advantages = gae(batch.turn_rewards, values, is_turn, gamma=self.gamma, lam=self.lam)
-        share = batch.lengths / is_turn.sum(1)
+        lengths = batch.turn_lengths[:, :-1]
+        values = batch.first_of_turns(batch.critic_values)
+        advantages = gae(batch.turn_rewards, values, gamma=self.gamma, lam=self.lam)
+        returns = advantages + values
+        share = batch.lengths / (lengths > 0).sum(1)
         return Estimate(
-            advantages=batch.whiten(batch.spread_turns(advantages)),
-            returns=batch.spread_turns(advantages + values) * starts,
-            return_weights=batch.spread(share) * starts,
+            advantages=batch.spread_turns(whiten_(advantages, lengths)),
+            returns=batch.at_turn_starts(returns),
+            return_weights=batch.at_turn_starts(share.unsqueeze(1).expand_as(lengths)),
         )
