@@ -277,7 +277,7 @@ def _discount(rewards: Tensor, gamma: float) -> Tensor:
         return rewards @ _powers(gamma, steps, rewards.dtype)
     powers = _powers(gamma, _CHUNK, rewards.dtype)
     chunks = torch.nn.functional.pad(rewards, (0, -steps % _CHUNK)).unflatten(1, (-1, _CHUNK))
-    returns = chunks @ powers
+    returns: Tensor = chunks @ powers
     following = _discount(returns[:, 1:, 0], gamma**_CHUNK)
     returns[:, :-1].addcmul_(following.unsqueeze(2), gamma * powers[-1])
     return returns.flatten(1)[:, :steps]
@@ -287,7 +287,9 @@ def _discount(rewards: Tensor, gamma: float) -> Tensor:
 def _powers(gamma: float, steps: int, dtype: torch.dtype) -> Tensor:
     """[steps, steps]: gamma^(l − k) in row l and column k ≤ l, 0 elsewhere."""
     step = torch.arange(steps)
-    return torch.pow(gamma, (step.unsqueeze(1) - step).clamp(min=0).to(dtype)).tril()
+    powers = torch.full((steps, steps), gamma, dtype=torch.float64)
+    powers.pow_((step.unsqueeze(1) - step).clamp(min=0))
+    return powers.tril().to(dtype)
 
 
 def turn_scores_of(trajectories: Sequence[Trajectory]) -> Tensor:
