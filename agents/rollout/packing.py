@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from agents.types import Trajectory, Turn
 from envs.types import Image
 
+_Prompt = tuple[tuple[int, ...], tuple[Image, ...]]
+"""Token ids and images."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSegment:
@@ -33,6 +36,20 @@ def pack(trajectory: Trajectory) -> list[PackedSegment]:
     A segment ends with its last sampled token: the observation after it is dropped. Raises `ValueError` for a
     failed episode and for a turn without a sampled token, neither of which may be trained on.
     """
+    return [_pack_segment(prompt, turns) for prompt, turns in _segments(trajectory)]
+
+
+def segment_lengths(trajectory: Trajectory) -> list[int]:
+    """The tokens of each segment, its prompt included, without packing them. Raises as `pack` does."""
+    return [
+        len(prompt_ids)
+        + sum(len(turn.completion.token_ids) for turn in turns)
+        + sum(len(turn.observation_ids) for turn in turns[:-1])
+        for (prompt_ids, _), turns in _segments(trajectory)
+    ]
+
+
+def _segments(trajectory: Trajectory) -> list[tuple[_Prompt, list[Turn]]]:
     where = trajectory.where
     if trajectory.has_failed:
         raise ValueError(f"{where}: a failed episode never trains ({trajectory.error}); drop it and count it")
@@ -48,10 +65,10 @@ def pack(trajectory: Trajectory) -> list[PackedSegment]:
             prompts.append((turn.prompt_ids, turn.prompt_images))
             segments.append([])
         segments[-1].append(turn)
-    return [_pack_segment(prompt, turns) for prompt, turns in zip(prompts, segments, strict=True) if turns]
+    return [(prompt, turns) for prompt, turns in zip(prompts, segments, strict=True) if turns]
 
 
-def _pack_segment(prompt: tuple[tuple[int, ...], tuple[Image, ...]], turns: Sequence[Turn]) -> PackedSegment:
+def _pack_segment(prompt: _Prompt, turns: Sequence[Turn]) -> PackedSegment:
     ids: list[int] = []
     mask: list[int] = []
     observation_mask: list[int] = []

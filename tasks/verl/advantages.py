@@ -45,18 +45,21 @@ class JoinedRows:
         self._places = torch.cat(places)
         """[N]: of each sampled token among the tokens of all rows."""
         self.mask = torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)
+        self._places_joined = self.mask.view(-1).nonzero().squeeze(1)
+        """[N]: of the same tokens among the places of `mask`."""
 
     def join(self, name: str) -> torch.Tensor:
         """[C, T]: a field of the rows, 0 where there is no token."""
         flat = torch.cat(self._data[name].unbind())
-        joined = flat.new_zeros(self.mask.shape)
-        joined[self.mask] = flat[self._places]
-        return joined
+        joined = flat.new_zeros(self.mask.numel())
+        return joined.index_copy_(0, self._places_joined, flat.index_select(0, self._places)).view_as(
+            self.mask
+        )
 
     def split(self, values: torch.Tensor) -> torch.Tensor:
         """[C, T] → nested [rows, tokens], 0 on tokens that were not sampled."""
         flat = values.new_zeros(sum(self._lengths))
-        flat[self._places] = values[self.mask]
+        flat.index_copy_(0, self._places, values.reshape(-1).index_select(0, self._places_joined))
         return torch.nested.as_nested_tensor(list(flat.split(self._lengths)), layout=torch.jagged)
 
 

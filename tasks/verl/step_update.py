@@ -40,12 +40,8 @@ class StepUpdate:
             trained=trained, advantages=estimate.advantages, log_ratios=log_ratios, entropies=entropies
         )
 
-    def of_turns(self, trajectory: Trajectory) -> list[TurnUpdate] | None:
-        """None if the trajectory, of this step, was not trained on."""
-        places = (place for place, other in enumerate(self.trained.values()) if other is trajectory)
-        place = next(places, None)
-        if place is None:
-            return None
+    def of_turns(self, trajectory: Trajectory, *, place: int) -> list[TurnUpdate]:
+        """The numbers of each turn of `trajectory`, which is in `place` among those of `trained`."""
         lengths = [len(turn.completion.token_ids) for turn in trajectory.turns]
         columns = [_split(values, place, lengths) for values in (self.log_ratios, self.entropies)]
         return [
@@ -62,13 +58,15 @@ class StepUpdate:
 
 def list_updates(update: StepUpdate | None, trajectories: Sequence[Trajectory]) -> list[TrajectoryUpdate]:
     """The updates of `trajectories`, in order; `update`: of their step, None if it trained on nothing."""
+    places = {} if update is None else {id(t): place for place, t in enumerate(update.trained.values())}
+
+    def turns_of(trajectory: Trajectory) -> list[TurnUpdate] | None:
+        place = places.get(id(trajectory))
+        return None if update is None or place is None else update.of_turns(trajectory, place=place)
+
     return [
-        TrajectoryUpdate(
-            item_id=trajectory.item.item_id,
-            sample_index=trajectory.sample_index,
-            turns=None if update is None else update.of_turns(trajectory),
-        )
-        for trajectory in trajectories
+        TrajectoryUpdate(item_id=t.item.item_id, sample_index=t.sample_index, turns=turns_of(t))
+        for t in trajectories
     ]
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.rollout.packing import pack
+from agents.rollout.packing import pack, segment_lengths
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from tests.support.toy import toy_item
 
@@ -77,6 +77,7 @@ def test_segments_by_hand() -> None:
         a_turn([16], [23], prompt=[1, 8, 7]),
         a_turn([17], [24]),
     ]
+    assert segment_lengths(a_trajectory(turns, prompt=[1, 2])) == [2 + 4, 2 + 2, 3 + 3]
     first, second, third = pack(a_trajectory(turns, prompt=[1, 2]))
     assert [s.prompt_ids for s in (first, second, third)] == [(1, 2), (1, 9), (1, 8, 7)]
     assert [s.response_ids for s in (first, second, third)] == [(11, 12, 21, 13), (14, 15), (16, 23, 17)]

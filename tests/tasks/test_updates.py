@@ -112,8 +112,7 @@ def test_an_advantage_that_differs_within_a_turn_is_kept_by_token(verl: ModuleTy
     lengths = [len(turn.completion.token_ids) for turn in trajectory.turns]
     advantages = torch.arange(sum(lengths) + 3.0)[None] / 3
     update = StepUpdate(trained={"a_0": trajectory}, advantages=advantages, log_ratios=None, entropies=None)
-    turns = update.of_turns(trajectory)
-    assert turns is not None
+    turns = update.of_turns(trajectory, place=0)
     tokens: list[float] = []
     for turn, length in zip(turns, lengths, strict=True):
         values = turn.advantages if isinstance(turn.advantages, list) else [turn.advantages]
