@@ -1,6 +1,9 @@
 """What all tests share: their markers, time limits and order, and the way to import verl."""
 
+import asyncio
+import functools
 import gc
+import inspect
 import os
 import tempfile
 from collections.abc import Generator, Iterator
@@ -80,6 +83,13 @@ def pytest_sessionfinish() -> None:
     """Leave what there is to the end of the process: pytest would look through it five times, for seconds."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Run a coroutine test in its own event loop, which ends with it; pytest alone would fail such a test."""
+    if inspect.iscoroutinefunction(test := pyfuncitem.obj):
+        pyfuncitem.obj = functools.wraps(test)(lambda **fixtures: asyncio.run(test(**fixtures)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

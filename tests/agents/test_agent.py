@@ -143,14 +143,12 @@ def test_a_call_of_an_agent_without_tools_counts_for_no_reward() -> None:
     assert trajectory.reward == 0.0
 
 
-def test_a_stop_text_ends_a_turn_and_is_not_part_of_it() -> None:
-    trajectory = asyncio.run(
-        play_toy(
-            ScriptedSampler(["Thought: x\nAction: add 3\nObservation: 3", "no more"], encode=encode),
-            agent=FormatAgent("action"),
-            limits=LIMITS,
-            sampling=SamplingParams(max_tokens=1, stop=("\nObservation:",)),
-        )
+async def test_a_stop_text_ends_a_turn_and_is_not_part_of_it() -> None:
+    trajectory = await play_toy(
+        ScriptedSampler(["Thought: x\nAction: add 3\nObservation: 3", "no more"], encode=encode),
+        agent=FormatAgent("action"),
+        limits=LIMITS,
+        sampling=SamplingParams(max_tokens=1, stop=("\nObservation:",)),
     )
     (turn,) = trajectory.turns
     assert turn.text == "Thought: x\nAction: add 3"
@@ -284,7 +282,7 @@ def test_earlier_messages_of_an_item_open_the_conversation() -> None:
     )
 
 
-def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again() -> None:
+async def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again() -> None:
     num_requests = 0
 
     @reward(max_attempts=2)
@@ -301,17 +299,13 @@ def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again() -> 
     )
     config = EpisodeConfig(agent=FormatAgent("action"), limits=LIMITS, reward=judge)
     envs: EnvManager = toys(ToyEnv, capacity=2)
-
-    async def main() -> list[list[Trajectory]]:
-        return await run_groups(
-            [toy_item()],
-            GroupSpec(name="p", num_samples=2, max_attempts=5),
-            envs=envs,
-            start_conversation=start_conversation,
-            get_config=lambda _: config,
-        )
-
-    [group] = asyncio.run(main())
+    [group] = await run_groups(
+        [toy_item()],
+        GroupSpec(name="p", num_samples=2, max_attempts=5),
+        envs=envs,
+        start_conversation=start_conversation,
+        get_config=lambda _: config,
+    )
     assert [t.stop_reason for t in group] == [StopReason.ERROR] * 2
     assert all("RewardFailed" in (t.error or "") and t.attempts == 1 for t in group)
     assert num_requests == 4  # once, and once again, for each

@@ -1,6 +1,5 @@
 """The formats in plain text (ReAct, code, Search-R1), thoughts, types from schemas, and the bounds of all."""
 
-import asyncio
 import enum
 
 import pytest
@@ -190,7 +189,7 @@ def test_arguments_get_the_types_of_the_schema(kind: str | list[str], text: str,
     assert type(turn.calls[0].arguments["x"]) is type(value)
 
 
-def test_arguments_get_the_types_of_models_and_enumerations() -> None:
+async def test_arguments_get_the_types_of_models_and_enumerations() -> None:
     class Grade(enum.IntEnum):
         GOOD = 1
 
@@ -206,7 +205,7 @@ def test_arguments_get_the_types_of_models_and_enumerations() -> None:
     texts = {"place": '{"x": 3}', "then": '{"x": 4}', "grade": "1", "all": '[{"x": 5}]'}
     parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
     turn = turn_parser("qwen3", [visit.schema])(f"<function=visit>\n{parameters}</function>")
-    assert asyncio.run(visit.call(turn.calls[0].arguments)).observation == "[3,4,1,5]"
+    assert (await visit.call(turn.calls[0].arguments)).observation == "[3,4,1,5]"
 
 
 def test_a_definition_that_refers_to_itself_is_followed_once() -> None:

@@ -1,6 +1,5 @@
 """The gateway, by the real `openai` client on a real port: completions, tools, streams, limits."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -28,123 +27,82 @@ CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "iron", "top_k": 
 END = toy_tokenizer().eos_token_id
 
 
-def run(work: Any) -> None:
-    asyncio.run(asyncio.wait_for(work, 300))
+async def test_a_conversation_is_one_segment_of_the_sampled_tokens() -> None:
+    says = ["Action: add 1", "Action: add 2"]
+    gateway = make_gateway(make_sampler(says))
+    async with gateway.listening(), gateway.session(ITEM, sample_index=4, metadata={"kind": "a"}) as session:
+        async with client_of(session.base_url) as client:
+            first = await ask(client, [QUESTION])
+            assert first.content == says[0]
+            more = {"role": "user", "content": [{"type": "text", "text": "The total is 1."}]}
+            messages: list[Any] = [QUESTION, to_history(first), more]
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+        trajectory = session.trajectory(reward=1.0, success=True)
+    assert answer.choices[0].finish_reason == "stop"
+    (segment,) = pack(trajectory)
+    assert list(segment.prompt_ids) == encode(
+        "<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    reply_ids = encode("\n<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n")
+    sampled_ids = [[*encode(text), END] for text in says]
+    assert list(segment.response_ids) == sampled_ids[0] + reply_ids + sampled_ids[1]
+    assert list(segment.response_mask) == [1] * len(sampled_ids[0]) + [0] * len(reply_ids) + [1] * len(
+        sampled_ids[1]
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(sampled_ids[1])
+    assert answer.usage.prompt_tokens == len(segment.prompt_ids) + len(sampled_ids[0]) + len(reply_ids)
+    assert (trajectory.item, trajectory.sample_index, trajectory.reward, trajectory.success) == (
+        ITEM,
+        4,
+        1.0,
+        True,
+    )
+    assert [turn.observation for turn in trajectory.turns] == ["The total is 1.", ""]
+    assert [turn.reward for turn in trajectory.turns] == [0.0, 1.0]
+    assert trajectory.metrics == {"parse_failures": 0, "segments": 1, "other_sampling": 0}
+    assert trajectory.labels == {"kind": "a"}
 
 
-def test_a_conversation_is_one_segment_of_the_sampled_tokens() -> None:
-    async def work() -> None:
-        says = ["Action: add 1", "Action: add 2"]
-        gateway = make_gateway(make_sampler(says))
-        async with (
-            gateway.listening(),
-            gateway.session(ITEM, sample_index=4, metadata={"kind": "a"}) as session,
-        ):
-            async with client_of(session.base_url) as client:
-                first = await ask(client, [QUESTION])
-                assert first.content == says[0]
-                more = {"role": "user", "content": [{"type": "text", "text": "The total is 1."}]}
-                messages: list[Any] = [QUESTION, to_history(first), more]
-                answer = await client.chat.completions.create(model="policy", messages=messages)
-            trajectory = session.trajectory(reward=1.0, success=True)
-        assert answer.choices[0].finish_reason == "stop"
-        (segment,) = pack(trajectory)
-        assert list(segment.prompt_ids) == encode(
-            "<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\n"
-        )
-        reply_ids = encode("\n<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n")
-        sampled_ids = [[*encode(text), END] for text in says]
-        assert list(segment.response_ids) == sampled_ids[0] + reply_ids + sampled_ids[1]
-        assert list(segment.response_mask) == [1] * len(sampled_ids[0]) + [0] * len(reply_ids) + [1] * len(
-            sampled_ids[1]
-        )
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == len(sampled_ids[1])
-        assert answer.usage.prompt_tokens == len(segment.prompt_ids) + len(sampled_ids[0]) + len(reply_ids)
-        assert (trajectory.item, trajectory.sample_index, trajectory.reward, trajectory.success) == (
-            ITEM,
-            4,
-            1.0,
-            True,
-        )
-        assert [turn.observation for turn in trajectory.turns] == ["The total is 1.", ""]
-        assert [turn.reward for turn in trajectory.turns] == [0.0, 1.0]
-        assert trajectory.metrics == {"parse_failures": 0, "segments": 1, "other_sampling": 0}
-        assert trajectory.labels == {"kind": "a"}
-
-    run(work())
+async def test_a_history_that_was_changed_begins_a_segment() -> None:
+    gateway = make_gateway(make_sampler(lambda name, turn: f"Thought: {name[-1]} {turn}"))
+    async with gateway.listening(), gateway.session(ITEM) as session:
+        async with client_of(session.base_url) as client:
+            first = to_history(await ask(client, [QUESTION]))
+            more = {"role": "user", "content": "The total is 1."}
+            second = to_history(await ask(client, [QUESTION, first, more]))
+            system = {"role": "system", "content": "A summary."}
+            await ask(client, [system, QUESTION, first, more, second, more])
+            changed_message = {**first, "content": "Thought: another"}
+            await ask(client, [QUESTION, changed_message, more])
+        trajectory = session.trajectory(reward=1.0)
+    assert [turn.text for turn in trajectory.turns] == [
+        "Thought: 0 0",
+        "Thought: 0 1",
+        "Thought: 1 0",
+        "Thought: 2 0",
+    ]
+    assert [turn.prompt_ids is None for turn in trajectory.turns] == [True, True, False, False]
+    assert [turn.reward for turn in trajectory.turns] == [0, 0, 0, 1.0]
+    assert trajectory.metrics["segments"] == len(pack(trajectory)) == 3
 
 
-def test_a_history_that_was_changed_begins_a_segment() -> None:
-    async def work() -> None:
-        gateway = make_gateway(make_sampler(lambda name, turn: f"Thought: {name[-1]} {turn}"))
-        async with gateway.listening(), gateway.session(ITEM) as session:
-            async with client_of(session.base_url) as client:
-                first = to_history(await ask(client, [QUESTION]))
-                more = {"role": "user", "content": "The total is 1."}
-                second = to_history(await ask(client, [QUESTION, first, more]))
-                system = {"role": "system", "content": "A summary."}
-                await ask(client, [system, QUESTION, first, more, second, more])
-                changed_message = {**first, "content": "Thought: another"}
-                await ask(client, [QUESTION, changed_message, more])
-            trajectory = session.trajectory(reward=1.0)
-        assert [turn.text for turn in trajectory.turns] == [
-            "Thought: 0 0",
-            "Thought: 0 1",
-            "Thought: 1 0",
-            "Thought: 2 0",
-        ]
-        assert [turn.prompt_ids is None for turn in trajectory.turns] == [True, True, False, False]
-        assert [turn.reward for turn in trajectory.turns] == [0, 0, 0, 1.0]
-        assert trajectory.metrics["segments"] == len(pack(trajectory)) == 3
-
-    run(work())
-
-
-def test_interleaved_conversations_are_a_segment_each_and_the_last_answer_comes_last() -> None:
-    async def work() -> None:
-        gateway = make_gateway(make_sampler(lambda name, turn: f"Action: {name[-1]} {turn}"))
-        async with gateway.listening(), gateway.session(ITEM) as session:
-            async with client_of(session.base_url) as client:
-                talks: list[list[Any]] = [[QUESTION], [{"role": "user", "content": "You find things out."}]]
-                for talk in (0, 1, 0, 1, 0):
-                    answer = await ask(client, talks[talk])
-                    talks[talk] += [to_history(answer), {"role": "user", "content": "Go on."}]
-            trajectory = session.trajectory(turn_rewards=[0.1, 0.2, 0.3, 0.4, 0.5])
-        assert [turn.text[-3:] for turn in trajectory.turns] == ["1 0", "1 1", "0 0", "0 1", "0 2"]
-        assert [turn.reward for turn in trajectory.turns] == [0.2, 0.4, 0.1, 0.3, 0.5]
-        assert len(pack(trajectory)) == 2
-
-    run(work())
+async def test_interleaved_conversations_are_a_segment_each_and_the_last_answer_comes_last() -> None:
+    gateway = make_gateway(make_sampler(lambda name, turn: f"Action: {name[-1]} {turn}"))
+    async with gateway.listening(), gateway.session(ITEM) as session:
+        async with client_of(session.base_url) as client:
+            talks: list[list[Any]] = [[QUESTION], [{"role": "user", "content": "You find things out."}]]
+            for talk in (0, 1, 0, 1, 0):
+                answer = await ask(client, talks[talk])
+                talks[talk] += [to_history(answer), {"role": "user", "content": "Go on."}]
+        trajectory = session.trajectory(turn_rewards=[0.1, 0.2, 0.3, 0.4, 0.5])
+    assert [turn.text[-3:] for turn in trajectory.turns] == ["1 0", "1 1", "0 0", "0 1", "0 2"]
+    assert [turn.reward for turn in trajectory.turns] == [0.2, 0.4, 0.1, 0.3, 0.5]
+    assert len(pack(trajectory)) == 2
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_calls_of_tools_come_back_and_the_tokens_go_on(is_streamed: bool) -> None:
-    async def work() -> None:
-        gateway = make_gateway(make_sampler([f"Thought: look.\n{CALL}", "It is 5."]))
-        async with gateway.listening(), gateway.session(ITEM) as session:
-            async with client_of(session.base_url) as client:
-                if is_streamed:
-                    call = await streamed_call(client)
-                else:
-                    message = await ask(client, [QUESTION], tools=[SEARCH])
-                    assert message.content == "Thought: look."
-                    [call] = [to_history(call) for call in message.tool_calls]
-                says = {"role": "assistant", "content": "Thought: look.", "tool_calls": [call]}
-                assert call["function"]["name"] == "search"
-                arguments = json.loads(call["function"]["arguments"])
-                assert arguments == {"query": "iron", "top_k": 2}
-                call["function"]["arguments"] = json.dumps(dict(reversed(arguments.items())), indent=1)
-                tool_output = {"role": "tool", "tool_call_id": call["id"], "content": "Iron: 5."}
-                last = await ask(client, [QUESTION, says, tool_output], tools=[SEARCH])
-            trajectory = session.trajectory(reward=1.0)
-        assert (last.content, last.tool_calls) == ("It is 5.", None)
-        (segment,) = pack(trajectory)
-        text = toy_tokenizer().decode(segment.prompt_ids + segment.response_ids)
-        assert '"description": "Finds passages."' in text
-        assert f"{CALL}<|im_end|>\n<|im_start|>tool\nIron: 5.<|im_end|>" in text
-        assert trajectory.turns[0].action == 'search({"query": "iron", "top_k": 2})'
-
+async def test_calls_of_tools_come_back_and_the_tokens_go_on(is_streamed: bool) -> None:
     async def streamed_call(client: Any) -> dict[str, Any]:
         stream = await client.chat.completions.create(
             model="policy",
@@ -166,75 +124,84 @@ def test_calls_of_tools_come_back_and_the_tokens_go_on(is_streamed: bool) -> Non
         assert usage.completion_tokens == len(encode(f"Thought: look.\n{CALL}")) + 1
         return {"id": calls[0].id, "type": "function", "function": calls[0].function.model_dump()}
 
-    run(work())
+    gateway = make_gateway(make_sampler([f"Thought: look.\n{CALL}", "It is 5."]))
+    async with gateway.listening(), gateway.session(ITEM) as session:
+        async with client_of(session.base_url) as client:
+            if is_streamed:
+                call = await streamed_call(client)
+            else:
+                message = await ask(client, [QUESTION], tools=[SEARCH])
+                assert message.content == "Thought: look."
+                [call] = [to_history(call) for call in message.tool_calls]
+            says = {"role": "assistant", "content": "Thought: look.", "tool_calls": [call]}
+            assert call["function"]["name"] == "search"
+            arguments = json.loads(call["function"]["arguments"])
+            assert arguments == {"query": "iron", "top_k": 2}
+            call["function"]["arguments"] = json.dumps(dict(reversed(arguments.items())), indent=1)
+            tool_output = {"role": "tool", "tool_call_id": call["id"], "content": "Iron: 5."}
+            last = await ask(client, [QUESTION, says, tool_output], tools=[SEARCH])
+        trajectory = session.trajectory(reward=1.0)
+    assert (last.content, last.tool_calls) == ("It is 5.", None)
+    (segment,) = pack(trajectory)
+    text = toy_tokenizer().decode(segment.prompt_ids + segment.response_ids)
+    assert '"description": "Finds passages."' in text
+    assert f"{CALL}<|im_end|>\n<|im_start|>tool\nIron: 5.<|im_end|>" in text
+    assert trajectory.turns[0].action == 'search({"query": "iron", "top_k": 2})'
 
 
 @pytest.mark.parametrize("format", ["hermes", "qwen3", "llama3"])
-def test_calls_that_are_not_ours_are_rendered_as_the_template_writes_them(format: str) -> None:
-    async def work() -> None:
-        gateway = make_gateway(make_sampler(["Done."]), tokenizer_with(format))
-        call = {"name": "search", "arguments": '{"query": "iron"}'}
-        calls = [{"id": "call_1", "type": "function", "function": call}]
-        says = {"role": "assistant", "content": None, "tool_calls": calls}
-        tool_output = {"role": "tool", "tool_call_id": "call_1", "content": "Iron: 5."}
-        async with gateway.listening(), gateway.session(ITEM) as session:
-            async with client_of(session.base_url) as client:
-                await ask(client, [QUESTION, says, tool_output], tools=[SEARCH])
-            trajectory = session.trajectory()
-        read_calls = [{"function": {"name": "search", "arguments": {"query": "iron"}}}]
-        call_message = {"role": "assistant", "content": "", "tool_calls": read_calls}
-        whole = tokenizer_with(format).apply_chat_template(
-            [QUESTION, call_message, tool_output], tools=[SEARCH], tokenize=False, add_generation_prompt=True
-        )
-        assert toy_tokenizer().decode(trajectory.prompt_ids) == whole
-
-    run(work())
-
-
-def test_calls_that_cannot_be_read_are_text_and_counted() -> None:
-    async def work() -> None:
-        malformed_text = '<tool_call>{"name": "search", </tool_call>'
-        gateway = make_gateway(make_sampler([malformed_text]))
-        async with (
-            gateway.listening(),
-            gateway.session(ITEM) as session,
-            client_of(session.base_url) as client,
-        ):
-            message = await ask(client, [QUESTION], tools=[SEARCH])
-        assert (message.content, message.tool_calls) == (malformed_text, None)
-        assert session.trajectory().metrics["parse_failures"] == 1
-
-    run(work())
-
-
-def test_completions_respect_their_limits() -> None:
-    async def work() -> None:
-        gateway = make_gateway(make_sampler(["Action: add 1"] * 9), context_length=60)
-        async with (
-            gateway.listening(),
-            gateway.session(ITEM, max_turns=2) as session,
-            client_of(session.base_url) as client,
-        ):
-            answer = await client.chat.completions.create(
-                model="policy", messages=[QUESTION], max_tokens=2, temperature=0.5
-            )
-            assert answer.choices[0].finish_reason == "length"
-            long = {"role": "user", "content": "The total is " * 30}
-            with pytest.raises(openai.BadRequestError) as full:
-                await ask(client, [long])
-            assert (full.value.code, full.value.param) == ("context_length_exceeded", "messages")
-            assert session.stop_reason is StopReason.MAX_CONTEXT
-            await ask(client, [QUESTION])
-            with pytest.raises(openai.BadRequestError) as rejection:
-                await ask(client, [QUESTION])
-            assert rejection.value.code == "max_turns_reached"
+async def test_calls_that_are_not_ours_are_rendered_as_the_template_writes_them(format: str) -> None:
+    gateway = make_gateway(make_sampler(["Done."]), tokenizer_with(format))
+    call = {"name": "search", "arguments": '{"query": "iron"}'}
+    calls = [{"id": "call_1", "type": "function", "function": call}]
+    says = {"role": "assistant", "content": None, "tool_calls": calls}
+    tool_output = {"role": "tool", "tool_call_id": "call_1", "content": "Iron: 5."}
+    async with gateway.listening(), gateway.session(ITEM) as session:
+        async with client_of(session.base_url) as client:
+            await ask(client, [QUESTION, says, tool_output], tools=[SEARCH])
         trajectory = session.trajectory()
-        assert trajectory.stop_reason is StopReason.MAX_TURNS
-        assert trajectory.turns[0].completion.finish_reason is FinishReason.LENGTH
-        assert trajectory.metrics["other_sampling"] == 1
-        assert [len(sampled_ids) for _, sampled_ids in find_trained(trajectory)] == [
-            2,
-            len(encode("Action: add 1")) + 1,
-        ]
+    read_calls = [{"function": {"name": "search", "arguments": {"query": "iron"}}}]
+    call_message = {"role": "assistant", "content": "", "tool_calls": read_calls}
+    whole = tokenizer_with(format).apply_chat_template(
+        [QUESTION, call_message, tool_output], tools=[SEARCH], tokenize=False, add_generation_prompt=True
+    )
+    assert toy_tokenizer().decode(trajectory.prompt_ids) == whole
 
-    run(work())
+
+async def test_calls_that_cannot_be_read_are_text_and_counted() -> None:
+    malformed_text = '<tool_call>{"name": "search", </tool_call>'
+    gateway = make_gateway(make_sampler([malformed_text]))
+    async with gateway.listening(), gateway.session(ITEM) as session, client_of(session.base_url) as client:
+        message = await ask(client, [QUESTION], tools=[SEARCH])
+    assert (message.content, message.tool_calls) == (malformed_text, None)
+    assert session.trajectory().metrics["parse_failures"] == 1
+
+
+async def test_completions_respect_their_limits() -> None:
+    gateway = make_gateway(make_sampler(["Action: add 1"] * 9), context_length=60)
+    async with (
+        gateway.listening(),
+        gateway.session(ITEM, max_turns=2) as session,
+        client_of(session.base_url) as client,
+    ):
+        answer = await client.chat.completions.create(
+            model="policy", messages=[QUESTION], max_tokens=2, temperature=0.5
+        )
+        assert answer.choices[0].finish_reason == "length"
+        long = {"role": "user", "content": "The total is " * 30}
+        with pytest.raises(openai.BadRequestError) as full:
+            await ask(client, [long])
+        assert (full.value.code, full.value.param) == ("context_length_exceeded", "messages")
+        assert session.stop_reason is StopReason.MAX_CONTEXT
+        await ask(client, [QUESTION])
+        with pytest.raises(openai.BadRequestError) as rejection:
+            await ask(client, [QUESTION])
+        assert rejection.value.code == "max_turns_reached"
+    trajectory = session.trajectory()
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert trajectory.turns[0].completion.finish_reason is FinishReason.LENGTH
+    assert trajectory.metrics["other_sampling"] == 1
+    assert [len(sampled_ids) for _, sampled_ids in find_trained(trajectory)] == [
+        2,
+        len(encode("Action: add 1")) + 1,
+    ]

@@ -155,18 +155,13 @@ def test_none_shows_no_tools() -> None:
     assert "search" not in toy_tokenizer().decode(trajectory.prompt_ids)
 
 
-def test_a_template_that_thinks_first_has_no_call_begun() -> None:
-    async def work() -> None:
-        tokenizer = tokenizer_with()
-        tokenizer.chat_template = tokenizer.chat_template.replace(
-            "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"
-        )
-        gateway = make_gateway(make_sampler([]), tokenizer)
-        async with gateway.listening() as url, client_of(f"{url}/v1") as client:
-            with pytest.raises(
-                openai.BadRequestError, match="begins each answer with a thought"
-            ) as rejection:
-                await ask(client, [QUESTION], tools=[SEARCH], tool_choice=BY_NAME)
-        assert rejection.value.param == "tool_choice"
-
-    asyncio.run(work())
+async def test_a_template_that_thinks_first_has_no_call_begun() -> None:
+    tokenizer = tokenizer_with()
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    gateway = make_gateway(make_sampler([]), tokenizer)
+    async with gateway.listening() as url, client_of(f"{url}/v1") as client:
+        with pytest.raises(openai.BadRequestError, match="begins each answer with a thought") as rejection:
+            await ask(client, [QUESTION], tools=[SEARCH], tool_choice=BY_NAME)
+    assert rejection.value.param == "tool_choice"

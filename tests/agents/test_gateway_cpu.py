@@ -1,6 +1,5 @@
 """The gateway over a real model on the CPU, in process and as the command."""
 
-import asyncio
 import os
 import re
 import signal
@@ -22,35 +21,30 @@ from tests.support.tiny_model import save_tiny_model
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_real_model_is_trained_on_what_it_sampled(tmp_path: Path) -> None:
-    async def work() -> None:
-        folder = save_tiny_model(tmp_path)
-        sampler = CpuSampler(folder, context_length=512)
-        gateway = Gateway(
-            sampler, tokenizer_with(), sampling=SamplingParams(max_tokens=12), context_length=512
-        )
-        async with gateway.listening():
-            trajectories = []
-            for _ in range(2):
-                async with (
-                    gateway.session(ITEM, name="a/0/0/1") as session,
-                    client_of(session.base_url) as client,
-                ):
-                    talk: list[Any] = [QUESTION]
-                    for _ in range(4):
-                        talk += [to_history(await ask(client, talk, tools=[SEARCH])), QUESTION]
-                trajectories.append(session.trajectory(reward=1.0))
-            stats = await sampler.stats()
-        sampler.close()
-        first, second = (pack(trajectory) for trajectory in trajectories)
-        assert first == second  # the same name draws the same
-        assert len(first) == 1
-        assert sum(first[0].response_mask) == sum(
-            len(turn.completion.token_ids) for turn in trajectories[0].turns
-        )
-        assert stats.reused_tokens > stats.prefilled_tokens  # turns go on in the sampler's cache
-
-    asyncio.run(asyncio.wait_for(work(), 300))
+async def test_a_real_model_is_trained_on_what_it_sampled(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path)
+    sampler = CpuSampler(folder, context_length=512)
+    gateway = Gateway(sampler, tokenizer_with(), sampling=SamplingParams(max_tokens=12), context_length=512)
+    async with gateway.listening():
+        trajectories = []
+        for _ in range(2):
+            async with (
+                gateway.session(ITEM, name="a/0/0/1") as session,
+                client_of(session.base_url) as client,
+            ):
+                talk: list[Any] = [QUESTION]
+                for _ in range(4):
+                    talk += [to_history(await ask(client, talk, tools=[SEARCH])), QUESTION]
+            trajectories.append(session.trajectory(reward=1.0))
+        stats = await sampler.stats()
+    sampler.close()
+    first, second = (pack(trajectory) for trajectory in trajectories)
+    assert first == second  # the same name draws the same
+    assert len(first) == 1
+    assert sum(first[0].response_mask) == sum(
+        len(turn.completion.token_ids) for turn in trajectories[0].turns
+    )
+    assert stats.reused_tokens > stats.prefilled_tokens  # turns go on in the sampler's cache
 
 
 @pytest.mark.heavy

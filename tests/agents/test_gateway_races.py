@@ -108,28 +108,25 @@ def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:
     asyncio.run(asyncio.wait_for(work(), 300))
 
 
-def test_the_last_turn_is_had_by_one_of_those_that_want_it() -> None:
-    async def work() -> None:
-        sampler = GatedSampler(["Yes.", "Yes.", "Yes."])
-        gateway = make_gateway(sampler)
-        async with (
-            gateway.listening(),
-            gateway.session(ITEM, max_turns=1) as session,
-            client_of(session.base_url) as client,
-        ):
-            asking = [asyncio.create_task(ask(client, [QUESTION])) for _ in range(3)]
-            await sampler.request_event.wait()
-            await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-            sampler.release.set()
-            results = await asyncio.gather(*asking, return_exceptions=True)
-            assert session.turns == 1
-        assert sorted(type(result).__name__ for result in results) == [
-            "BadRequestError",
-            "BadRequestError",
-            "ChatCompletionMessage",
-        ]
-
-    asyncio.run(asyncio.wait_for(work(), 300))
+async def test_the_last_turn_is_had_by_one_of_those_that_want_it() -> None:
+    sampler = GatedSampler(["Yes.", "Yes.", "Yes."])
+    gateway = make_gateway(sampler)
+    async with (
+        gateway.listening(),
+        gateway.session(ITEM, max_turns=1) as session,
+        client_of(session.base_url) as client,
+    ):
+        asking = [asyncio.create_task(ask(client, [QUESTION])) for _ in range(3)]
+        await sampler.request_event.wait()
+        await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        sampler.release.set()
+        results = await asyncio.gather(*asking, return_exceptions=True)
+        assert session.turns == 1
+    assert sorted(type(result).__name__ for result in results) == [
+        "BadRequestError",
+        "BadRequestError",
+        "ChatCompletionMessage",
+    ]
 
 
 class Endless(CpuSampler):
@@ -156,33 +153,26 @@ class Endless(CpuSampler):
         return completion
 
 
-def test_who_lost_patience_may_ask_again_while_the_sampler_is_still_at_work(tmp_path: Path) -> None:
-    async def work() -> None:
-        sampler = Endless(save_tiny_model(tmp_path))
-        gateway = Gateway(
-            PausableSampler(sampler),
-            tokenizer_with(),
-            sampling=SamplingParams(max_tokens=400),
-            context_length=512,
-        )
-        async with (
-            gateway.listening(),
-            gateway.session(ITEM) as session,
-            client_of(session.base_url) as client,
-        ):
-            talk: list[Any] = [QUESTION, to_history(await ask(client, [QUESTION], max_tokens=2)), QUESTION]
-            sampler.release.clear()
-            for _ in range(3):
-                sampler.request_event.clear()
-                left = asyncio.create_task(ask(client, talk, temperature=0.9))
-                await sampler.request_event.wait()
-                assert session.busy
-                left.cancel()
-                await wait_until_async(lambda: not session.busy)
-            sampler.release.set()
-            await ask(client, talk, max_tokens=3)
-        assert session.turns == 2
-        assert len(pack(session.trajectory())) == 1
-        sampler.close()
-
-    asyncio.run(asyncio.wait_for(work(), 300))
+async def test_who_lost_patience_may_ask_again_while_the_sampler_is_still_at_work(tmp_path: Path) -> None:
+    sampler = Endless(save_tiny_model(tmp_path))
+    gateway = Gateway(
+        PausableSampler(sampler),
+        tokenizer_with(),
+        sampling=SamplingParams(max_tokens=400),
+        context_length=512,
+    )
+    async with gateway.listening(), gateway.session(ITEM) as session, client_of(session.base_url) as client:
+        talk: list[Any] = [QUESTION, to_history(await ask(client, [QUESTION], max_tokens=2)), QUESTION]
+        sampler.release.clear()
+        for _ in range(3):
+            sampler.request_event.clear()
+            left = asyncio.create_task(ask(client, talk, temperature=0.9))
+            await sampler.request_event.wait()
+            assert session.busy
+            left.cancel()
+            await wait_until_async(lambda: not session.busy)
+        sampler.release.set()
+        await ask(client, talk, max_tokens=3)
+    assert session.turns == 2
+    assert len(pack(session.trajectory())) == 1
+    sampler.close()

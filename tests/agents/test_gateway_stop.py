@@ -88,76 +88,61 @@ def test_without_a_stop_text_nothing_is_cut() -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_conversation_goes_on_from_the_tokens_and_not_from_the_text(is_streamed: bool) -> None:
-    async def work() -> None:
-        says = ["Action: add 1\nObservation: 1 is now the total", "Action: add 2"]
-        gateway = make_gateway(make_sampler(says))
-        async with gateway.listening(), gateway.session(ITEM) as session:
-            async with client_of(session.base_url) as client:
-                answer: Any = await client.chat.completions.create(
-                    model="policy", messages=[QUESTION], stop=["\nObservation:"], stream=is_streamed
-                )
-                if is_streamed:
-                    chunks = [chunk async for chunk in answer]
-                    content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-                    assert chunks[-1].choices[0].finish_reason == "stop"
-                else:
-                    content = answer.choices[0].message.content
-                    assert answer.choices[0].finish_reason == "stop"
-                    num_sampled = first_tokens_with(encode(says[0]), ["\nObservation:"])
-                    assert answer.usage.completion_tokens == num_sampled
-                assert content == "Action: add 1"
-                first = {"role": "assistant", "content": content}
-                await ask(client, [QUESTION, first, {"role": "user", "content": "Observation: 1."}])
-            trajectory = session.trajectory(reward=1.0)
-        (segment,) = pack(trajectory)
-        length = first_tokens_with(encode(says[0]), ["\nObservation:"]) or 0
-        mask = list(segment.response_mask)
-        assert list(segment.response_ids[:length]) == encode(says[0])[:length]
-        assert mask[: length + 1] == [1] * length + [0]  # the end of the turn was not sampled
-        assert sum(mask) == length + len(encode(says[1])) + 1
-        assert (
-            "Observation:<|im_end|>\n<|im_start|>user\nObservation: 1.<|im_end|>"
-            in toy_tokenizer().decode(segment.response_ids)
-        )
-        assert trajectory.turns[0].text == "Action: add 1"
-        assert trajectory.turns[0].completion.finish_reason is FinishReason.CUT
-        assert trajectory.metrics["other_sampling"] == 0
-
-    asyncio.run(work())
+async def test_a_conversation_goes_on_from_the_tokens_and_not_from_the_text(is_streamed: bool) -> None:
+    says = ["Action: add 1\nObservation: 1 is now the total", "Action: add 2"]
+    gateway = make_gateway(make_sampler(says))
+    async with gateway.listening(), gateway.session(ITEM) as session:
+        async with client_of(session.base_url) as client:
+            answer: Any = await client.chat.completions.create(
+                model="policy", messages=[QUESTION], stop=["\nObservation:"], stream=is_streamed
+            )
+            if is_streamed:
+                chunks = [chunk async for chunk in answer]
+                content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+                assert chunks[-1].choices[0].finish_reason == "stop"
+            else:
+                content = answer.choices[0].message.content
+                assert answer.choices[0].finish_reason == "stop"
+                num_sampled = first_tokens_with(encode(says[0]), ["\nObservation:"])
+                assert answer.usage.completion_tokens == num_sampled
+            assert content == "Action: add 1"
+            first = {"role": "assistant", "content": content}
+            await ask(client, [QUESTION, first, {"role": "user", "content": "Observation: 1."}])
+        trajectory = session.trajectory(reward=1.0)
+    (segment,) = pack(trajectory)
+    length = first_tokens_with(encode(says[0]), ["\nObservation:"]) or 0
+    mask = list(segment.response_mask)
+    assert list(segment.response_ids[:length]) == encode(says[0])[:length]
+    assert mask[: length + 1] == [1] * length + [0]  # the end of the turn was not sampled
+    assert sum(mask) == length + len(encode(says[1])) + 1
+    assert "Observation:<|im_end|>\n<|im_start|>user\nObservation: 1.<|im_end|>" in toy_tokenizer().decode(
+        segment.response_ids
+    )
+    assert trajectory.turns[0].text == "Action: add 1"
+    assert trajectory.turns[0].completion.finish_reason is FinishReason.CUT
+    assert trajectory.metrics["other_sampling"] == 0
 
 
-def test_a_stop_text_within_a_token_leaves_that_token_whole() -> None:
+async def test_a_stop_text_within_a_token_leaves_that_token_whole() -> None:
     (token,) = encode(" total")
     gateway = make_gateway(make_sampler(["the total is"]))
-
-    async def work() -> None:
-        async with gateway.listening(), gateway.session(ITEM) as session:
-            async with client_of(session.base_url) as client:
-                assert (await ask(client, [QUESTION], stop="ot")).content == "the t"
-            (turn,) = session.trajectory().turns
-        assert turn.completion.token_ids == (*encode("the"), token)
-
-    asyncio.run(work())
+    async with gateway.listening(), gateway.session(ITEM) as session:
+        async with client_of(session.base_url) as client:
+            assert (await ask(client, [QUESTION], stop="ot")).content == "the t"
+        (turn,) = session.trajectory().turns
+    assert turn.completion.token_ids == (*encode("the"), token)
 
 
-def test_calls_are_read_in_what_stands_before_a_stop_text() -> None:
-    async def work() -> None:
-        call = '<tool_call>\n{"name": "search", "arguments": {"query": "iron"}}\n'
-        gateway = make_gateway(make_sampler([f"{call}</tool_call> and more", "Done."]))
-        async with gateway.listening(), gateway.session(ITEM) as session:
-            async with client_of(session.base_url) as client:
-                first = await ask(client, [QUESTION], tools=[SEARCH], stop=["</tool_call>"])
-                assert [call.function.name for call in first.tool_calls] == ["search"]
-                cut_completion = {
-                    "role": "tool",
-                    "tool_call_id": first.tool_calls[0].id,
-                    "content": "Iron: 5.",
-                }
-                await ask(client, [QUESTION, to_history(first), cut_completion], tools=[SEARCH])
-            assert len(pack(session.trajectory())) == 1
-
-    asyncio.run(work())
+async def test_calls_are_read_in_what_stands_before_a_stop_text() -> None:
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "iron"}}\n'
+    gateway = make_gateway(make_sampler([f"{call}</tool_call> and more", "Done."]))
+    async with gateway.listening(), gateway.session(ITEM) as session:
+        async with client_of(session.base_url) as client:
+            first = await ask(client, [QUESTION], tools=[SEARCH], stop=["</tool_call>"])
+            assert [call.function.name for call in first.tool_calls] == ["search"]
+            cut_completion = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "Iron: 5."}
+            await ask(client, [QUESTION, to_history(first), cut_completion], tools=[SEARCH])
+        assert len(pack(session.trajectory())) == 1
 
 
 @settings(max_examples=examples(60))
@@ -201,31 +186,28 @@ def test_whatever_stops_what_is_trained_on_is_what_was_sampled(seed: int, turns:
 PARAMS = SamplingParams(max_tokens=200, stop_token_ids=(0,))
 
 
-def test_the_cpu_engine_ends_there_itself(tmp_path: Any) -> None:
-    async def work() -> None:
-        sampler = CpuSampler(save_tiny_model(tmp_path), context_length=256)
-        try:
-            params = SamplingParams(max_tokens=60, stop_token_ids=(toy_tokenizer().eos_token_id,))
-            num_stopped = 0
-            for number in range(12):
-                name, prompt = f"{number}", encode(f"the total is {number}")
-                whole = await sampler.sample(prompt, params=params, episode_id=name)
-                readable = [run for run in decode(whole.token_ids).split("\ufffd") if run]
-                if not readable:  # random tokens are hardly text
-                    continue
-                num_stopped += 1
-                stop = (readable[len(readable) // 2][:2],)
-                stopped_sample = await sampler.sample(
-                    prompt,
-                    params=SamplingParams(max_tokens=60, stop_token_ids=params.stop_token_ids, stop=stop),
-                    episode_id=name,
-                )
-                expected_sample = cut_at_stop(whole, stop, decode=decode)
-                assert stopped_sample.token_ids == expected_sample.token_ids
-                assert stopped_sample.finish_reason is FinishReason.CUT
-                assert len(stopped_sample.token_ids) < len(whole.token_ids)
-            assert num_stopped >= 6
-        finally:
-            sampler.close()
-
-    asyncio.run(work())
+async def test_the_cpu_engine_ends_there_itself(tmp_path: Any) -> None:
+    sampler = CpuSampler(save_tiny_model(tmp_path), context_length=256)
+    try:
+        params = SamplingParams(max_tokens=60, stop_token_ids=(toy_tokenizer().eos_token_id,))
+        num_stopped = 0
+        for number in range(12):
+            name, prompt = f"{number}", encode(f"the total is {number}")
+            whole = await sampler.sample(prompt, params=params, episode_id=name)
+            readable = [run for run in decode(whole.token_ids).split("\ufffd") if run]
+            if not readable:  # random tokens are hardly text
+                continue
+            num_stopped += 1
+            stop = (readable[len(readable) // 2][:2],)
+            stopped_sample = await sampler.sample(
+                prompt,
+                params=SamplingParams(max_tokens=60, stop_token_ids=params.stop_token_ids, stop=stop),
+                episode_id=name,
+            )
+            expected_sample = cut_at_stop(whole, stop, decode=decode)
+            assert stopped_sample.token_ids == expected_sample.token_ids
+            assert stopped_sample.finish_reason is FinishReason.CUT
+            assert len(stopped_sample.token_ids) < len(whole.token_ids)
+        assert num_stopped >= 6
+    finally:
+        sampler.close()

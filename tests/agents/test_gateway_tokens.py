@@ -98,25 +98,16 @@ def test_trained_tokens_are_the_sampled_ones_each_once(moves: list[tuple[str, in
     asyncio.run(work())
 
 
-def test_concurrent_requests_with_one_history_are_separate() -> None:
-    async def work() -> None:
-        sampler = RandomSampler()
-        gateway = make_gateway(sampler, context_length=100_000)
-        async with (
-            gateway.listening(),
-            gateway.session(ITEM) as session,
-            client_of(session.base_url) as client,
-        ):
-            talk = [user("start")]
-            talk.append(to_history(await ask(client, talk)))
-            more = [[*talk, user(f"agent {number}")] for number in range(5)]
-            answers = await asyncio.gather(*(ask(client, messages) for messages in more))
-            further = [
-                [*messages, to_history(a), user("on")] for messages, a in zip(more, answers, strict=True)
-            ]
-            await asyncio.gather(*(ask(client, messages) for messages in further))
-        trajectory = session.trajectory(reward=1.0)
-        assert sorted(find_trained(trajectory)) == sorted(sampler.samples)
-        assert len(pack(trajectory)) == 5  # the first of them goes on in the first segment
-
-    asyncio.run(work())
+async def test_concurrent_requests_with_one_history_are_separate() -> None:
+    sampler = RandomSampler()
+    gateway = make_gateway(sampler, context_length=100_000)
+    async with gateway.listening(), gateway.session(ITEM) as session, client_of(session.base_url) as client:
+        talk = [user("start")]
+        talk.append(to_history(await ask(client, talk)))
+        more = [[*talk, user(f"agent {number}")] for number in range(5)]
+        answers = await asyncio.gather(*(ask(client, messages) for messages in more))
+        further = [[*messages, to_history(a), user("on")] for messages, a in zip(more, answers, strict=True)]
+        await asyncio.gather(*(ask(client, messages) for messages in further))
+    trajectory = session.trajectory(reward=1.0)
+    assert sorted(find_trained(trajectory)) == sorted(sampler.samples)
+    assert len(pack(trajectory)) == 5  # the first of them goes on in the first segment

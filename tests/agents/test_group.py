@@ -70,16 +70,12 @@ async def play_groups(
     )
 
 
-def test_groups_come_in_the_order_of_their_items() -> None:
+async def test_groups_come_in_the_order_of_their_items() -> None:
     items = [toy_item(i, target=3 + i % 2) for i in range(5)]
     trajectories: list[Trajectory] = []
-
-    async def main() -> list[list[Trajectory]]:
-        return await play_groups(
-            toys(ToyEnv, capacity=3), items, on_trajectory=trajectories.append, max_attempts=1
-        )
-
-    groups = asyncio.run(main())
+    groups = await play_groups(
+        toys(ToyEnv, capacity=3), items, on_trajectory=trajectories.append, max_attempts=1
+    )
     assert [[(t.item.item_id, t.sample_index) for t in group] for group in groups] == [
         [(f"toy_{i}", sample_index) for sample_index in range(4)] for i in range(5)
     ]
@@ -93,50 +89,39 @@ def test_groups_come_in_the_order_of_their_items() -> None:
     )
 
 
-def test_a_fault_is_retried_on_another_environment() -> None:
+async def test_a_fault_is_retried_on_another_environment() -> None:
     make = Makes(ToyEnv(crash_at=2))
-
-    async def main() -> list[list[Trajectory]]:
-        return await play_groups(toys(make, capacity=4), [toy_item()])
-
-    [group] = asyncio.run(main())
+    [group] = await play_groups(toys(make, capacity=4), [toy_item()])
     assert sorted(t.attempts for t in group) == [1, 1, 1, 2]
     assert {(t.stop_reason, t.reward) for t in group} == {(StopReason.TERMINATED, 1.0)}
     assert make.envs[0].is_closed
     assert make.envs[0].resets == 1
 
 
-def test_a_retry_takes_no_warm_instance() -> None:
+async def test_a_retry_takes_no_warm_instance() -> None:
     """A server that died takes all its warm instances along; only a new one can help."""
     stale = [ToyEnv(), ToyEnv()]
     make = Makes(*stale)
-
-    async def main() -> list[list[Trajectory]]:
-        envs = toys(make, capacity=2)
-        await play_groups(envs, [toy_item()], num_samples=2)
-        for env in stale:
-            env.crash_at = 1
-        return await play_groups(envs, [toy_item()], num_samples=2, max_attempts=2)
-
-    [group] = asyncio.run(main())
+    envs = toys(make, capacity=2)
+    await play_groups(envs, [toy_item()], num_samples=2)
+    for env in stale:
+        env.crash_at = 1
+    [group] = await play_groups(envs, [toy_item()], num_samples=2, max_attempts=2)
     assert [(t.attempts, t.stop_reason) for t in group] == [(2, StopReason.TERMINATED)] * 2
 
 
-def test_after_its_last_attempt_a_sample_is_data_with_its_cause() -> None:
+async def test_after_its_last_attempt_a_sample_is_data_with_its_cause() -> None:
     class CrashingEnv(ToyEnv):
         async def reset(self, item: Item) -> str:
             if item.item_id == "toy_1":
                 raise OSError("no such port")
             return await super().reset(item)
 
-    async def main() -> list[list[Trajectory]]:
-        envs = toys(CrashingEnv, capacity=8)
-        groups = await play_groups(envs, [toy_item(0), toy_item(1)])
-        # A retry asks for a new instance, and may replace one that an episode of the other item has left.
-        assert 4 * 3 <= envs.metrics["toy"].replaced <= 4 * 3 + 4
-        return groups
-
-    good, bad = asyncio.run(main())
+    envs = toys(CrashingEnv, capacity=8)
+    groups = await play_groups(envs, [toy_item(0), toy_item(1)])
+    # A retry asks for a new instance, and may replace one that an episode of the other item has left.
+    assert 4 * 3 <= envs.metrics["toy"].replaced <= 4 * 3 + 4
+    good, bad = groups
     assert {t.stop_reason for t in good} == {StopReason.TERMINATED}
     for trajectory in bad:
         assert trajectory.stop_reason is StopReason.ERROR
@@ -168,16 +153,12 @@ class Recorder:
         return await self.inner.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
 
 
-def test_no_two_attempts_share_an_episode_id() -> None:
+async def test_no_two_attempts_share_an_episode_id() -> None:
     sampler = Recorder(fail_first=4)
-
-    async def main() -> None:
-        envs = toys(ToyEnv, capacity=4)
-        for _ in range(2):  # the same items again, as in the next step
-            groups = await play_groups(envs, [toy_item()], sampler=sampler)
-            assert {t.stop_reason for t in groups[0]} == {StopReason.TERMINATED}
-
-    asyncio.run(main())
+    envs = toys(ToyEnv, capacity=4)
+    for _ in range(2):  # the same items again, as in the next step
+        groups = await play_groups(envs, [toy_item()], sampler=sampler)
+        assert {t.stop_reason for t in groups[0]} == {StopReason.TERMINATED}
     turns_of = {episode_id: sampler.calls.count(episode_id) for episode_id in sampler.calls}
     assert sorted(turns_of.values()) == [1] * 4 + [3] * 8
 
@@ -209,7 +190,7 @@ def test_plays_of_one_name_draw_alike_and_others_do_not(tmp_path: Path) -> None:
     assert first[:num_samples] != first[num_samples : 2 * num_samples]
 
 
-def test_no_sample_waits_for_a_sibling() -> None:
+async def test_no_sample_waits_for_a_sibling() -> None:
     """One sample hangs in its first step; its siblings are done long before its time is up."""
     done: list[int] = []
     release = asyncio.Event()
@@ -225,64 +206,53 @@ def test_no_sample_waits_for_a_sibling() -> None:
             release.set()
 
     make = Makes(GatedEnv(hang_at=1))
-    [group] = asyncio.run(play_groups(toys(make, capacity=4), [toy_item()], on_trajectory=note))
+    [group] = await play_groups(toys(make, capacity=4), [toy_item()], on_trajectory=note)
     assert done == [1, 2, 3, 0]
     assert [t.success for t in group] == [True] * 4
 
 
-def test_cancelling_leaves_the_environments_usable() -> None:
+async def test_cancelling_leaves_the_environments_usable() -> None:
     make = Makes()
-
-    async def main() -> None:
-        envs = toys(make, capacity=3)
-        slow = ScriptedSampler(TEXTS, encode=encode, latency_s=30)
-        task = asyncio.create_task(play_groups(envs, [toy_item(i) for i in range(4)], sampler=slow))
-        await wait_until_async(lambda: envs.metrics["toy"].waiting == 13)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert len(asyncio.all_tasks()) <= 1 + 3  # this one, and environments that are being closed
-        [group] = await play_groups(envs, [toy_item()], num_samples=3)
-        assert all(t.success for t in group)
-        assert [env.is_closed for env in make.envs] == [True] * 3 + [False] * 3
-        metrics = envs.metrics["toy"]
-        assert (metrics.live, metrics.idle, metrics.waiting) == (3, 3, 0)
-
-    asyncio.run(main())
+    envs = toys(make, capacity=3)
+    slow = ScriptedSampler(TEXTS, encode=encode, latency_s=30)
+    task = asyncio.create_task(play_groups(envs, [toy_item(i) for i in range(4)], sampler=slow))
+    await wait_until_async(lambda: envs.metrics["toy"].waiting == 13)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(asyncio.all_tasks()) <= 1 + 3  # this one, and environments that are being closed
+    [group] = await play_groups(envs, [toy_item()], num_samples=3)
+    assert all(t.success for t in group)
+    assert [env.is_closed for env in make.envs] == [True] * 3 + [False] * 3
+    metrics = envs.metrics["toy"]
+    assert (metrics.live, metrics.idle, metrics.waiting) == (3, 3, 0)
 
 
-def test_what_is_no_fault_of_an_episode_ends_the_play() -> None:
+async def test_what_is_no_fault_of_an_episode_ends_the_play() -> None:
     class SilentEnv(ToyEnv):
         async def step(self, action: str) -> StepResult:
             raise MissingDependency("install java")
 
-    async def main() -> None:
-        envs = toys(SilentEnv, capacity=2)
-        with pytest.raises(MissingDependency, match="install java"):
-            await play_groups(envs, [toy_item(i) for i in range(3)])
-        assert envs.metrics["toy"].waiting == 0
-        await envs.close()
-        assert envs.metrics["toy"].live == 0
-
-    asyncio.run(main())
+    envs = toys(SilentEnv, capacity=2)
+    with pytest.raises(MissingDependency, match="install java"):
+        await play_groups(envs, [toy_item(i) for i in range(3)])
+    assert envs.metrics["toy"].waiting == 0
+    await envs.close()
+    assert envs.metrics["toy"].live == 0
 
 
 @pytest.mark.heavy
-def test_the_collector_leaves_what_was_there_before_alone() -> None:
+async def test_the_collector_leaves_what_was_there_before_alone() -> None:
     frozen: list[int] = []
     before = gc.get_freeze_count()
-    asyncio.run(
-        play_groups(
-            toys(ToyEnv, capacity=4),
-            [toy_item()],
-            on_trajectory=lambda _: frozen.append(gc.get_freeze_count()),
-        )
+    await play_groups(
+        toys(ToyEnv, capacity=4), [toy_item()], on_trajectory=lambda _: frozen.append(gc.get_freeze_count())
     )
     assert min(frozen) > before + 1000
     assert gc.get_freeze_count() == 0
 
 
-def test_full_collections_wait_for_the_last_of_overlapping_rollouts() -> None:
+async def test_full_collections_wait_for_the_last_of_overlapping_rollouts() -> None:
     thresholds = gc.get_threshold()
     during: list[tuple[int, int, int]] = []
 
@@ -292,15 +262,12 @@ def test_full_collections_wait_for_the_last_of_overlapping_rollouts() -> None:
         )
         during.append(gc.get_threshold())
 
-    async def main() -> None:
-        await asyncio.gather(rollout(), rollout())
-
-    asyncio.run(main())
+    await asyncio.gather(rollout(), rollout())
     assert during[0][:2] == thresholds[:2]
     assert during[0][2] > 1000 * thresholds[2]
     assert gc.get_threshold() == thresholds
     assert gc.get_freeze_count() == 0
 
 
-def test_nothing_to_play() -> None:
-    assert asyncio.run(play_groups(toys(ToyEnv, capacity=1), [])) == []
+async def test_nothing_to_play() -> None:
+    assert await play_groups(toys(ToyEnv, capacity=1), []) == []

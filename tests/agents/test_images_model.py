@@ -1,6 +1,5 @@
 """A tiny vision-language model from sampler to trainer: the same ids, pixels and positions at both ends."""
 
-import asyncio
 import importlib.util
 import inspect
 from dataclasses import replace
@@ -152,7 +151,7 @@ def test_the_engine_gets_the_rows_as_it_takes_them(
     ]
 
 
-def test_draws_do_not_depend_on_what_was_seen_before(folder: Path) -> None:
+async def test_draws_do_not_depend_on_what_was_seen_before(folder: Path) -> None:
     sampler = make_sampler(folder)
     stops = vision_tokenizer().eos_token_id
     params = SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, stop_token_ids=(stops,))
@@ -165,23 +164,18 @@ def test_draws_do_not_depend_on_what_was_seen_before(folder: Path) -> None:
         images, ids = requests[name]
         return await sampler.sample(ids, images=images, params=params, episode_id="e")
 
-    async def main() -> None:
-        first = {name: await sample(name) for name in ("text", "wide")}
-        again = {name: await sample(name) for name in ("wide", "text")}
-        assert first == again
-        assert all(PAD not in completion.token_ids for completion in first.values())
-        whole = await sampler.sample(requests["wide"][1], images=(WIDE,), params=params, episode_id="e")
-        assert whole.finish_reason is (
-            FinishReason.STOP if whole.token_ids[-1] == stops else FinishReason.LENGTH
-        )
-        with pytest.raises(ConfigError, match="tokens of prompt"):
-            await sampler.sample([1] * LIMITS.context_length, params=params, episode_id="e")
-
-    asyncio.run(main())
+    first = {name: await sample(name) for name in ("text", "wide")}
+    again = {name: await sample(name) for name in ("wide", "text")}
+    assert first == again
+    assert all(PAD not in completion.token_ids for completion in first.values())
+    whole = await sampler.sample(requests["wide"][1], images=(WIDE,), params=params, episode_id="e")
+    assert whole.finish_reason is (FinishReason.STOP if whole.token_ids[-1] == stops else FinishReason.LENGTH)
+    with pytest.raises(ConfigError, match="tokens of prompt"):
+        await sampler.sample([1] * LIMITS.context_length, params=params, episode_id="e")
     sampler.close()
 
 
-def test_verl_gets_images_opened() -> None:
+async def test_verl_gets_images_opened() -> None:
     generate_calls: list[Any] = []
 
     class Client:
@@ -195,8 +189,8 @@ def test_verl_gets_images_opened() -> None:
         params = SamplingParams(max_tokens=1)
         await VerlSampler(Client()).sample([1, PAD, PAD], images=images, params=params, episode_id="e")
 
-    asyncio.run(sample(WIDE, TALL))
-    asyncio.run(sample())
+    await sample(WIDE, TALL)
+    await sample()
     assert [(i.mode, i.size) for i in generate_calls[0]["image_data"]] == [
         ("RGB", (120, 40)),
         ("RGB", (30, 90)),
@@ -205,7 +199,7 @@ def test_verl_gets_images_opened() -> None:
     assert generate_calls[1]["image_data"] is None
 
 
-def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
+async def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
     text = save_tiny_model(tmp_path)
     params = SamplingParams(max_tokens=1)
     samplers: list[CpuSampler | TransformersSampler] = [
@@ -214,8 +208,8 @@ def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
     ]
     for sampler in samplers:
         with pytest.raises(ConfigError, match="1 images"):
-            asyncio.run(sampler.sample([1], images=[SMALL], params=params, episode_id="e"))
-        assert asyncio.run(sampler.sample([1], params=params, episode_id="e")).token_ids
+            await sampler.sample([1], images=[SMALL], params=params, episode_id="e")
+        assert (await sampler.sample([1], params=params, episode_id="e")).token_ids
         sampler.close()
     assert (has_vision(folder), has_vision(text), has_vision("some/name")) == (True, False, None)
     with pytest.raises(ConfigError, match="trains text only"):

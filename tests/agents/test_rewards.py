@@ -253,7 +253,7 @@ def test_what_the_user_must_mend_is_not_tried_again() -> None:
     assert len(calls) == 1
 
 
-def test_a_reward_that_blocks_holds_nobody_up() -> None:
+async def test_a_reward_that_blocks_holds_nobody_up() -> None:
     all_inside = threading.Barrier(9)
 
     @reward
@@ -261,12 +261,9 @@ def test_a_reward_that_blocks_holds_nobody_up() -> None:
         all_inside.wait(30)  # broken unless 8 rewards and the event loop's helper get here
         return 1.0
 
-    async def main() -> None:
-        scoring = [asyncio.create_task(blocks.score(make_reward_input("x"))) for _ in range(8)]
-        await asyncio.to_thread(all_inside.wait, 30)
-        assert [result.reward for result in await asyncio.gather(*scoring)] == [1.0] * 8
-
-    asyncio.run(main())
+    scoring = [asyncio.create_task(blocks.score(make_reward_input("x"))) for _ in range(8)]
+    await asyncio.to_thread(all_inside.wait, 30)
+    assert [result.reward for result in await asyncio.gather(*scoring)] == [1.0] * 8
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "clings"])
@@ -294,25 +291,21 @@ def test_a_reward_that_hangs_is_left_behind(kind: str) -> None:
     let_go.set()
 
 
-def test_a_reward_whose_episode_is_cancelled_is_cancelled() -> None:
+async def test_a_reward_whose_episode_is_cancelled_is_cancelled() -> None:
     calls = []
+    is_running = asyncio.Event()
 
-    async def main() -> None:
-        is_running = asyncio.Event()
+    @reward
+    async def endless() -> None:
+        calls.append(1)
+        is_running.set()
+        await asyncio.Event().wait()
 
-        @reward
-        async def endless() -> None:
-            calls.append(1)
-            is_running.set()
-            await asyncio.Event().wait()
-
-        task = asyncio.create_task(endless.score(make_reward_input("x")))
-        await is_running.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    task = asyncio.create_task(endless.score(make_reward_input("x")))
+    await is_running.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert len(calls) == 1
 
 

@@ -75,10 +75,8 @@ def test_a_program_that_hangs_is_wrong_and_tried_no_further(monkeypatch: pytest.
     assert value_of(waits.replace("2", "60"), tests={"inputs": ["1"], "outputs": ["1"]}).reward == 0.0
 
 
-def test_a_response_without_code_is_wrong() -> None:
-    result = asyncio.run(
-        REWARDS["code_tests"].score(make_reward_input("print(4)", fields={"tests": "assert True"}))
-    )
+async def test_a_response_without_code_is_wrong() -> None:
+    result = await REWARDS["code_tests"].score(make_reward_input("print(4)", fields={"tests": "assert True"}))
     assert (result.reward, result.metrics["code"]) == (0.0, 0.0)
 
 

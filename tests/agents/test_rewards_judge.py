@@ -175,10 +175,10 @@ def test_trouble_that_stays_is_a_failure_and_no_zero(trouble: Answer, message: s
     assert len(with_judge([trouble], talk).requests) == 3
 
 
-def test_nobody_there() -> None:
+async def test_nobody_there() -> None:
     endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="toy", max_attempts=2, backoff_s=0.01)
     with pytest.raises(RewardFailed, match=r"ConnectError.*at the last of 2 attempts"):
-        asyncio.run(LLMJudge(endpoint).score(make_reward_input("x", fields=FIELDS)))
+        await LLMJudge(endpoint).score(make_reward_input("x", fields=FIELDS))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_judge_serves_one_event_loop_after_the_other() -> None:
         assert asyncio.run(rewards[0].score(make_reward_input("1", fields=FIELDS))).metrics["cached"] == 1.0
 
 
-def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = 50.0
     monkeypatch.setattr("agents.clients.rate_limit.time.monotonic", lambda: seconds)
     limiter = RateLimiter(10.0)
@@ -289,16 +289,12 @@ def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limiter.wait_s() == pytest.approx(0.05)
     assert [RateLimiter(None).wait_s() for _ in range(3)] == [0.0] * 3
     monkeypatch.undo()
-
-    async def main() -> None:
-        store = JudgeStore(name="toy", max_replies=2)
-        for key in "ab":
-            await store.put(key, key)
-        assert await store.get("a") == "a"
-        await store.put("c", "c")  # the one that was asked for least lately goes
-        assert [await store.get(key) for key in "abc"] == ["a", None, "c"]
-
-    asyncio.run(main())
+    store = JudgeStore(name="toy", max_replies=2)
+    for key in "ab":
+        await store.put(key, key)
+    assert await store.get("a") == "a"
+    await store.put("c", "c")  # the one that was asked for least lately goes
+    assert [await store.get(key) for key in "abc"] == ["a", None, "c"]
 
 
 @pytest.mark.parametrize(

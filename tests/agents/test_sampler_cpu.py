@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Never
@@ -487,14 +487,15 @@ def play(sampler: CpuSampler, prompt: list[int], *, episode: str, turns: int) ->
     return episode_of_turns()
 
 
-def test_64_episodes_at_once_through_the_front(sampler: CpuSampler, llama: Any, rng: random.Random) -> None:
+async def test_64_episodes_at_once_through_the_front(
+    sampler: CpuSampler, llama: Any, rng: random.Random
+) -> None:
     prompts = [random_tokens(rng, 12 + i) for i in range(8)]
-
-    async def all_of_them() -> Any:
-        episodes = [play(sampler, prompts[i // 8], episode=str(i), turns=3) for i in range(64)]
-        return await asyncio.wait_for(asyncio.gather(*episodes), timeout=60), await sampler.stats()
-
-    history_of_turns, stats = asyncio.run(all_of_them())
+    episodes = [play(sampler, prompts[i // 8], episode=str(i), turns=3) for i in range(64)]
+    history_of_turns, stats = (
+        await asyncio.wait_for(asyncio.gather(*episodes), timeout=60),
+        await sampler.stats(),
+    )
     for history, completion in (turn for episode in history_of_turns for turn in episode):
         reference = reference_logprobs(llama, history, completion.token_ids)
         assert completion.logprobs == pytest.approx(reference, abs=1e-4)
@@ -503,39 +504,32 @@ def test_64_episodes_at_once_through_the_front(sampler: CpuSampler, llama: Any, 
     assert stats.forwards < stats.sampled_tokens / 4
 
 
-def test_bad_requests_fail_alone(sampler: CpuSampler) -> None:
-    async def good_and_bad() -> Any:
-        params = SamplingParams(max_tokens=4)
-        return await asyncio.gather(
-            sampler.sample([1, 2, 3], params=params, episode_id="good"),
-            sampler.sample([VOCAB], params=params, episode_id="bad"),
-            return_exceptions=True,
-        )
-
-    good, bad = asyncio.run(good_and_bad())
+async def test_bad_requests_fail_alone(sampler: CpuSampler) -> None:
+    params = SamplingParams(max_tokens=4)
+    good, bad = await asyncio.gather(
+        sampler.sample([1, 2, 3], params=params, episode_id="good"),
+        sampler.sample([VOCAB], params=params, episode_id="bad"),
+        return_exceptions=True,
+    )
     assert len(good.token_ids) == 4
     assert isinstance(bad, ConfigError)
 
 
-def test_new_weights_through_the_front(sampler: CpuSampler) -> None:
+async def test_new_weights_through_the_front(sampler: CpuSampler) -> None:
     other_model = make_model("mha-tied", seed=1)
-
-    async def before_and_after() -> Completion:
-        params = SamplingParams(max_tokens=4)
-        await sampler.sample([1, 2, 3], params=params, episode_id="e")
-        with pytest.raises(ConfigError, match="lack"):
-            await sampler.load_weights({}, policy_version=8)
-        await sampler.load_weights(other_model.state_dict(), policy_version=9)
-        return await sampler.sample([1, 2, 3], params=params, episode_id="e")
-
-    completion = asyncio.run(before_and_after())
+    params = SamplingParams(max_tokens=4)
+    await sampler.sample([1, 2, 3], params=params, episode_id="e")
+    with pytest.raises(ConfigError, match="lack"):
+        await sampler.load_weights({}, policy_version=8)
+    await sampler.load_weights(other_model.state_dict(), policy_version=9)
+    completion = await sampler.sample([1, 2, 3], params=params, episode_id="e")
     assert completion.policy_version == 9
     reference = reference_logprobs(other_model, [1, 2, 3], completion.token_ids)
     assert completion.logprobs == pytest.approx(reference, abs=1e-4)
 
 
-def test_a_cancelled_request_makes_room(folder: Path) -> None:
-    async def cancel_then_ask(sampler: CpuSampler) -> Completion:
+async def test_a_cancelled_request_makes_room(folder: Path) -> None:
+    with closing(CpuSampler(folder, context_length=512, max_sequences=1)) as sampler:
         params = SamplingParams(max_tokens=10**9)
         request = asyncio.ensure_future(sampler.sample([1, 2], params=params, episode_id="a"))
         await asyncio.sleep(0)  # it is with the engine
@@ -546,39 +540,29 @@ def test_a_cancelled_request_makes_room(folder: Path) -> None:
         for episode in ("a", "b"):
             params = SamplingParams(max_tokens=2)
             completion = await sampler.sample([1, 2], params=params, episode_id=episode)
-        return completion
-
-    with closing(CpuSampler(folder, context_length=512, max_sequences=1)) as sampler:
-        assert len(asyncio.run(cancel_then_ask(sampler)).token_ids) == 2
+        assert len(completion.token_ids) == 2
 
 
-def test_a_broken_engine_fails_everyone_and_recovers(
+async def test_a_broken_engine_fails_everyone_and_recovers(
     sampler: CpuSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> Never:
         raise TypeError("broken")
 
-    async def break_and_fix() -> Sequence[Any]:
-        params = SamplingParams(max_tokens=4)
-        with monkeypatch.context() as patch:
-            patch.setattr(Llama, "compute", fail)
-            requests = [sampler.sample([1, 2, i], params=params, episode_id=str(i)) for i in range(5)]
-            failures = await asyncio.gather(*requests, return_exceptions=True)
-        await sampler.sample([1, 2], params=params, episode_id="0")
-        return failures
-
-    failures = asyncio.run(break_and_fix())
+    params = SamplingParams(max_tokens=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Llama, "compute", fail)
+        requests = [sampler.sample([1, 2, i], params=params, episode_id=str(i)) for i in range(5)]
+        failures = await asyncio.gather(*requests, return_exceptions=True)
+    await sampler.sample([1, 2], params=params, episode_id="0")
     assert all(isinstance(failure, SamplerFailed) for failure in failures)
 
 
-def test_weights_that_have_diverged_are_named_as_the_cause(sampler: CpuSampler) -> None:
-    async def ask() -> None:
-        huge = {name: value * 1e30 for name, value in make_model("mha-tied", seed=1).state_dict().items()}
-        await sampler.load_weights(huge, policy_version=2)
-        with pytest.raises(SamplerFailed, match=r"^the policy's logits are not numbers.* lower train\.lr$"):
-            await sampler.sample([1, 2, 3], params=SamplingParams(max_tokens=4), episode_id="a")
-
-    asyncio.run(ask())
+async def test_weights_that_have_diverged_are_named_as_the_cause(sampler: CpuSampler) -> None:
+    huge = {name: value * 1e30 for name, value in make_model("mha-tied", seed=1).state_dict().items()}
+    await sampler.load_weights(huge, policy_version=2)
+    with pytest.raises(SamplerFailed, match=r"^the policy's logits are not numbers.* lower train\.lr$"):
+        await sampler.sample([1, 2, 3], params=SamplingParams(max_tokens=4), episode_id="a")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -616,22 +600,18 @@ def test_probabilities_are_added_in_one_order() -> None:
     assert totals.tolist() == sums.tolist()
 
 
-def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:
+async def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:
     sampler = CpuSampler(folder, context_length=512, max_sequences=1)
-
-    async def close_under_requests() -> None:
-        params = SamplingParams(max_tokens=500)
-        *_, last = [
-            asyncio.create_task(sampler.sample([1, 2], params=params, episode_id=str(i))) for i in range(40)
-        ]
-        await asyncio.sleep(0)  # they are with the engine, which has seconds of work
-        await asyncio.to_thread(sampler.close)
-        with pytest.raises(SamplerFailed, match="closed"):
-            await last
-        with pytest.raises(SamplerFailed, match="closed"):
-            await sampler.sample([1, 2], params=params, episode_id="e")
-
-    asyncio.run(close_under_requests())
+    params = SamplingParams(max_tokens=500)
+    *_, last = [
+        asyncio.create_task(sampler.sample([1, 2], params=params, episode_id=str(i))) for i in range(40)
+    ]
+    await asyncio.sleep(0)  # they are with the engine, which has seconds of work
+    await asyncio.to_thread(sampler.close)
+    with pytest.raises(SamplerFailed, match="closed"):
+        await last
+    with pytest.raises(SamplerFailed, match="closed"):
+        await sampler.sample([1, 2], params=params, episode_id="e")
 
 
 @pytest.mark.heavy

@@ -149,16 +149,13 @@ def test_greedy_is_what_generate_gives_over_several_turns(sampler: VllmSampler, 
 
 @pytest.mark.slow
 @needs_vllm
-def test_log_probs_are_those_of_the_tempered_distribution(sampler: VllmSampler, model: Any) -> None:
-    async def play() -> list[tuple[list[int], Completion, float]]:
-        async def episode(index: int) -> tuple[list[int], Completion, float]:
-            prompt, temperature = [*PROMPT, *range(index % 7)], (0.6, 1.0, 1.7)[index % 3]
-            params = SamplingParams(max_tokens=20, temperature=temperature)
-            return prompt, await sampler.sample(prompt, params=params, episode_id=str(index)), temperature
+async def test_log_probs_are_those_of_the_tempered_distribution(sampler: VllmSampler, model: Any) -> None:
+    async def episode(index: int) -> tuple[list[int], Completion, float]:
+        prompt, temperature = [*PROMPT, *range(index % 7)], (0.6, 1.0, 1.7)[index % 3]
+        params = SamplingParams(max_tokens=20, temperature=temperature)
+        return prompt, await sampler.sample(prompt, params=params, episode_id=str(index)), temperature
 
-        return await asyncio.gather(*map(episode, range(40)))
-
-    completions = asyncio.run(play())
+    completions = await asyncio.gather(*map(episode, range(40)))
     for prompt, completion, temperature in completions:
         expected = reference_logprobs(model, prompt, completion.token_ids, temperature=temperature)
         assert completion.logprobs == pytest.approx(expected, abs=1e-4)
@@ -230,7 +227,7 @@ def test_a_bad_request_fails_alone(sampler: VllmSampler) -> None:
 
 @pytest.mark.slow
 @needs_vllm
-def test_a_cancelled_request_is_aborted(sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_request_is_aborted(sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would end in an earlier step than the one that follows it, and be answered."""
     answers: list[dict[str, Any]] = []
     loads = json.loads
@@ -240,25 +237,20 @@ def test_a_cancelled_request_is_aborted(sampler: VllmSampler, monkeypatch: pytes
         return answers[-1]
 
     monkeypatch.setattr(json, "loads", note)
-
-    async def play() -> None:
-        cancelled = await send(sampler, "a", max_tokens=100)
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        await sampler.sample(PROMPT, params=SamplingParams(max_tokens=110), episode_id="b")
-
-    asyncio.run(play())
+    cancelled = await send(sampler, "a", max_tokens=100)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    await sampler.sample(PROMPT, params=SamplingParams(max_tokens=110), episode_id="b")
     assert [len(answer["token_ids"]) for answer in answers] == [110]
 
 
 @pytest.mark.slow
 @needs_vllm
-def test_a_killed_process_fails_its_requests_and_opens_nothing(folder: Path) -> None:
+async def test_a_killed_process_fails_its_requests_and_opens_nothing(folder: Path) -> None:
     died = threading.Event()
     sampler = VllmSampler(folder, python=find_python(), context_length=CONTEXT, on_death=died.set)
-
-    async def play() -> None:
+    with closing(sampler):
         await sampler.start()
         process = psutil.Process(sampler.pid)
         assert process.children() == []
@@ -270,9 +262,6 @@ def test_a_killed_process_fails_its_requests_and_opens_nothing(folder: Path) -> 
             await running
         with pytest.raises(SamplerFailed, match="ended"):
             await sampler.sample(PROMPT, params=SamplingParams(), episode_id="b")
-
-    with closing(sampler):
-        asyncio.run(play())
         assert died.wait(10)
 
 

@@ -117,7 +117,7 @@ def test_both_forms_are_queried_and_their_results_written_alike(
     assert [query for query, _ in engine.queries] == ["norway & é?"]
 
 
-def test_what_fails_for_a_while_is_asked_again() -> None:
+async def test_what_fails_for_a_while_is_asked_again() -> None:
     engine = Engine([500, 429, "<html>", 503])
     (result,) = engine.search("q", max_attempts=5)
     assert result.observation == OBSERVATION
@@ -127,9 +127,7 @@ def test_what_fails_for_a_while_is_asked_again() -> None:
     with pytest.raises(SearchFailed, match="expected 'results', a list"):
         Engine(['{"results": "none"}']).search("q")
     with pytest.raises(SearchFailed, match="ConnectError"):
-        asyncio.run(
-            WebSearch(WebEndpoint("http://127.0.0.1:1", "searxng", max_attempts=1)).search(["q"], top_k=1)
-        )
+        await WebSearch(WebEndpoint("http://127.0.0.1:1", "searxng", max_attempts=1)).search(["q"], top_k=1)
 
 
 def test_a_refusal_is_an_error_of_the_user_or_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,21 +208,17 @@ async def play_episode(
     )
 
 
-def test_the_search_r1_agent_plays_searchqa_with_the_search_tool() -> None:
+async def test_the_search_r1_agent_plays_searchqa_with_the_search_tool() -> None:
     spec = get_env("searchqa-mini")
     item = next(item for item in spec.split(0).train if item.metadata["hops"] == 3)
     steps = spec.expert(item)
 
-    async def main() -> tuple[Trajectory, Trajectory]:
-        pool = EnvPool(spec.make, capacity=1)
-        texts = [f"<think>{step.thought}</think>\n{step.action}" for step in steps]
-        async with pool.lease() as env:
-            by_tool = await play_episode(*texts, tools=Toolbox(map(get_tool, ["search"])), env=env, item=item)
-            by_action = await play_episode(*texts, tools=None, env=env, item=item, format="raw")
-        await pool.close()
-        return by_tool, by_action
-
-    by_tool, by_action = asyncio.run(main())
+    pool = EnvPool(spec.make, capacity=1)
+    texts = [f"<think>{step.thought}</think>\n{step.action}" for step in steps]
+    async with pool.lease() as env:
+        by_tool = await play_episode(*texts, tools=Toolbox(map(get_tool, ["search"])), env=env, item=item)
+        by_action = await play_episode(*texts, tools=None, env=env, item=item, format="raw")
+    await pool.close()
     for trajectory in (by_tool, by_action):
         assert trajectory.stop_reason is StopReason.TERMINATED
         assert (trajectory.reward, trajectory.success, len(trajectory.turns)) == (1.0, True, 4)
@@ -236,7 +230,7 @@ def test_the_search_r1_agent_plays_searchqa_with_the_search_tool() -> None:
     assert by_action.metrics["env_metrics/f1"] == 1.0
 
 
-def test_the_search_tool_searches_what_the_variable_names(
+async def test_the_search_tool_searches_what_the_variable_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", ["red thing", "blue thing"])
@@ -246,7 +240,7 @@ def test_the_search_tool_searches_what_the_variable_names(
     async def main() -> ToolResult:
         return await Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv())
 
-    assert asyncio.run(main()).observation == '<information>Doc 1(Title: "T1") blue thing</information>'
+    assert (await main()).observation == '<information>Doc 1(Title: "T1") blue thing</information>'
     monkeypatch.setenv("WINGSPAN_RETRIEVER", str(tmp_path / "none.jsonl"))
     with pytest.raises(MissingDependency, match="there is no such corpus"):
         Toolbox(map(get_tool, ["search"]))
@@ -257,11 +251,11 @@ def test_the_search_tool_searches_what_the_variable_names(
         with pytest.raises(ConfigError, match=r"nothing to search.*export WINGSPAN_RETRIEVER"):
             check_env(toy_spec(), tools=tools, reward=None, is_served=is_served)
     with pytest.raises(ConfigError, match="nothing to search"):
-        asyncio.run(Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv()))
+        await Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv())
 
 
-def test_a_retriever_that_gives_no_answer_voids_the_episode() -> None:
+async def test_a_retriever_that_gives_no_answer_voids_the_episode() -> None:
     unreachable_retriever = RemoteRetriever("http://127.0.0.1:1", pause_s=0.001)
     tool = search_tool(lambda _: unreachable_retriever)
     with pytest.raises(SearchFailed, match="no retriever"):
-        asyncio.run(Toolbox([tool]).call("search", {"query": "q"}))
+        await Toolbox([tool]).call("search", {"query": "q"})

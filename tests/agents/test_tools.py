@@ -432,25 +432,21 @@ def test_a_tool_that_will_not_be_ended_is_left_behind(caplog: pytest.LogCaptureF
     assert warning.startswith("tool 'clings' runs on after it was cancelled")
 
 
-def test_too_many_hanging_threads_are_an_error_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_hanging_threads_are_an_error_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
     monkeypatch.setattr("agents.tools.threads.MAX_LEFT_BEHIND", 2)
-
-    async def main() -> None:
-        for _ in range(2):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(run_in_thread(lambda: may_end.wait(60), name="slow"), 0.05)
-        with pytest.raises(WingspanError, match="2 threads hang"):
-            await run_in_thread(lambda: 1, name="quick")
-        may_end.set()
-        await wait_until_async(lambda: all(thread.name != "slow" for thread in threading.enumerate()))
-        assert await run_in_thread(lambda: 1, name="quick") == 1
-
-    asyncio.run(main())
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(run_in_thread(lambda: may_end.wait(60), name="slow"), 0.05)
+    with pytest.raises(WingspanError, match="2 threads hang"):
+        await run_in_thread(lambda: 1, name="quick")
+    may_end.set()
+    await wait_until_async(lambda: all(thread.name != "slow" for thread in threading.enumerate()))
+    assert await run_in_thread(lambda: 1, name="quick") == 1
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_being_cancelled_passes_through(asynchronous: bool) -> None:
+async def test_being_cancelled_passes_through(asynchronous: bool) -> None:
     has_begun, has_ended, may_end = threading.Event(), threading.Event(), threading.Event()
 
     @tool(timeout_s=30)
@@ -467,22 +463,19 @@ def test_being_cancelled_passes_through(asynchronous: bool) -> None:
         may_end.wait(60)
         has_ended.set()
 
-    async def main() -> None:
-        call = asyncio.create_task((later if asynchronous else direct).call({}))
-        await wait_until_async(has_begun.is_set)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert has_ended.is_set() == asynchronous
-
-    asyncio.run(main())
+    task = asyncio.create_task((later if asynchronous else direct).call({}))
+    await wait_until_async(has_begun.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert has_ended.is_set() == asynchronous
     may_end.set()
 
     @tool
     async def cancels() -> None:
         raise asyncio.CancelledError
 
-    result = call(cancels)  # nobody cancelled the call
+    result = await cancels.call({})  # nobody cancelled the call
     assert (result.status, result.observation) == (ToolStatus.RAISED, "cancels failed: it was cancelled")
 
 
@@ -511,7 +504,7 @@ def test_errors_are_cut_too() -> None:
 # side by side
 
 
-def test_synchronous_tools_run_side_by_side() -> None:
+async def test_synchronous_tools_run_side_by_side() -> None:
     count = 64
     all_inside = threading.Barrier(count, timeout=30)
 
@@ -519,10 +512,10 @@ def test_synchronous_tools_run_side_by_side() -> None:
     def waits_for_the_others() -> None:
         all_inside.wait()
 
-    async def main() -> list[ToolResult]:
-        return await asyncio.gather(*(waits_for_the_others.call({}) for _ in range(count)))
-
-    assert {result.status for result in asyncio.run(main())} == {ToolStatus.OK}
+    assert {
+        result.status
+        for result in (await asyncio.gather(*(waits_for_the_others.call({}) for _ in range(count))))
+    } == {ToolStatus.OK}
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -109,7 +109,7 @@ def test_a_tool_that_keeps_time_has_as_much_as_it_takes() -> None:
 
 
 @pytest.mark.parametrize("stateful", [True, False])
-def test_what_a_stateful_tool_was_at_work_on_is_not_lent_again(stateful: bool) -> None:
+async def test_what_a_stateful_tool_was_at_work_on_is_not_lent_again(stateful: bool) -> None:
     @tool(stateful=True, timeout_s=0.1)
     def slow(env: Any) -> str:
         """Take long."""
@@ -123,16 +123,12 @@ def test_what_a_stateful_tool_was_at_work_on_is_not_lent_again(stateful: bool) -
         return "done"
 
     slow_tool = slow if stateful else slow_elsewhere
-
-    async def main() -> None:
-        pool = EnvPool(ToyEnv, capacity=1)
-        async with pool.lease() as env:
-            texts = [call(slow_tool.name), call("answer", answer="42")]
-            trajectory = await play(*texts, tools=[slow_tool, answer], env=env)
-            assert "took longer than 0.1 s" in trajectory.turns[0].observation
-            assert trajectory.reward == 1
-        async with pool.lease():
-            assert pool.metrics.replaced == int(stateful)
-        await pool.close()
-
-    asyncio.run(main())
+    pool = EnvPool(ToyEnv, capacity=1)
+    async with pool.lease() as env:
+        texts = [call(slow_tool.name), call("answer", answer="42")]
+        trajectory = await play(*texts, tools=[slow_tool, answer], env=env)
+        assert "took longer than 0.1 s" in trajectory.turns[0].observation
+        assert trajectory.reward == 1
+    async with pool.lease():
+        assert pool.metrics.replaced == int(stateful)
+    await pool.close()

@@ -63,13 +63,10 @@ def code(text: str) -> Call:
 
 
 @needs_sandbox
-def test_each_code_is_on_its_own() -> None:
-    async def main() -> list[ToolResult]:
-        tool = code_interpreter(limits=LIMITS, run_timeout_s=5)
-        codes = ["x = 6\nprint('hi')\nx * 7", "x", "import os; os._exit(0)", "print('a' * 10**6)"]
-        return list(await asyncio.gather(*(tool.call({"code": code}) for code in codes)))
-
-    [fine, fresh, dead, flood] = asyncio.run(main())
+async def test_each_code_is_on_its_own() -> None:
+    tool = code_interpreter(limits=LIMITS, run_timeout_s=5)
+    codes = ["x = 6\nprint('hi')\nx * 7", "x", "import os; os._exit(0)", "print('a' * 10**6)"]
+    [fine, fresh, dead, flood] = list(await asyncio.gather(*(tool.call({"code": code}) for code in codes)))
     assert (fine.status, fine.observation) == (ToolStatus.OK, "hi\n42\n")
     assert "NameError" in fresh.observation
     assert (dead.status, dead.observation) == (ToolStatus.RAISED, "[the code was ended: its process died]")
@@ -240,26 +237,21 @@ def test_the_machines_own_files_are_out_of_reach(tmp_path: Path) -> None:
 
 
 @needs_sandbox
-def test_an_episode_begins_with_nothing_of_the_last() -> None:
-    async def main() -> list[str]:
-        env = WithWorkspace(ToyEnv(), Workspace(limits=LIMITS))
-        box, texts = Toolbox(map(get_tool, ["shell"])), []
-        for _ in range(2):
-            await env.reset(toy_item())
-            texts.append((await box.call("shell", {"command": "ls; touch left"}, env=env)).observation)
-        await env.close()
-        return texts
-
-    assert asyncio.run(main()) == ["(no output)"] * 2
+async def test_an_episode_begins_with_nothing_of_the_last() -> None:
+    env = WithWorkspace(ToyEnv(), Workspace(limits=LIMITS))
+    box, texts = Toolbox(map(get_tool, ["shell"])), []
+    for _ in range(2):
+        await env.reset(toy_item())
+        texts.append((await box.call("shell", {"command": "ls; touch left"}, env=env)).observation)
+    await env.close()
+    assert (texts) == ["(no output)"] * 2
 
 
 @needs_sandbox
-def test_an_environment_without_a_workspace_is_refused() -> None:
-    async def call(box: Toolbox) -> None:
-        await box.call("shell", {"command": "ls"}, env=ToyEnv())
-
+async def test_an_environment_without_a_workspace_is_refused() -> None:
+    box = Toolbox(map(get_tool, ["shell"]))
     with pytest.raises(ConfigError, match="ToyEnv has no workspace"):
-        asyncio.run(call(Toolbox(map(get_tool, ["shell"]))))
+        await box.call("shell", {"command": "ls"}, env=ToyEnv())
 
 
 @pytest.mark.parametrize("name", ["code_interpreter", *NAMES])

@@ -255,27 +255,24 @@ def test_what_was_heated_once_stays_so() -> None:
     assert progress.count_conditions([*ROOM, ("iscool", "mug1"), ("inreceptacle", "mug1", "desk1")]) == (3, 3)
 
 
-def test_observations_are_agentgyms_and_list_what_can_be_done() -> None:
-    async def play() -> None:
-        spec = get_env("alfworld-mini")
-        env, index = spec.make(), bathroom()
-        assert isinstance(env, Inspectable)
-        opening = await read_opening(env, mini.GAMES.make_item(index))
-        assert opening.startswith("You are in the middle of a room. Looking quickly around you, you see")
-        assert "\nYour task is to: " in opening
-        actions = await env.inspect("available_actions")
-        observation = await env.inspect("observation")
-        assert opening == f"{observation}\nAvailable actions: {', '.join(actions)}"
-        assert {"go to sinkbasin 1", "inventory", "look", "help"} <= set(actions)
-        assert await env.inspect("task_type") == mini.GAMES.read(index).name
-        result = await env.step("  go to   sinkbasin 1 ")
-        assert result.observation.startswith("On the sinkbasin 1, you see ")
-        assert (await env.step("fly")).observation.startswith("Nothing happens.")
-        with pytest.raises(ConfigError, match="no fact 'weather'"):
-            await env.inspect("weather")
-        await env.close()
-
-    asyncio.run(play())
+async def test_observations_are_agentgyms_and_list_what_can_be_done() -> None:
+    spec = get_env("alfworld-mini")
+    env, index = spec.make(), bathroom()
+    assert isinstance(env, Inspectable)
+    opening = await read_opening(env, mini.GAMES.make_item(index))
+    assert opening.startswith("You are in the middle of a room. Looking quickly around you, you see")
+    assert "\nYour task is to: " in opening
+    actions = await env.inspect("available_actions")
+    observation = await env.inspect("observation")
+    assert opening == f"{observation}\nAvailable actions: {', '.join(actions)}"
+    assert {"go to sinkbasin 1", "inventory", "look", "help"} <= set(actions)
+    assert await env.inspect("task_type") == mini.GAMES.read(index).name
+    result = await env.step("  go to   sinkbasin 1 ")
+    assert result.observation.startswith("On the sinkbasin 1, you see ")
+    assert (await env.step("fly")).observation.startswith("Nothing happens.")
+    with pytest.raises(ConfigError, match="no fact 'weather'"):
+        await env.inspect("weather")
+    await env.close()
 
 
 def test_what_older_versions_call_put_is_understood() -> None:

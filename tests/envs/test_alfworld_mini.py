@@ -1,6 +1,5 @@
 """The games of `alfworld-mini`: what was solved is what is made, the same bytes everywhere, each once."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -111,29 +110,23 @@ def test_killed_games_cost_attempts_and_nothing_else() -> None:
 
 
 @pytest.mark.heavy
-def test_a_state_is_the_facts_that_actions_depend_on() -> None:
+async def test_a_state_is_the_facts_that_actions_depend_on() -> None:
     item = next(i for i in split(0).train if i.metadata["task"] == "pick_and_place_simple")
+    env = AlfWorldEnv(GAMES.read)
 
-    async def main() -> None:
-        env = AlfWorldEnv(GAMES.read)
+    async def key_after(*actions: str) -> str | None:
+        await env.reset(item)
+        for action in actions:
+            await env.step(action)
+        return env.state_key()
 
-        async def key_after(*actions: str) -> str | None:
-            await env.reset(item)
-            for action in actions:
-                await env.step(action)
-            return env.state_key()
-
-        start = await key_after()
-        receptacles = [
-            c.removeprefix("go to ") for c in await env.inspect("available_actions") if "go to " in c
-        ]
-        cabinet, *_, there = [receptacle for receptacle in receptacles if "cabinet" in receptacle]
-        assert await key_after("look", "inventory", "help", "sing") == start
-        closed_key = await key_after(f"go to {cabinet}")
-        opened_key = await key_after(f"go to {cabinet}", f"open {cabinet}")
-        assert len({start, closed_key, opened_key}) == 3
-        assert await key_after(f"go to {there}", f"go to {cabinet}", f"examine {cabinet}") == closed_key
-        assert await key_after(f"go to {cabinet}", f"open {cabinet}", f"close {cabinet}") == closed_key
-        await env.close()
-
-    asyncio.run(main())
+    start = await key_after()
+    receptacles = [c.removeprefix("go to ") for c in await env.inspect("available_actions") if "go to " in c]
+    cabinet, *_, there = [receptacle for receptacle in receptacles if "cabinet" in receptacle]
+    assert await key_after("look", "inventory", "help", "sing") == start
+    closed_key = await key_after(f"go to {cabinet}")
+    opened_key = await key_after(f"go to {cabinet}", f"open {cabinet}")
+    assert len({start, closed_key, opened_key}) == 3
+    assert await key_after(f"go to {there}", f"go to {cabinet}", f"examine {cabinet}") == closed_key
+    assert await key_after(f"go to {cabinet}", f"open {cabinet}", f"close {cabinet}") == closed_key
+    await env.close()

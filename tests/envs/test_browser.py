@@ -142,60 +142,52 @@ async def done(session: BrowserSession, text: str) -> str:
 
 
 @chromium
-def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
+async def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
     before = set(psutil.Process().children(recursive=True))
-
-    async def main() -> None:
-        with site() as shop:
-            leases = [await BrowserLease.acquire() for _ in range(2)]
-            assert leases[0].chromium is leases[1].chromium
-            sessions = [await open_session(lease, shop) for lease in leases]
-            endless = "(fetch('/begun'), new Promise(() => 0))"
-            waiting = asyncio.ensure_future(sessions[0].evaluate(endless))
-            await wait_until_async(lambda: "GET /begun" in shop.requests)
-            kill_browser(random.Random(0))
-            with pytest.raises(EnvCrashed):
-                await asyncio.wait_for(waiting, 5)
-            with pytest.raises(EnvCrashed):
-                await sessions[1].observe()
-            assert not any(lease.is_alive for lease in leases)
-            third = await BrowserLease.acquire()
-            assert third.chromium is not leases[0].chromium
-            session = await open_session(third, shop)
-            assert "Red lamp" in await session.observe()
-            for lease in (*leases, third):
-                await lease.release()
-
-    asyncio.run(main())
+    with site() as shop:
+        leases = [await BrowserLease.acquire() for _ in range(2)]
+        assert leases[0].chromium is leases[1].chromium
+        sessions = [await open_session(lease, shop) for lease in leases]
+        endless = "(fetch('/begun'), new Promise(() => 0))"
+        waiting = asyncio.ensure_future(sessions[0].evaluate(endless))
+        await wait_until_async(lambda: "GET /begun" in shop.requests)
+        kill_browser(random.Random(0))
+        with pytest.raises(EnvCrashed):
+            await asyncio.wait_for(waiting, 5)
+        with pytest.raises(EnvCrashed):
+            await sessions[1].observe()
+        assert not any(lease.is_alive for lease in leases)
+        third = await BrowserLease.acquire()
+        assert third.chromium is not leases[0].chromium
+        session = await open_session(third, shop)
+        assert "Red lamp" in await session.observe()
+        for lease in (*leases, third):
+            await lease.release()
     assert not [number for number in psutil.Process().children(recursive=True) if number not in before]
 
 
 @chromium
-def test_what_a_dead_browser_was_asked_is_not_waited_for() -> None:
+async def test_what_a_dead_browser_was_asked_is_not_waited_for() -> None:
     """Playwright never answers some of what it was asked just before the end."""
+    chromium = await Chromium.start()
+    context = await chromium.context(origins=())
+    is_asking = asyncio.Event()
 
-    async def main() -> None:
-        chromium = await Chromium.start()
-        context = await chromium.context(origins=())
-        is_asking = asyncio.Event()
+    async def ask() -> None:
+        assert context.browser is not None
+        async with abort_on_death(context.browser, limit_s=60):
+            is_asking.set()
+            await asyncio.Event().wait()
 
-        async def ask() -> None:
-            assert context.browser is not None
-            async with abort_on_death(context.browser, limit_s=60):
-                is_asking.set()
-                await asyncio.Event().wait()
-
-        waiting = asyncio.ensure_future(ask())
-        await is_asking.wait()
-        kill_browser(random.Random(0))
-        await asyncio.wait({waiting}, timeout=5)
-        assert waiting.done()
-        assert isinstance(waiting.exception(), TimeoutError)
-        with pytest.raises(EnvCrashed, match="it has died"):
-            await chromium.context(origins=())
-        await chromium.close()
-
-    asyncio.run(main())
+    waiting = asyncio.ensure_future(ask())
+    await is_asking.wait()
+    kill_browser(random.Random(0))
+    await asyncio.wait({waiting}, timeout=5)
+    assert waiting.done()
+    assert isinstance(waiting.exception(), TimeoutError)
+    with pytest.raises(EnvCrashed, match="it has died"):
+        await chromium.context(origins=())
+    await chromium.close()
 
 
 Use = Callable[[BrowserLease, Site], Coroutine[Any, Any, None]]

@@ -1,6 +1,5 @@
 """Dense retrieval with a tiny random BERT: held against a plain comparison of all vectors in torch."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from envs.errors import ConfigError
 from envs.retrieval.dense import INDEX, Dense, Vectors
 from envs.retrieval.remote import RemoteRetriever
 from envs.retrieval.service import retriever_app
-from envs.retrieval.types import Passage
 from flows.commands.serve import make_retriever
 from tests.envs.test_retrieval import WORDS, ids, texts, write_corpus
 from tests.support.http_server import serving
@@ -113,7 +111,7 @@ def test_only_models_of_that_family_get_its_words(model: Path, tmp_path: Path) -
     assert vector.tolist() == pytest.approx(plainly(model, ["wb1x wc2x"])[0], abs=1e-5)
 
 
-def test_cells_find_most_of_what_all_vectors_do_and_the_same_every_time(
+async def test_cells_find_most_of_what_all_vectors_do_and_the_same_every_time(
     encoder: TransformerEncoder, corpus: Path
 ) -> None:
     exact = Dense(corpus, encoder).search_sync(QUERIES, top_k=1)
@@ -122,7 +120,7 @@ def test_cells_find_most_of_what_all_vectors_do_and_the_same_every_time(
     assert results == Dense(corpus, encoder, kind="ivf").search_sync(QUERIES, top_k=1)
     same = sum(a[0].passage_id == b[0].passage_id for a, b in zip(exact, results, strict=True))
     assert same >= len(QUERIES) - 2
-    versions = [asyncio.run(left.version()) for left in (ivf, Dense(corpus, encoder))]
+    versions = [await left.version() for left in (ivf, Dense(corpus, encoder))]
     assert len(set(versions)) == 2
 
 
@@ -158,22 +156,17 @@ def test_a_missing_encoder_is_an_error(tmp_path: Path) -> None:
         TransformerEncoder(str(tmp_path / "none"))
 
 
-def test_it_is_served_as_the_command_line_asks_for_it(
+async def test_it_is_served_as_the_command_line_asks_for_it(
     model: Path, encoder: TransformerEncoder, corpus: Path
 ) -> None:
-    async def main() -> list[list[Passage]]:
-        retriever = make_retriever(corpus, encoder=str(model), kind="flat", index=None)
-        async with serving(retriever_app(retriever, top_k=3)) as url:
-            client = RemoteRetriever(url)
-            assert await client.version() == await Dense(corpus, encoder).version()
-            results = await client.search(QUERIES, top_k=2)
-            await client.close()
-            return results
-
+    retriever = make_retriever(corpus, encoder=str(model), kind="flat", index=None)
+    async with serving(retriever_app(retriever, top_k=3)) as url:
+        client = RemoteRetriever(url)
+        assert await client.version() == await Dense(corpus, encoder).version()
+        results = await client.search(QUERIES, top_k=2)
+        await client.close()
     here = Dense(corpus, encoder).search_sync(QUERIES, top_k=2)
-    assert [ids(best_passages) for best_passages in asyncio.run(main())] == [
-        ids(best_passages) for best_passages in here
-    ]
+    assert [ids(best_passages) for best_passages in results] == [ids(best_passages) for best_passages in here]
     with pytest.raises(ConfigError, match="name its model with --encoder"):
         make_retriever(corpus, encoder=None, kind="ivf", index=None)
     with pytest.raises(ConfigError, match="--index: there is no file"):

@@ -105,7 +105,7 @@ def test_what_is_no_action_is_answered_and_changes_nothing() -> None:
     assert results[4].observation == "  (Down)\nSFFF\nFHFH\n<red>F</red>FFH\nHFFG"
 
 
-def test_toy_texts_have_states_and_others_hide_theirs() -> None:
+async def test_toy_texts_have_states_and_others_hide_theirs() -> None:
     async def keys(name: str, *actions: str) -> list[str | None]:
         spec = get_env(name)
         env = spec.make()
@@ -118,9 +118,9 @@ def test_toy_texts_have_states_and_others_hide_theirs() -> None:
         return keys
 
     lake = "gymnasium:FrozenLake-v1?is_slippery=false"
-    assert asyncio.run(keys(lake, "right", "fly", "left", "down", "right")) == ["0", "1", "1", "0", "4", None]
-    assert asyncio.run(keys("gymnasium:CartPole-v1", "1")) == [None, None]
-    assert asyncio.run(keys("gymnasium:Blackjack-v1")) == [None]
+    assert await keys(lake, "right", "fly", "left", "down", "right") == ["0", "1", "1", "0", "4", None]
+    assert await keys("gymnasium:CartPole-v1", "1") == [None, None]
+    assert await keys("gymnasium:Blackjack-v1") == [None]
 
 
 class Spelling(gymnasium.Env[str, str]):

@@ -142,24 +142,21 @@ def test_the_end_of_the_interpreter_has_a_reason_and_the_next_run_begins_afresh(
     assert fresh == Execution("False\n", end_reason=None)
 
 
-def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sandbox: Backend) -> None:
-    async def main() -> None:
-        interpreter = Interpreter(sandbox, limits=SandboxLimits(memory_mb=256))
-        try:
-            before = {*psutil.Process().children()}
-            await interpreter.run("x = 1")
-            (process,) = {*psutil.Process().children()} - before
-            os.killpg(process.pid, signal.SIGKILL)
-            await wait_until_async(lambda: not process.is_running())
-            # Until asyncio's thread, if it uses one, has informed the event loop.
-            await wait_until_async(lambda: not any("waitpid" in each.name for each in threading.enumerate()))
-            report = await interpreter.run("print('begun')")
-            assert (report.output, "died since the last run" in (report.end_reason or "")) == ("", True)
-            assert (await interpreter.run("'x' in globals()")).output == "False\n"
-        finally:
-            await interpreter.close()
-
-    asyncio.run(main())
+async def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sandbox: Backend) -> None:
+    interpreter = Interpreter(sandbox, limits=SandboxLimits(memory_mb=256))
+    try:
+        before = {*psutil.Process().children()}
+        await interpreter.run("x = 1")
+        (process,) = {*psutil.Process().children()} - before
+        os.killpg(process.pid, signal.SIGKILL)
+        await wait_until_async(lambda: not process.is_running())
+        # Until asyncio's thread, if it uses one, has informed the event loop.
+        await wait_until_async(lambda: not any("waitpid" in each.name for each in threading.enumerate()))
+        report = await interpreter.run("print('begun')")
+        assert (report.output, "died since the last run" in (report.end_reason or "")) == ("", True)
+        assert (await interpreter.run("'x' in globals()")).output == "False\n"
+    finally:
+        await interpreter.close()
 
 
 @pytest.mark.heavy

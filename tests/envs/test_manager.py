@@ -35,21 +35,18 @@ async def users(envs: EnvManager, kind: str, count: int, *, lent_kinds: list[str
     await asyncio.gather(*(user() for _ in range(count)))
 
 
-def test_each_kind_has_its_own_instances_and_its_own_cap() -> None:
-    async def main() -> None:
-        envs = make_manager(capacity={"a": 2, "b": 1})
-        async with envs.lease("a") as first_a, envs.lease("a") as second_a, envs.lease("b") as only_b:
-            assert "<A>" in repr(first_a) + repr(second_a)
-            assert repr(only_b) == "<B>"
-            for full in ("a", "b"):
-                with pytest.raises(EpisodeTimeout):
-                    async with envs.lease(full, timeout_s=0.01):
-                        pass
-        assert {name: metrics.idle for name, metrics in envs.metrics.items()} == {"a": 2, "b": 1}
-        await envs.close()
-        assert [metrics.live for metrics in envs.metrics.values()] == [0, 0]
-
-    asyncio.run(main())
+async def test_each_kind_has_its_own_instances_and_its_own_cap() -> None:
+    envs = make_manager(capacity={"a": 2, "b": 1})
+    async with envs.lease("a") as first_a, envs.lease("a") as second_a, envs.lease("b") as only_b:
+        assert "<A>" in repr(first_a) + repr(second_a)
+        assert repr(only_b) == "<B>"
+        for full in ("a", "b"):
+            with pytest.raises(EpisodeTimeout):
+                async with envs.lease(full, timeout_s=0.01):
+                    pass
+    assert {name: metrics.idle for name, metrics in envs.metrics.items()} == {"a": 2, "b": 1}
+    await envs.close()
+    assert [metrics.live for metrics in envs.metrics.values()] == [0, 0]
 
 
 def test_a_kind_that_is_not_there_is_named() -> None:
@@ -57,20 +54,17 @@ def test_a_kind_that_is_not_there_is_named() -> None:
         make_manager(capacity=1).lease("c")
 
 
-def test_what_idles_makes_room_for_another_kind() -> None:
-    async def main() -> None:
-        envs = make_manager(capacity=4, total=4)
-        await users(envs, "a", 4, lent_kinds=[])
-        assert envs.metrics["a"].idle == 4
-        async with envs.lease("b", timeout_s=1), envs.lease("b", timeout_s=1):
-            assert {name: metrics.live for name, metrics in envs.metrics.items()} == {"a": 2, "b": 2}
-        assert envs.metrics["a"].recycled == 2
-
-    asyncio.run(main())
+async def test_what_idles_makes_room_for_another_kind() -> None:
+    envs = make_manager(capacity=4, total=4)
+    await users(envs, "a", 4, lent_kinds=[])
+    assert envs.metrics["a"].idle == 4
+    async with envs.lease("b", timeout_s=1), envs.lease("b", timeout_s=1):
+        assert {name: metrics.live for name, metrics in envs.metrics.items()} == {"a": 2, "b": 2}
+    assert envs.metrics["a"].recycled == 2
 
 
 @pytest.mark.parametrize("iterations", [0, 3])
-def test_a_kind_in_constant_use_does_not_starve_another(
+async def test_a_kind_in_constant_use_does_not_starve_another(
     iterations: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`iterations`: of the event loop, that it takes to close an instance."""
@@ -80,24 +74,20 @@ def test_a_kind_in_constant_use_does_not_starve_another(
             await asyncio.sleep(0)
 
     monkeypatch.setattr(ToyEnv, "close", close)
-
-    async def main() -> None:
-        envs = make_manager(capacity=4, total=4)
-        lent_kinds: list[str] = []
-        busy = asyncio.create_task(users(envs, "a", 40, lent_kinds=lent_kinds))
-        for _ in range(6):
-            await asyncio.sleep(0)
-        assert envs.metrics["a"].live == 4
-        await users(envs, "b", 10, lent_kinds=lent_kinds)
-        await busy
-        first, last = lent_kinds.index("b"), len(lent_kinds) - 1 - lent_kinds[::-1].index("b")
-        assert first < 10
-        assert last < 40  # b has had its half of the instances while a went on
-        # Where both wait, neither takes an instance from the other again and again.
-        assert envs.metrics["a"].recycled <= 2
-        assert envs.metrics["b"].recycled <= 2
-
-    asyncio.run(main())
+    envs = make_manager(capacity=4, total=4)
+    lent_kinds: list[str] = []
+    busy = asyncio.create_task(users(envs, "a", 40, lent_kinds=lent_kinds))
+    for _ in range(6):
+        await asyncio.sleep(0)
+    assert envs.metrics["a"].live == 4
+    await users(envs, "b", 10, lent_kinds=lent_kinds)
+    await busy
+    first, last = lent_kinds.index("b"), len(lent_kinds) - 1 - lent_kinds[::-1].index("b")
+    assert first < 10
+    assert last < 40  # b has had its half of the instances while a went on
+    # Where both wait, neither takes an instance from the other again and again.
+    assert envs.metrics["a"].recycled <= 2
+    assert envs.metrics["b"].recycled <= 2
 
 
 @pytest.mark.heavy
@@ -136,15 +126,12 @@ def test_everybody_is_served_and_no_cap_is_passed(
     asyncio.run(main())
 
 
-def test_warming_up_takes_nothing_from_others() -> None:
-    async def main() -> None:
-        envs = make_manager(capacity=4, total=5)
-        await envs.warm_up("a", 3)
-        await envs.warm_up("b", 4)
-        assert {name: metrics.idle for name, metrics in envs.metrics.items()} == {"a": 3, "b": 2}
-        assert envs.metrics["a"].recycled == 0
-
-    asyncio.run(main())
+async def test_warming_up_takes_nothing_from_others() -> None:
+    envs = make_manager(capacity=4, total=5)
+    await envs.warm_up("a", 3)
+    await envs.warm_up("b", 4)
+    assert {name: metrics.idle for name, metrics in envs.metrics.items()} == {"a": 3, "b": 2}
+    assert envs.metrics["a"].recycled == 0
 
 
 def test_a_total_leaves_one_for_each_kind() -> None:
@@ -152,12 +139,9 @@ def test_a_total_leaves_one_for_each_kind() -> None:
         make_manager(capacity=4, total=1)
 
 
-def test_an_instance_may_be_limited_in_episodes_by_its_kind() -> None:
-    async def main() -> None:
-        envs = EnvManager([toy_spec(partial(ToyEnv), max_episodes=1)], capacity=1)
-        for _ in range(3):
-            async with envs.lease("toy", timeout_s=1) as env:
-                await env.reset(toy_item())
-        assert envs.metrics["toy"].recycled == 3
-
-    asyncio.run(main())
+async def test_an_instance_may_be_limited_in_episodes_by_its_kind() -> None:
+    envs = EnvManager([toy_spec(partial(ToyEnv), max_episodes=1)], capacity=1)
+    for _ in range(3):
+        async with envs.lease("toy", timeout_s=1) as env:
+            await env.reset(toy_item())
+    assert envs.metrics["toy"].recycled == 3

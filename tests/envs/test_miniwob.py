@@ -1,6 +1,5 @@
 """MiniWoB++ in the browser of the web tasks: its own pages, its own rewards."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from envs.builtin.miniwob.env import MiniWobEnv, find_task, pages
 from envs.builtin.miniwob.expert import EXPERTS
 from envs.builtin.miniwob.spec import SPEC, make_item, split
 from envs.builtin.miniwob.tasks import TASKS
-from envs.types import Item, StepResult
+from envs.types import Item
 from tests.support.kills import kill_browser, measure
 
 pytestmark = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
@@ -36,31 +35,26 @@ def test_items_are_tasks_and_seeds() -> None:
     assert find_task(65 * 3 + 1) == (TASKS[1], 3)
 
 
-def test_scripts_solve_tasks_from_observations_and_pages_give_the_rewards() -> None:
+async def test_scripts_solve_tasks_from_observations_and_pages_give_the_rewards() -> None:
     """`python -m bench.experts miniwob` plays all scripts."""
     items = [item(task, seed) for seed, task in enumerate(("login-user", "choose-list", "read-table-2"))]
-
-    async def main() -> list[StepResult]:
-        env = MiniWobEnv()
-        results = []
-        for task_item in items:
-            observation = await env.reset(task_item)
-            assert "OBJECTIVE: " in observation
-            assert "Time left" not in observation
-            for step in SPEC.expert(task_item):
-                results.append(await env.step(step.resolve(observation)))
-                observation = results[-1].observation
-        wrong = await env.reset(item("click-dialog-2"))
-        wrong_name = next(name for name in ("OK", "Cancel") if f'"{name}"' not in wrong)
-        results.append(await env.step(f"click [{find(wrong, 'button', wrong_name)}]"))
-        await env.reset(item("focus-text"))
-        refusal = await env.step("goto [http://miniwob.test/miniwob/click-test.html]")
-        assert "one page only" in refusal.observation
-        results.append(await env.step("stop"))
-        await env.close()
-        return results
-
-    results = asyncio.run(main())
+    env = MiniWobEnv()
+    results = []
+    for task_item in items:
+        observation = await env.reset(task_item)
+        assert "OBJECTIVE: " in observation
+        assert "Time left" not in observation
+        for step in SPEC.expert(task_item):
+            results.append(await env.step(step.resolve(observation)))
+            observation = results[-1].observation
+    dialog = await env.reset(item("click-dialog-2"))
+    wrong_name = next(name for name in ("OK", "Cancel") if f'"{name}"' not in dialog)
+    results.append(await env.step(f"click [{find(dialog, 'button', wrong_name)}]"))
+    await env.reset(item("focus-text"))
+    refusal = await env.step("goto [http://miniwob.test/miniwob/click-test.html]")
+    assert "one page only" in refusal.observation
+    results.append(await env.step("stop"))
+    await env.close()
     *turns, wrong, stop = results
     lengths = [len(SPEC.solve(task_item)) for task_item in items]
     assert len(turns) == sum(lengths)

@@ -63,50 +63,49 @@ async def _play(address: str, actions: list[str], *, index: int = 0) -> tuple[st
 
 
 @pytest.mark.heavy
-def test_a_text_is_an_action_and_the_seed_chooses_the_problem(address: str) -> None:
+async def test_a_text_is_an_action_and_the_seed_chooses_the_problem(address: str) -> None:
     async def first_letters() -> list[str]:
         return [(await _play(f"{address}/riddle", [], index=i))[0] for i in range(12)]
 
-    openings = asyncio.run(first_letters())
-    assert openings == asyncio.run(first_letters())
+    openings = await first_letters()
+    assert openings == await first_letters()
     assert len(set(openings)) > 1
     assert openings[0].endswith("\nForm of an action: message, string: the word")
     word = next(word for word in WORDS if openings[0].startswith(f"It begins with {word[0]}."))
-    _, results = asyncio.run(_play(f"{address}/riddle", ["moon", word]))
+    _, results = await _play(f"{address}/riddle", ["moon", word])
     assert results == [StepResult("No."), StepResult("Yes.", reward=1.0, terminated=True, success=True)]
 
 
 @pytest.mark.heavy
-def test_two_sessions_at_once_do_not_disturb_each_other(address: str) -> None:
-    async def play() -> list[str]:
-        spec = get_env(f"openenv:{address}/riddle")
-        first, second = spec.make(), spec.make()
-        letters = [
-            (await read_opening(env, _item(address, i)))[len("It begins with ")]
-            for env, i in ((first, 0), (second, 1))
-        ]
-        words = [next(word for word in WORDS if word[0] == letter) for letter in letters]
-        results = await asyncio.gather(first.step(words[0]), second.step(words[1]))
-        assert [result.success for result in results] == [True, True]
-        again = await read_opening(first, _item(address, 1))
-        assert again[len("It begins with ")] == letters[1]
-        await asyncio.gather(first.close(), second.close())
-        return letters
-
-    assert len(set(asyncio.run(play()))) == 2
+async def test_two_sessions_at_once_do_not_disturb_each_other(address: str) -> None:
+    spec = get_env(f"openenv:{address}/riddle")
+    first, second = spec.make(), spec.make()
+    letters = [
+        (await read_opening(env, _item(address, i)))[len("It begins with ")]
+        for env, i in ((first, 0), (second, 1))
+    ]
+    words = [next(word for word in WORDS if word[0] == letter) for letter in letters]
+    results = await asyncio.gather(first.step(words[0]), second.step(words[1]))
+    assert [result.success for result in results] == [True, True]
+    again = await read_opening(first, _item(address, 1))
+    assert again[len("It begins with ")] == letters[1]
+    await asyncio.gather(first.close(), second.close())
+    assert len(set(letters)) == 2
 
 
 @pytest.mark.heavy
-def test_several_fields_are_a_json_object_and_the_servers_own_word_on_success_counts(address: str) -> None:
-    opening, results = asyncio.run(_play(f"{address}/grid", ['{"row": 0, "column": 0}']))
+async def test_several_fields_are_a_json_object_and_the_servers_own_word_on_success_counts(
+    address: str,
+) -> None:
+    opening, results = await _play(f"{address}/grid", ['{"row": 0, "column": 0}'])
     assert opening == '["..", ".."]\nForm of an action: a JSON object with row (integer), column (integer)'
     assert results == [StepResult('["x.", ".."]', reward=0.5, terminated=True, success=True)]
 
 
 @pytest.mark.heavy
-def test_a_malformed_action_is_play_by_its_form_and_by_the_servers_word(address: str) -> None:
+async def test_a_malformed_action_is_play_by_its_form_and_by_the_servers_word(address: str) -> None:
     actions = ["north", '{"row": "up", "column": 0}', '{"row": 1}', '{"row": 0, "column": 0}']
-    _, results = asyncio.run(_play(f"{address}/grid", actions))
+    _, results = await _play(f"{address}/grid", actions)
     assert [result.terminated for result in results] == [False, False, False, True]
     assert results[0].observation.startswith("'north' is no action.")
     assert "row: Input should be a valid integer" in results[1].observation
@@ -114,8 +113,8 @@ def test_a_malformed_action_is_play_by_its_form_and_by_the_servers_word(address:
 
 
 @pytest.mark.heavy
-def test_an_end_from_outside_is_truncated_and_no_success(address: str) -> None:
-    _, results = asyncio.run(_play(f"{address}/grid", ['{"row": 1, "column": 1}'] * 3))
+async def test_an_end_from_outside_is_truncated_and_no_success(address: str) -> None:
+    _, results = await _play(f"{address}/grid", ['{"row": 1, "column": 1}'] * 3)
     assert [(r.terminated, r.truncated, r.success, r.reward) for r in results] == [
         (False, False, False, -0.25),
         (False, False, False, -0.25),
@@ -125,13 +124,13 @@ def test_an_end_from_outside_is_truncated_and_no_success(address: str) -> None:
 
 
 @pytest.mark.heavy
-def test_faults_of_server_and_environment_are_no_rewards(address: str) -> None:
+async def test_faults_of_server_and_environment_are_no_rewards(address: str) -> None:
     with pytest.raises(EnvCrashed, match="EXECUTION_ERROR: the board broke"):
-        asyncio.run(_play(f"{address}/grid", ['{"row": 9, "column": 0}']))
+        await _play(f"{address}/grid", ['{"row": 9, "column": 0}'])
     with pytest.raises(EnvCrashed, match="schema"):
-        asyncio.run(_play(f"{address}/nothing", []))
+        await _play(f"{address}/nothing", [])
     with pytest.raises(EnvCrashed, match="ConnectError"):
-        asyncio.run(_play("http://127.0.0.1:9", []))
+        await _play("http://127.0.0.1:9", [])
 
     async def one_too_many() -> None:
         spec = get_env(f"openenv:{address}/grid")
@@ -144,10 +143,10 @@ def test_faults_of_server_and_environment_are_no_rewards(address: str) -> None:
             await holder.close()
             await waiting.close()
 
-    asyncio.run(one_too_many())
+    await one_too_many()
 
 
-def test_a_server_that_has_hung_up_is_called_again_by_the_next_episode() -> None:
+async def test_a_server_that_has_hung_up_is_called_again_by_the_next_episode() -> None:
     calls = []
 
     def schema(connection: ServerConnection, request: Request) -> Response | None:
@@ -159,23 +158,20 @@ def test_a_server_that_has_hung_up_is_called_again_by_the_next_episode() -> None
         calls.append(json.loads(await connection.recv()))
         await connection.send('{"type": "observation", "data": {"observation": {"text": "hello"}}}')
 
-    async def play() -> None:
-        async with serve(one_answer, "127.0.0.1", 0, process_request=schema) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
-            address = f"http://127.0.0.1:{port}"
-            env = get_env(f"openenv:{address}").make()
-            assert await env.reset(_item(address, 1)) == "hello\nForm of an action: move, string"
-            with pytest.raises(EnvCrashed, match="step: ConnectionClosed"):
-                await env.step("on")
-            assert (await read_opening(env, _item(address, 2))).startswith("hello")
-            await env.close()
-
-    asyncio.run(play())
+    async with serve(one_answer, "127.0.0.1", 0, process_request=schema) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        address = f"http://127.0.0.1:{port}"
+        env = get_env(f"openenv:{address}").make()
+        assert await env.reset(_item(address, 1)) == "hello\nForm of an action: move, string"
+        with pytest.raises(EnvCrashed, match="step: ConnectionClosed"):
+            await env.step("on")
+        assert (await read_opening(env, _item(address, 2))).startswith("hello")
+        await env.close()
     assert calls == [{"type": "reset", "data": {"seed": seed}} for seed in (1, 2)]
 
 
 @pytest.mark.heavy
-def test_the_shipped_environment_answers_as_to_the_packages_own_client(address: str) -> None:
+async def test_the_shipped_environment_answers_as_to_the_packages_own_client(address: str) -> None:
     from openenv.core.generic_client import GenericEnvClient
 
     actions = ["Hello", "a longer message"]
@@ -186,11 +182,10 @@ def test_the_shipped_environment_answers_as_to_the_packages_own_client(address: 
             results = [await client.step({"message": text}) for text in actions]
         return [(result.observation["echoed_message"], result.reward) for result in results]
 
-    opening, results = asyncio.run(_play(f"{address}/echo", actions))
+    opening, results = await _play(f"{address}/echo", actions)
     assert opening.startswith("echoed_message: Echo environment ready!\nmessage_length: 0\n")
     message = [
-        (f"echoed_message: {text}\nmessage_length: {len(text)}", reward)
-        for text, reward in asyncio.run(by_client())
+        (f"echoed_message: {text}\nmessage_length: {len(text)}", reward) for text, reward in await by_client()
     ]
     assert [(result.observation, result.reward) for result in results] == message
     assert not any(result.terminated or result.success for result in results)

@@ -30,116 +30,98 @@ class Factory(Generic[E]):
         return self.instances[-1]
 
 
-def test_never_more_than_its_capacity() -> None:
-    async def main() -> None:
-        make = Factory(ToyEnv)
-        pool = EnvPool(make, capacity=3)
-        lent = 0
-        most_lent = 0
+async def test_never_more_than_its_capacity() -> None:
+    make = Factory(ToyEnv)
+    pool = EnvPool(make, capacity=3)
+    lent = 0
+    most_lent = 0
 
-        async def user() -> None:
-            nonlocal lent, most_lent
-            async with pool.lease() as env:
-                lent += 1
-                most_lent = max(most_lent, lent)
-                await env.reset(toy_item())
-                for _ in range(10):
-                    await asyncio.sleep(0)
-                    assert pool.metrics.live <= 3
-                lent -= 1
-
-        await asyncio.gather(*(user() for _ in range(20)))
-        assert most_lent == 3
-        assert len(make.instances) == 3
-        assert sum(env.resets for env in make.instances) == 20
-        metrics = pool.metrics
-        assert (metrics.live, metrics.idle, metrics.waiting) == (3, 3, 0)
-        assert (metrics.created, metrics.replaced, metrics.recycled) == (3, 0, 0)
-
-    asyncio.run(main())
-
-
-def test_first_come_first_served() -> None:
-    async def main() -> None:
-        pool = EnvPool(Factory(ToyEnv), capacity=1)
-        order: list[int] = []
-
-        async def user(number: int) -> None:
-            async with pool.lease():
-                order.append(number)
+    async def user() -> None:
+        nonlocal lent, most_lent
+        async with pool.lease() as env:
+            lent += 1
+            most_lent = max(most_lent, lent)
+            await env.reset(toy_item())
+            for _ in range(10):
                 await asyncio.sleep(0)
+                assert pool.metrics.live <= 3
+            lent -= 1
 
-        await asyncio.gather(*(user(i) for i in range(10)))
-        assert order == list(range(10))
-
-    asyncio.run(main())
-
-
-def test_waiting_ends_at_the_timeout_and_says_why() -> None:
-    async def main() -> None:
-        pool = EnvPool(Factory(ToyEnv), capacity=2)
-        async with pool.lease(), pool.lease():
-            with pytest.raises(EpisodeTimeout, match=r"2 of the pool's 2 .*max_live_envs") as error_info:
-                async with pool.lease(timeout_s=0.02):
-                    pass
-            assert "0.02 s" in str(error_info.value)
-            assert pool.metrics.waiting == 0
-        async with pool.lease(timeout_s=1):  # a caller that gave up takes no slot with it
-            assert pool.metrics.live == 2
-
-    asyncio.run(main())
+    await asyncio.gather(*(user() for _ in range(20)))
+    assert most_lent == 3
+    assert len(make.instances) == 3
+    assert sum(env.resets for env in make.instances) == 20
+    metrics = pool.metrics
+    assert (metrics.live, metrics.idle, metrics.waiting) == (3, 3, 0)
+    assert (metrics.created, metrics.replaced, metrics.recycled) == (3, 0, 0)
 
 
-def test_a_broken_instance_is_closed_and_replaced() -> None:
-    async def main() -> None:
-        make = Factory(ToyEnv)
-        pool = EnvPool(make, capacity=1)
-        with pytest.raises(KeyError):
-            async with pool.lease() as failing:
-                raise KeyError("broken")
-        async with pool.lease(timeout_s=1) as env:
-            assert env is not failing
-            assert [e.is_closed for e in make.instances] == [True, False]
-            assert (pool.metrics.created, pool.metrics.replaced) == (2, 1)
+async def test_first_come_first_served() -> None:
+    pool = EnvPool(Factory(ToyEnv), capacity=1)
+    order: list[int] = []
 
-    asyncio.run(main())
+    async def user(number: int) -> None:
+        async with pool.lease():
+            order.append(number)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(user(i) for i in range(10)))
+    assert order == list(range(10))
 
 
-def test_an_instance_that_cannot_even_close_is_let_go() -> None:
+async def test_waiting_ends_at_the_timeout_and_says_why() -> None:
+    pool = EnvPool(Factory(ToyEnv), capacity=2)
+    async with pool.lease(), pool.lease():
+        with pytest.raises(EpisodeTimeout, match=r"2 of the pool's 2 .*max_live_envs") as error_info:
+            async with pool.lease(timeout_s=0.02):
+                pass
+        assert "0.02 s" in str(error_info.value)
+        assert pool.metrics.waiting == 0
+    async with pool.lease(timeout_s=1):  # a caller that gave up takes no slot with it
+        assert pool.metrics.live == 2
+
+
+async def test_a_broken_instance_is_closed_and_replaced() -> None:
+    make = Factory(ToyEnv)
+    pool = EnvPool(make, capacity=1)
+    with pytest.raises(KeyError):
+        async with pool.lease() as failing:
+            raise KeyError("broken")
+    async with pool.lease(timeout_s=1) as env:
+        assert env is not failing
+        assert [e.is_closed for e in make.instances] == [True, False]
+        assert (pool.metrics.created, pool.metrics.replaced) == (2, 1)
+
+
+async def test_an_instance_that_cannot_even_close_is_let_go() -> None:
     class Stubborn(ToyEnv):
         async def close(self) -> None:
             raise OSError("no")
 
-    async def main() -> None:
-        pool = EnvPool(Stubborn, capacity=1)
-        with pytest.raises(KeyError):
-            async with pool.lease():
-                raise KeyError("broken")
-        async with pool.lease(timeout_s=1):
-            assert pool.metrics.live == 1
-        await pool.close()
-        assert pool.metrics.live == 0
-
-    asyncio.run(main())
+    pool = EnvPool(Stubborn, capacity=1)
+    with pytest.raises(KeyError):
+        async with pool.lease():
+            raise KeyError("broken")
+    async with pool.lease(timeout_s=1):
+        assert pool.metrics.live == 1
+    await pool.close()
+    assert pool.metrics.live == 0
 
 
-def test_fresh_means_a_new_instance_within_the_cap() -> None:
-    async def main() -> None:
-        make = Factory(ToyEnv)
-        pool = EnvPool(make, capacity=1)
-        async with pool.lease() as first:
-            pass
-        async with pool.lease() as again:
-            assert again is first
-        async with pool.lease(fresh=True, timeout_s=1) as fresh_env:
-            assert fresh_env is not first
-            assert make.instances[0].is_closed
-            assert pool.metrics.live == 1
-
-    asyncio.run(main())
+async def test_fresh_means_a_new_instance_within_the_cap() -> None:
+    make = Factory(ToyEnv)
+    pool = EnvPool(make, capacity=1)
+    async with pool.lease() as first:
+        pass
+    async with pool.lease() as again:
+        assert again is first
+    async with pool.lease(fresh=True, timeout_s=1) as fresh_env:
+        assert fresh_env is not first
+        assert make.instances[0].is_closed
+        assert pool.metrics.live == 1
 
 
-def test_an_instance_that_resists_the_end_of_its_close_is_let_go(
+async def test_an_instance_that_resists_the_end_of_its_close_is_let_go(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Clings(ToyEnv):
@@ -149,16 +131,12 @@ def test_an_instance_that_resists_the_end_of_its_close_is_let_go(
             await super().close()
 
     monkeypatch.setattr("envs.runtime.pool.CLOSE_TIMEOUT_S", 0.1)
-
-    async def main() -> None:
-        make = Factory(Clings)
-        pool = EnvPool(make, capacity=1)
-        async with pool.lease():
-            pass
-        await pool.close()
-        assert not make.instances[0].is_closed  # nobody has waited for it
-
-    asyncio.run(main())
+    make = Factory(Clings)
+    pool = EnvPool(make, capacity=1)
+    async with pool.lease():
+        pass
+    await pool.close()
+    assert not make.instances[0].is_closed  # nobody has waited for it
     assert caplog.messages[0].startswith("closing <Clings> runs on after it was cancelled")
 
 
@@ -173,103 +151,90 @@ class ClosesOnRequest(ToyEnv):
         await super().close()
 
 
-def test_giving_up_while_an_instance_is_replaced_frees_its_slot_when_it_is_closed() -> None:
-    async def main() -> None:
-        make = Factory(ClosesOnRequest)
-        pool = EnvPool(make, capacity=1)
-        async with pool.lease():
+async def test_giving_up_while_an_instance_is_replaced_frees_its_slot_when_it_is_closed() -> None:
+    make = Factory(ClosesOnRequest)
+    pool = EnvPool(make, capacity=1)
+    async with pool.lease():
+        pass
+
+    async def replace() -> None:
+        async with pool.lease(fresh=True):
             pass
 
-        async def replace() -> None:
-            async with pool.lease(fresh=True):
-                pass
-
-        waiting = asyncio.create_task(replace())
-        await make.instances[0].is_closing.wait()
-        waiting.cancel()
-        with suppress(asyncio.CancelledError):
-            await waiting
-        assert pool.metrics.live == 1  # it still runs
-        make.instances[0].may_close.set()
-        async with pool.lease(timeout_s=5):
-            assert make.instances[0].is_closed
-            assert len(make.instances) == 2
-            make.instances[1].may_close.set()
-        await pool.close()
-
-    asyncio.run(main())
+    waiting = asyncio.create_task(replace())
+    await make.instances[0].is_closing.wait()
+    waiting.cancel()
+    with suppress(asyncio.CancelledError):
+        await waiting
+    assert pool.metrics.live == 1  # it still runs
+    make.instances[0].may_close.set()
+    async with pool.lease(timeout_s=5):
+        assert make.instances[0].is_closed
+        assert len(make.instances) == 2
+        make.instances[1].may_close.set()
+    await pool.close()
 
 
-def test_a_cancelled_waiter_and_a_cancelled_user_leave_no_hole() -> None:
-    async def main() -> None:
-        make = Factory(ToyEnv)
-        pool = EnvPool(make, capacity=1)
+async def test_a_cancelled_waiter_and_a_cancelled_user_leave_no_hole() -> None:
+    make = Factory(ToyEnv)
+    pool = EnvPool(make, capacity=1)
 
-        async def user() -> None:
-            async with pool.lease():
-                await asyncio.Event().wait()
+    async def user() -> None:
+        async with pool.lease():
+            await asyncio.Event().wait()
 
-        using, waiting = asyncio.create_task(user()), asyncio.create_task(user())
-        await wait_until_async(lambda: pool.metrics.waiting == 1)
-        waiting.cancel()
-        using.cancel()
-        await asyncio.gather(using, waiting, return_exceptions=True)
-        async with pool.lease(timeout_s=1):
-            assert make.instances[0].is_closed
-
-    asyncio.run(main())
+    using, waiting = asyncio.create_task(user()), asyncio.create_task(user())
+    await wait_until_async(lambda: pool.metrics.waiting == 1)
+    waiting.cancel()
+    using.cancel()
+    await asyncio.gather(using, waiting, return_exceptions=True)
+    async with pool.lease(timeout_s=1):
+        assert make.instances[0].is_closed
 
 
 @pytest.mark.parametrize("ticks", range(6))
-def test_cancellation_at_any_moment_of_a_grant(ticks: int) -> None:
-    async def main() -> None:
-        pool = EnvPool(Factory(ToyEnv), capacity=1)
+async def test_cancellation_at_any_moment_of_a_grant(ticks: int) -> None:
+    pool = EnvPool(Factory(ToyEnv), capacity=1)
+    async with pool.lease():
+        pass  # one warm instance
+
+    async def user() -> None:
         async with pool.lease():
-            pass  # one warm instance
-
-        async def user() -> None:
-            async with pool.lease():
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(user())
-        for _ in range(ticks):
             await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        async with pool.lease(timeout_s=1):
-            metrics = pool.metrics
-            assert (metrics.live, metrics.idle, metrics.waiting) == (1, 0, 0)
 
-    asyncio.run(main())
+    task = asyncio.create_task(user())
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    async with pool.lease(timeout_s=1):
+        metrics = pool.metrics
+        assert (metrics.live, metrics.idle, metrics.waiting) == (1, 0, 0)
 
 
-def test_starts_are_spread_over_the_loops_turns() -> None:
+async def test_starts_are_spread_over_the_loops_turns() -> None:
     """Hundreds of samples start at once; between two starts, other tasks run."""
+    pool = EnvPool(Factory(ToyEnv), capacity=50)
+    events: list[str] = []
+    everyone_started = asyncio.Event()
 
-    async def main() -> None:
-        pool = EnvPool(Factory(ToyEnv), capacity=50)
-        events: list[str] = []
-        everyone_started = asyncio.Event()
+    async def user() -> None:
+        async with pool.lease():
+            events.append("start")
+            if events.count("start") == 50:
+                everyone_started.set()
+            await everyone_started.wait()
 
-        async def user() -> None:
-            async with pool.lease():
-                events.append("start")
-                if events.count("start") == 50:
-                    everyone_started.set()
-                await everyone_started.wait()
+    async def bystander() -> None:
+        while not everyone_started.is_set():
+            events.append("other")
+            await asyncio.sleep(0)
 
-        async def bystander() -> None:
-            while not everyone_started.is_set():
-                events.append("other")
-                await asyncio.sleep(0)
-
-        await asyncio.gather(*(user() for _ in range(50)), bystander())
-        assert "startstart" not in "".join(events)
-
-    asyncio.run(main())
+    await asyncio.gather(*(user() for _ in range(50)), bystander())
+    assert "startstart" not in "".join(events)
 
 
-def test_what_cannot_be_made_is_a_fault_and_takes_no_slot() -> None:
+async def test_what_cannot_be_made_is_a_fault_and_takes_no_slot() -> None:
     causes: list[Exception] = [OSError("no port"), MissingDependency("install it")]
 
     def make() -> ToyEnv:
@@ -277,66 +242,57 @@ def test_what_cannot_be_made_is_a_fault_and_takes_no_slot() -> None:
             raise causes.pop(0)
         return ToyEnv()
 
-    async def main() -> None:
-        pool = EnvPool(make, capacity=1)
-        with pytest.raises(EnvCrashed, match="OSError: no port"):
-            async with pool.lease():
-                pass
-        with pytest.raises(MissingDependency, match="install it"):  # a retry would not help
-            async with pool.lease(timeout_s=1):
-                pass
-        async with pool.lease(timeout_s=1):
-            assert pool.metrics.live == 1
-
-    asyncio.run(main())
-
-
-def test_closing_the_pool() -> None:
-    async def main() -> None:
-        make = Factory(ToyEnv)
-        pool = EnvPool(make, capacity=2)
-        async with pool.lease(), pool.lease():
-            pass
-        async with pool.lease() as lent:
-
-            async def late() -> None:
-                async with pool.lease(), pool.lease():
-                    pass
-
-            waiting = asyncio.create_task(late())
-            await wait_until_async(lambda: pool.metrics.waiting == 1)
-            await pool.close()
-            with pytest.raises(RuntimeError, match="closed"):
-                await waiting
-            with pytest.raises(RuntimeError, match="closed"):
-                async with pool.lease():
-                    pass
-            assert pool.metrics.idle == 0
-            assert await lent.reset(toy_item())  # what is lent plays on
-        await pool.close()
-        assert all(env.is_closed for env in make.instances)
-        assert pool.metrics.live == 0
-
-    asyncio.run(main())
-
-
-def test_closing_turns_the_others_away_though_one_has_just_been_cancelled() -> None:
-    async def main() -> None:
-        pool = EnvPool(ToyEnv, capacity=1)
-
-        async def user() -> None:
-            async with pool.lease():
-                pass
-
+    pool = EnvPool(make, capacity=1)
+    with pytest.raises(EnvCrashed, match="OSError: no port"):
         async with pool.lease():
-            waiting = [asyncio.create_task(user()) for _ in range(3)]
-            await asyncio.sleep(0)
-            waiting[0].cancel()
-            await pool.close()
-            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(error) for error in outcomes] == [asyncio.CancelledError, RuntimeError, RuntimeError]
+            pass
+    with pytest.raises(MissingDependency, match="install it"):  # a retry would not help
+        async with pool.lease(timeout_s=1):
+            pass
+    async with pool.lease(timeout_s=1):
+        assert pool.metrics.live == 1
 
-    asyncio.run(main())
+
+async def test_closing_the_pool() -> None:
+    make = Factory(ToyEnv)
+    pool = EnvPool(make, capacity=2)
+    async with pool.lease(), pool.lease():
+        pass
+    async with pool.lease() as lent:
+
+        async def late() -> None:
+            async with pool.lease(), pool.lease():
+                pass
+
+        waiting = asyncio.create_task(late())
+        await wait_until_async(lambda: pool.metrics.waiting == 1)
+        await pool.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await waiting
+        with pytest.raises(RuntimeError, match="closed"):
+            async with pool.lease():
+                pass
+        assert pool.metrics.idle == 0
+        assert await lent.reset(toy_item())  # what is lent plays on
+    await pool.close()
+    assert all(env.is_closed for env in make.instances)
+    assert pool.metrics.live == 0
+
+
+async def test_closing_turns_the_others_away_though_one_has_just_been_cancelled() -> None:
+    pool = EnvPool(ToyEnv, capacity=1)
+
+    async def user() -> None:
+        async with pool.lease():
+            pass
+
+    async with pool.lease():
+        waiting = [asyncio.create_task(user()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await pool.close()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in outcomes] == [asyncio.CancelledError, RuntimeError, RuntimeError]
 
 
 def test_a_pool_outlives_an_event_loop_that_was_cut_short() -> None:
@@ -374,98 +330,80 @@ class Mortal(ToyEnv):
             raise OSError("stillborn")
 
 
-def test_a_dead_instance_is_replaced_and_not_lent() -> None:
-    async def main() -> None:
-        make = Factory(Mortal)
-        pool = EnvPool(make, capacity=2)
-        async with pool.lease(), pool.lease():
-            pass
-        for instance in make.instances:
-            instance.is_alive = False
+async def test_a_dead_instance_is_replaced_and_not_lent() -> None:
+    make = Factory(Mortal)
+    pool = EnvPool(make, capacity=2)
+    async with pool.lease(), pool.lease():
+        pass
+    for instance in make.instances:
+        instance.is_alive = False
+    async with pool.lease(timeout_s=1) as env:
+        assert await env.reset(toy_item()) == "Goal: reach 3."
+        assert [dead.resets for dead in make.instances] == [0, 0, 1]
+        assert [dead.is_closed for dead in make.instances].count(
+            True
+        ) == 1  # the other one when it is its turn
+        assert (pool.metrics.live, pool.metrics.replaced) == (2, 1)
+
+
+async def test_an_instance_is_recycled_after_its_last_episode() -> None:
+    make = Factory(ToyEnv)
+    pool = EnvPool(make, capacity=1, max_episodes=3)
+    for _ in range(7):
         async with pool.lease(timeout_s=1) as env:
-            assert await env.reset(toy_item()) == "Goal: reach 3."
-            assert [dead.resets for dead in make.instances] == [0, 0, 1]
-            assert [dead.is_closed for dead in make.instances].count(
-                True
-            ) == 1  # the other one when it is its turn
-            assert (pool.metrics.live, pool.metrics.replaced) == (2, 1)
-
-    asyncio.run(main())
+            await env.reset(toy_item())
+    assert [env.resets for env in make.instances] == [3, 3, 1]
+    assert [env.is_closed for env in make.instances] == [True, True, False]
+    assert (pool.metrics.recycled, pool.metrics.replaced) == (2, 0)
 
 
-def test_an_instance_is_recycled_after_its_last_episode() -> None:
-    async def main() -> None:
-        make = Factory(ToyEnv)
-        pool = EnvPool(make, capacity=1, max_episodes=3)
-        for _ in range(7):
-            async with pool.lease(timeout_s=1) as env:
-                await env.reset(toy_item())
-        assert [env.resets for env in make.instances] == [3, 3, 1]
-        assert [env.is_closed for env in make.instances] == [True, True, False]
-        assert (pool.metrics.recycled, pool.metrics.replaced) == (2, 0)
-
-    asyncio.run(main())
+async def test_warm_instances_are_ready_and_within_the_cap() -> None:
+    make = Factory(Mortal)
+    pool = EnvPool(make, capacity=3)
+    await pool.warm_up(2)
+    await pool.warm_up(9)
+    assert [env.num_preparations for env in make.instances] == [1, 1, 1]
+    assert (pool.metrics.live, pool.metrics.idle) == (3, 3)
+    async with pool.lease():
+        assert pool.metrics.created == 3
 
 
-def test_warm_instances_are_ready_and_within_the_cap() -> None:
-    async def main() -> None:
-        make = Factory(Mortal)
-        pool = EnvPool(make, capacity=3)
+async def test_an_environment_that_cannot_be_prepared_is_an_error_and_holds_no_slot() -> None:
+    make = Factory(partial(Mortal, is_alive=False))
+    pool = EnvPool(make, capacity=2)
+    with pytest.raises(OSError, match="stillborn"):
         await pool.warm_up(2)
-        await pool.warm_up(9)
-        assert [env.num_preparations for env in make.instances] == [1, 1, 1]
-        assert (pool.metrics.live, pool.metrics.idle) == (3, 3)
-        async with pool.lease():
-            assert pool.metrics.created == 3
-
-    asyncio.run(main())
+    await pool.close()
+    assert pool.metrics.live == 0
+    assert all(env.is_closed for env in make.instances)
 
 
-def test_an_environment_that_cannot_be_prepared_is_an_error_and_holds_no_slot() -> None:
-    async def main() -> None:
-        make = Factory(partial(Mortal, is_alive=False))
-        pool = EnvPool(make, capacity=2)
-        with pytest.raises(OSError, match="stillborn"):
-            await pool.warm_up(2)
-        await pool.close()
-        assert pool.metrics.live == 0
-        assert all(env.is_closed for env in make.instances)
-
-    asyncio.run(main())
-
-
-def test_resets_and_steps_are_timed_whether_they_end_well_or_not() -> None:
+async def test_resets_and_steps_are_timed_whether_they_end_well_or_not() -> None:
     class Slow(ToyEnv):
         async def step(self, action: str) -> StepResult:
             await asyncio.sleep(0.02 if action == "add 2" else 0)
             return await super().step(action)
 
-    async def main() -> None:
-        pool = EnvPool(partial(Slow, crash_at=3), capacity=1)
-        with suppress(KeyError):
-            async with pool.lease() as env:
-                await env.reset(toy_item(target=9))
-                for action in ("add 1", "add 2", "add 1"):
-                    await env.step(action)
-        assert (pool.metrics.reset.count, pool.metrics.step.count) == (1, 3)
-        assert pool.metrics.step.longest >= 0.02
-        assert pool.metrics.step.mean >= 0.02 / 3
-        assert 0 < pool.metrics.reset.longest < pool.metrics.step.longest
-
-    asyncio.run(main())
-
-
-def test_the_environment_itself_is_reached_through_the_lease() -> None:
-    async def main() -> None:
-        pool = EnvPool(ToyEnv, capacity=1)
+    pool = EnvPool(partial(Slow, crash_at=3), capacity=1)
+    with suppress(KeyError):
         async with pool.lease() as env:
-            inner = unwrap(env)
-            assert isinstance(inner, ToyEnv)
-            assert unwrap(inner) is inner
-            assert not hasattr(env, "max_steps")
-            assert inner.max_steps == 100
+            await env.reset(toy_item(target=9))
+            for action in ("add 1", "add 2", "add 1"):
+                await env.step(action)
+    assert (pool.metrics.reset.count, pool.metrics.step.count) == (1, 3)
+    assert pool.metrics.step.longest >= 0.02
+    assert pool.metrics.step.mean >= 0.02 / 3
+    assert 0 < pool.metrics.reset.longest < pool.metrics.step.longest
 
-    asyncio.run(main())
+
+async def test_the_environment_itself_is_reached_through_the_lease() -> None:
+    pool = EnvPool(ToyEnv, capacity=1)
+    async with pool.lease() as env:
+        inner = unwrap(env)
+        assert isinstance(inner, ToyEnv)
+        assert unwrap(inner) is inner
+        assert not hasattr(env, "max_steps")
+        assert inner.max_steps == 100
 
 
 def test_a_pool_holds_something() -> None:

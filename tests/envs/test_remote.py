@@ -107,35 +107,31 @@ def without_states(trajectory: Trajectory) -> Trajectory:
         ("alfworld-mini", (0,)),
     ],
 )
-def test_a_remote_episode_is_the_local_one(
+async def test_a_remote_episode_is_the_local_one(
     env: str, positions: Sequence[int], protocol: WireProtocol
 ) -> None:
     spec = get_env(env)
     if any(need.find_remedy() for need in spec.needs):
         pytest.skip(f"{env} needs something that is not installed")
     items = [spec.split(0).test[position] for position in positions]
-
-    async def main() -> None:
-        async with listening(spec) as url:
-            servers = Servers([url], protocol=protocol)
-            remote = EnvManager([on_servers(spec, servers)], capacity=4)
-            local = EnvManager([spec], capacity=4)
-            there, here = await play_items(remote, items), await play_items(local, items)
-            states = [turn.state for group in here for trajectory in group for turn in trajectory.turns]
-            assert (None not in states) == spec.has_states
-            if protocol == "agentgym":  # which has no place for them
-                here = [[without_states(trajectory) for trajectory in group] for group in here]
-            assert essence(there) == essence(here)
-            assert all(trajectory.success for group in here for trajectory in group)
-            await remote.close()
-            assert servers.live == {url: 0}
-
-    asyncio.run(main())
+    async with listening(spec) as url:
+        servers = Servers([url], protocol=protocol)
+        remote = EnvManager([on_servers(spec, servers)], capacity=4)
+        local = EnvManager([spec], capacity=4)
+        there, here = await play_items(remote, items), await play_items(local, items)
+        states = [turn.state for group in here for trajectory in group for turn in trajectory.turns]
+        assert (None not in states) == spec.has_states
+        if protocol == "agentgym":  # which has no place for them
+            here = [[without_states(trajectory) for trajectory in group] for group in here]
+        assert essence(there) == essence(here)
+        assert all(trajectory.success for group in here for trajectory in group)
+        await remote.close()
+        assert servers.live == {url: 0}
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-def test_a_killed_servers_episodes_are_played_elsewhere(
+async def test_a_killed_servers_episodes_are_played_elsewhere(
     protocol: WireProtocol, textcraft: ServerProcess
 ) -> None:
     deep = [item for item in get_env("textcraft").split(0).test if item.metadata["depth"] > 1]
@@ -149,7 +145,7 @@ def test_a_killed_servers_episodes_are_played_elsewhere(
         if len(started_episodes) == 16:
             dying.process.kill()
 
-    async def main() -> None:
+    try:
         servers = Servers([dying.url, textcraft.url], protocol=protocol)
         envs = EnvManager([on_servers(get_env("textcraft"), servers)], capacity=16)
         groups = await play_items(
@@ -164,140 +160,119 @@ def test_a_killed_servers_episodes_are_played_elsewhere(
         assert max(t.attempts for group in groups for t in group) > 1
         assert servers.live[dying.url] == 0
         await envs.close()
-
-    try:
-        asyncio.run(main())
     finally:
         dying.stop()
 
 
-def test_instances_are_spread_and_a_dead_server_comes_back() -> None:
+async def test_instances_are_spread_and_a_dead_server_comes_back() -> None:
     spec = get_env("textcraft")
+    async with listening(spec) as url, AsyncExitStack() as dying:
+        second_url = await dying.enter_async_context(listening(spec))
+        servers = Servers([url, second_url])
+        envs = [servers.make() for _ in range(6)]
+        for env in envs:
+            await env.reset(make_item(1))
+        assert servers.live == {url: 3, second_url: 3}
+        await dying.aclose()
+        with pytest.raises(EnvCrashed, match=second_url):
+            await envs[1].step("inventory")
+        for env in envs:
+            await env.close()
+        envs = [servers.make() for _ in range(3)]
+        for env in envs:
+            await env.reset(make_item(1))
+        assert servers.live == {url: 3, second_url: 0}
+        async with listening(spec, port=int(second_url.rpartition(":")[2])):
 
-    async def main() -> None:
-        async with listening(spec) as url, AsyncExitStack() as dying:
-            second_url = await dying.enter_async_context(listening(spec))
-            servers = Servers([url, second_url])
-            envs = [servers.make() for _ in range(6)]
-            for env in envs:
-                await env.reset(make_item(1))
-            assert servers.live == {url: 3, second_url: 3}
-            await dying.aclose()
-            with pytest.raises(EnvCrashed, match=second_url):
-                await envs[1].step("inventory")
+            async def is_back() -> bool:
+                envs.append(servers.make())
+                await envs[-1].reset(make_item(1))
+                return servers.live[second_url] > 0
+
+            await wait_until_async(is_back)
             for env in envs:
                 await env.close()
-            envs = [servers.make() for _ in range(3)]
-            for env in envs:
-                await env.reset(make_item(1))
-            assert servers.live == {url: 3, second_url: 0}
-            async with listening(spec, port=int(second_url.rpartition(":")[2])):
-
-                async def is_back() -> bool:
-                    envs.append(servers.make())
-                    await envs[-1].reset(make_item(1))
-                    return servers.live[second_url] > 0
-
-                await wait_until_async(is_back)
-                for env in envs:
-                    await env.close()
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol) -> None:
+async def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol) -> None:
     spec = get_env("textcraft")
-
-    async def main() -> None:
-        async with listening(spec, limits=ServerLimits(max_sessions=1)) as small, listening(spec) as large:
-            two_servers = Servers([small, large], protocol=protocol)
-            envs = [two_servers.make() for _ in range(4)]
-            for env in envs:
-                await env.reset(make_item(1))
-            assert two_servers.live == {small: 1, large: 3}
-            impatient = Servers([small], protocol=protocol, patience_s=0.3).make()
-            with pytest.raises(EnvCrashed, match=r"no server has room.*--max-sessions"):
-                await impatient.reset(make_item(1))
-            late = Servers([small], protocol=protocol).make()
-            waiting = asyncio.create_task(late.reset(make_item(1)))
-            await asyncio.sleep(0.3)
-            assert not waiting.done()
-            for env in envs:
-                await env.close()
-            assert await waiting == await spec.make().reset(make_item(1))
-            await late.close()
-
-    asyncio.run(main())
+    async with listening(spec, limits=ServerLimits(max_sessions=1)) as small, listening(spec) as large:
+        two_servers = Servers([small, large], protocol=protocol)
+        envs = [two_servers.make() for _ in range(4)]
+        for env in envs:
+            await env.reset(make_item(1))
+        assert two_servers.live == {small: 1, large: 3}
+        impatient = Servers([small], protocol=protocol, patience_s=0.3).make()
+        with pytest.raises(EnvCrashed, match=r"no server has room.*--max-sessions"):
+            await impatient.reset(make_item(1))
+        late = Servers([small], protocol=protocol).make()
+        waiting = asyncio.create_task(late.reset(make_item(1)))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        for env in envs:
+            await env.close()
+        assert await waiting == await spec.make().reset(make_item(1))
+        await late.close()
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-def test_a_session_that_expired_between_episodes_costs_nothing(protocol: WireProtocol) -> None:
-    async def main() -> None:
-        limits = ServerLimits(idle_s=0.2)
-        async with listening(get_env("textcraft"), limits=limits, tokens=("secret",)) as url:
-            env = Servers([url], protocol=protocol, token="secret").make()
-            opening = await env.reset(make_item(1))
-            await wait_for_metric(
-                url, 'wingspan_sessions_ended_total{cause="idle",env="textcraft"}', 1, token="secret"
-            )
-            with pytest.raises(EnvCrashed, match=url):
-                await env.step("inventory")  # in an episode it does
-            assert await env.reset(make_item(1)) == opening
-            await wait_for_metric(
-                url, 'wingspan_sessions_ended_total{cause="idle",env="textcraft"}', 2, token="secret"
-            )
-            assert await env.reset(make_item(1)) == opening
-            assert (await env.step("inventory")).observation.startswith("Inventory")
-            await env.close()
-            await env.close()
+async def test_a_session_that_expired_between_episodes_costs_nothing(protocol: WireProtocol) -> None:
+    limits = ServerLimits(idle_s=0.2)
+    async with listening(get_env("textcraft"), limits=limits, tokens=("secret",)) as url:
+        env = Servers([url], protocol=protocol, token="secret").make()
+        opening = await env.reset(make_item(1))
+        await wait_for_metric(
+            url, 'wingspan_sessions_ended_total{cause="idle",env="textcraft"}', 1, token="secret"
+        )
+        with pytest.raises(EnvCrashed, match=url):
+            await env.step("inventory")  # in an episode it does
+        assert await env.reset(make_item(1)) == opening
+        await wait_for_metric(
+            url, 'wingspan_sessions_ended_total{cause="idle",env="textcraft"}', 2, token="secret"
+        )
+        assert await env.reset(make_item(1)) == opening
+        assert (await env.step("inventory")).observation.startswith("Inventory")
+        await env.close()
+        await env.close()
 
-            for wrong in (None, "guess"):
-                stranger = Servers([url], protocol=protocol, token=wrong).make()
-                with pytest.raises(ConfigError, match=f"{url}.*401.*token"):
-                    await stranger.reset(make_item(1))
-
-    asyncio.run(main())
+        for wrong in (None, "guess"):
+            stranger = Servers([url], protocol=protocol, token=wrong).make()
+            with pytest.raises(ConfigError, match=f"{url}.*401.*token"):
+                await stranger.reset(make_item(1))
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-def test_a_server_that_was_restarted_between_episodes_is_not_left_out(
+async def test_a_server_that_was_restarted_between_episodes_is_not_left_out(
     protocol: WireProtocol, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = get_env("textcraft")
-
-    async def main() -> None:
-        async with listening(spec) as url:
-            env = Servers([url], protocol=protocol).make()
-            opening = await env.reset(make_item(1))
-        async with listening(spec, port=int(url.rpartition(":")[2])):
-            assert await env.reset(make_item(1)) == opening
-            assert (await env.step("inventory")).observation.startswith("Inventory")
-            await env.close()
-
-    asyncio.run(main())
+    async with listening(spec) as url:
+        env = Servers([url], protocol=protocol).make()
+        opening = await env.reset(make_item(1))
+    async with listening(spec, port=int(url.rpartition(":")[2])):
+        assert await env.reset(make_item(1)) == opening
+        assert (await env.step("inventory")).observation.startswith("Inventory")
+        await env.close()
     assert not caplog.records
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-def test_a_server_that_never_answers_is_left_out(protocol: WireProtocol) -> None:
-    async def main() -> None:
-        hung = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        silent = f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]}"
-        async with hung, listening(get_env("textcraft")) as url:
-            servers = Servers([silent, url], protocol=protocol, request_timeout_s=0.5)
-            envs = [servers.make() for _ in range(2)]
-            for env in envs:
-                await env.reset(make_item(1))
-            assert servers.live == {silent: 0, url: 2}
-            for env in envs:
-                await env.close()
-
-    asyncio.run(main())
+async def test_a_server_that_never_answers_is_left_out(protocol: WireProtocol) -> None:
+    hung = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    silent = f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]}"
+    async with hung, listening(get_env("textcraft")) as url:
+        servers = Servers([silent, url], protocol=protocol, request_timeout_s=0.5)
+        envs = [servers.make() for _ in range(2)]
+        for env in envs:
+            await env.reset(make_item(1))
+        assert servers.live == {silent: 0, url: 2}
+        for env in envs:
+            await env.close()
 
 
-def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
+async def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
     """Whoever plays gives a step up long before `request_timeout_s`."""
 
     class Hangs:
@@ -310,33 +285,28 @@ def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
 
         async def close(self) -> None: ...
 
-    async def main() -> None:
-        textcraft = get_env("textcraft")
-        async with listening(replace(textcraft, make=Hangs)) as silent, listening(textcraft) as url:
-            servers = Servers([silent, url], protocol="openenv")
-            first = servers.make()
-            assert await first.reset(make_item(1)) == "begun"
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(first.step("inventory"), 0.2)
-            await first.close()
-            second = servers.make()
-            assert await second.reset(make_item(1)) != "begun"
-            await second.close()
-
-    asyncio.run(main())
+    textcraft = get_env("textcraft")
+    async with listening(replace(textcraft, make=Hangs)) as silent, listening(textcraft) as url:
+        servers = Servers([silent, url], protocol="openenv")
+        first = servers.make()
+        assert await first.reset(make_item(1)) == "begun"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(first.step("inventory"), 0.2)
+        await first.close()
+        second = servers.make()
+        assert await second.reset(make_item(1)) != "begun"
+        await second.close()
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-def test_a_server_of_another_environment_is_refused(protocol: WireProtocol, textcraft: ServerProcess) -> None:
+async def test_a_server_of_another_environment_is_refused(
+    protocol: WireProtocol, textcraft: ServerProcess
+) -> None:
     """Even if the other one has an item of the same number."""
-
-    async def main() -> None:
-        env = Servers([textcraft.url], protocol=protocol).make()
-        with pytest.raises(ConfigError, match=f"{textcraft.url}.*textcraft"):
-            await env.reset(Item(item_id="babyai_1", env="babyai"))
-        await env.close()
-
-    asyncio.run(main())
+    env = Servers([textcraft.url], protocol=protocol).make()
+    with pytest.raises(ConfigError, match=f"{textcraft.url}.*textcraft"):
+        await env.reset(Item(item_id="babyai_1", env="babyai"))
+    await env.close()
 
 
 @pytest.mark.parametrize(
@@ -353,38 +323,34 @@ def test_a_server_of_another_environment_is_refused(protocol: WireProtocol, text
         (None, True),
     ],
 )
-def test_agentgyms_own_servers_are_known_by_their_own_names(answer: str | None, is_accepted: bool) -> None:
+async def test_agentgyms_own_servers_are_known_by_their_own_names(
+    answer: str | None, is_accepted: bool
+) -> None:
     async def greet(request: Request) -> Response:
         return Response(status_code=404) if answer is None else JSONResponse(answer)
 
     async def begin(request: Request) -> Response:
         return JSONResponse({"id": 7, "task_description": "Boil water.", "observation": "A room."})
 
-    async def main() -> None:
-        routes = [Route("/", greet), Route("/{name}", begin, methods=["POST"])]
-        async with serving(Starlette(routes=routes)) as url:
-            env = Servers([url], protocol="agentgym").make()
-            refusal = pytest.raises(ConfigError, match=f"{url} serves environment '.*', not 'sciworld'")
-            with nullcontext() if is_accepted else refusal:
-                assert await env.reset(Item("sciworld_3", env="sciworld")) == "Boil water.\nA room."
-            await env.close()
-
-    asyncio.run(main())
+    routes = [Route("/", greet), Route("/{name}", begin, methods=["POST"])]
+    async with serving(Starlette(routes=routes)) as url:
+        env = Servers([url], protocol="agentgym").make()
+        refusal = pytest.raises(ConfigError, match=f"{url} serves environment '.*', not 'sciworld'")
+        with nullcontext() if is_accepted else refusal:
+            assert await env.reset(Item("sciworld_3", env="sciworld")) == "Boil water.\nA room."
+        await env.close()
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-def test_what_no_retry_fixes_is_an_error_of_one_line(
+async def test_what_no_retry_fixes_is_an_error_of_one_line(
     protocol: WireProtocol, textcraft: ServerProcess
 ) -> None:
-    async def main() -> None:
-        wrong_env = Servers([f"{textcraft.url}/nowhere"], protocol=protocol).make()
-        with pytest.raises(ConfigError, match=r"/nowhere/.* answers 404"):
-            await wrong_env.reset(make_item(1))
-        dead = Servers(["http://127.0.0.1:9"], protocol=protocol, patience_s=0.1).make()
-        with pytest.raises(EnvCrashed, match=r"no server has room.*127.0.0.1:9 .*Connect"):
-            await dead.reset(make_item(1))
-
-    asyncio.run(main())
+    wrong_env = Servers([f"{textcraft.url}/nowhere"], protocol=protocol).make()
+    with pytest.raises(ConfigError, match=r"/nowhere/.* answers 404"):
+        await wrong_env.reset(make_item(1))
+    dead = Servers(["http://127.0.0.1:9"], protocol=protocol, patience_s=0.1).make()
+    with pytest.raises(EnvCrashed, match=r"no server has room.*127.0.0.1:9 .*Connect"):
+        await dead.reset(make_item(1))
     for urls in (
         [],
         ["localhost:8000"],
@@ -417,23 +383,19 @@ class EndsAtOnce(ToyEnv):
         ("miniwob", -1.0, False),
     ],
 )
-def test_agentgyms_rewards_tell_success(env: str, reward: float, is_success: bool) -> None:
+async def test_agentgyms_rewards_tell_success(env: str, reward: float, is_success: bool) -> None:
     """Its protocol has no word for success: the full reward, where no environment says otherwise."""
     item = Item(item_id=f"{env}_0", env=env, metadata={"target": 1})
     spec = toy_spec(EndsAtOnce, name=env, split=lambda seed: Split(train=[item], test=[]))
-
-    async def main() -> None:
-        async with listening(spec) as url:
-            remote = Servers([url], protocol="agentgym").make()
-            await remote.reset(item)
-            end = await remote.step(str(reward))
-            assert (end.reward, end.terminated, end.success) == (reward, True, is_success)
-            await remote.close()
-
-    asyncio.run(main())
+    async with listening(spec) as url:
+        remote = Servers([url], protocol="agentgym").make()
+        await remote.reset(item)
+        end = await remote.step(str(reward))
+        assert (end.reward, end.terminated, end.success) == (reward, True, is_success)
+        await remote.close()
 
 
-def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
+async def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
     """A server that answers as AgentGym's SciWorld does: points to 100, one text in two, errors with 200."""
     steps = [
         {"observation": "good", "reward": 25, "score": 25, "done": False},
@@ -465,10 +427,6 @@ def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
                 return JSONResponse(steps.pop(0))
         return JSONResponse(True)
 
-    async def main() -> None:
-        async with serving(Starlette(routes=[Route("/{name}", answer, methods=["POST"])])) as url:
-            await play(Servers([url], protocol="agentgym").make())
-
     async def play(env: Environment) -> None:
         item = Item(item_id="sciworld_3", env="sciworld")
         assert await env.reset(item) == "Boil water.\nA room."
@@ -485,7 +443,8 @@ def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
             await env.step("look")
         await env.close()
 
-    asyncio.run(main())
+    async with serving(Starlette(routes=[Route("/{name}", answer, methods=["POST"])])) as url:
+        await play(Servers([url], protocol="agentgym").make())
     assert received_requests[:3] == [
         ("/create", {}),
         ("/reset", {"id": 7, "data_idx": 3}),

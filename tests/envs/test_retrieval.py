@@ -1,6 +1,5 @@
 """Retrieval over a corpus on disk: ranks, files that are wrong, an index for all processes, servers."""
 
-import asyncio
 import json
 import math
 import random
@@ -93,7 +92,7 @@ def test_any_text_is_a_query(tmp_path: Path, query: str) -> None:
     assert ids(retriever.search_sync(["CAFE"], top_k=3)[0]) == ["1"]
 
 
-def test_the_same_corpus_has_the_same_answers_wherever_it_is_indexed(tmp_path: Path) -> None:
+async def test_the_same_corpus_has_the_same_answers_wherever_it_is_indexed(tmp_path: Path) -> None:
     passages = texts(500)
     queries = [" ".join(random.Random(n).sample(WORDS, 3)) for n in range(20)]
     answers, versions = [], []
@@ -101,21 +100,21 @@ def test_the_same_corpus_has_the_same_answers_wherever_it_is_indexed(tmp_path: P
         (tmp_path / name).mkdir()
         retriever = Bm25(write_corpus(tmp_path / name / "c.jsonl", passages))
         answers.append(retriever.search_sync(queries, top_k=4))
-        versions.append(asyncio.run(retriever.version()))
+        versions.append(await retriever.version())
     assert answers[0] == answers[1]
     assert versions[0] == versions[1]
 
 
-def test_a_corpus_that_has_changed_is_indexed_anew(tmp_path: Path) -> None:
+async def test_a_corpus_that_has_changed_is_indexed_anew(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", ["old thing"])
     old = Bm25(path)
     assert ids(old.search_sync(["thing"], top_k=3)[0]) == ["0"]
     again = Bm25(path)
-    assert asyncio.run(again.version()) == asyncio.run(old.version())
+    assert await again.version() == await old.version()
     write_corpus(path, ["new thing", "new thing"])
     new = Bm25(path)
     assert ids(new.search_sync(["thing"], top_k=3)[0]) == ["0", "1"]
-    assert asyncio.run(new.version()) != asyncio.run(old.version())
+    assert await new.version() != await old.version()
     assert {file.name for file in tmp_path.iterdir()} == {"c.jsonl", "c.jsonl.bm25", ".c.jsonl.bm25.lock"}
 
 
@@ -186,7 +185,7 @@ async def use_service(corpus: Path, use: Callable[[str], Any]) -> Any:
         return await use(url)
 
 
-def test_the_server_answers_what_search_r1_asks(tmp_path: Path) -> None:
+async def test_the_server_answers_what_search_r1_asks(tmp_path: Path) -> None:
     """The bodies of its retrieval_request.py and generation.py, and what these read of the answer."""
     corpus = write_corpus(tmp_path / "c.jsonl", ["red thing", "blue thing", "green thing", "no match"])
 
@@ -207,10 +206,10 @@ def test_the_server_answers_what_search_r1_asks(tmp_path: Path) -> None:
             page = {"Origin": "http://evil.example"}
             assert (await http.post(f"{url}/retrieve", json=body, headers=page)).status_code == 403
 
-    asyncio.run(use_service(corpus, use))
+    await use_service(corpus, use)
 
 
-def test_a_retriever_by_url_answers_as_the_one_behind_it(tmp_path: Path) -> None:
+async def test_a_retriever_by_url_answers_as_the_one_behind_it(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", texts(200))
     queries = [" ".join(random.Random(n).sample(WORDS, 2)) for n in range(100)]
 
@@ -223,7 +222,7 @@ def test_a_retriever_by_url_answers_as_the_one_behind_it(tmp_path: Path) -> None
             await there.close()
             await there.close()
 
-    asyncio.run(use_service(corpus, use))
+    await use_service(corpus, use)
 
 
 def as_upstream(*, fails: int = 0, answer: Any = None) -> tuple[Starlette, list[dict[str, Any]]]:
@@ -242,42 +241,33 @@ def as_upstream(*, fails: int = 0, answer: Any = None) -> tuple[Starlette, list[
     return Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"])]), bodies
 
 
-def test_search_r1s_own_server_is_asked_in_its_form_and_again_when_it_fails() -> None:
+async def test_search_r1s_own_server_is_asked_in_its_form_and_again_when_it_fails() -> None:
     app, bodies = as_upstream(fails=2)
-
-    async def main() -> None:
-        async with serving(app) as url:
-            retriever = RemoteRetriever(url, pause_s=0.01)
-            assert await retriever.search(["q"], top_k=3) == [[Passage("7", '"T"\ntext', 0.5)]]
-            assert await retriever.version() is None
-            await retriever.close()
-
-    asyncio.run(main())
+    async with serving(app) as url:
+        retriever = RemoteRetriever(url, pause_s=0.01)
+        assert await retriever.search(["q"], top_k=3) == [[Passage("7", '"T"\ntext', 0.5)]]
+        assert await retriever.version() is None
+        await retriever.close()
     assert bodies == [{"queries": ["q"], "topk": 3, "return_scores": True}] * 3
 
 
-def test_a_server_that_gives_no_answer_voids_the_episode() -> None:
-    async def main() -> None:
-        async with serving(as_upstream(fails=99)[0]) as url:
-            failing = RemoteRetriever(url, pause_s=0.001)
-            with pytest.raises(
-                SearchFailed, match=r"no retriever: .*/retrieve answered 500: CUDA out of memory"
-            ):
-                await failing.search(["q"], top_k=3)
-            await failing.close()
-        client = RemoteRetriever(url, pause_s=0.001)
-        with pytest.raises(SearchFailed, match=r"no retriever: .*/retrieve: ConnectError"):
-            await client.search(["q"], top_k=3)
-        await client.close()
-        answers: list[Any] = [{"results": []}, {"result": [[{"text": "?"}]]}, [1], {"result": []}]
-        for wrong in answers:
-            async with serving(as_upstream(answer=wrong)[0]) as url:
-                strange = RemoteRetriever(url, pause_s=0.001)
-                with pytest.raises(SearchFailed, match=r"expected \{'result'|0 results for 1 queries"):
-                    await strange.search(["q"], top_k=3)
-                await strange.close()
-
-    asyncio.run(main())
+async def test_a_server_that_gives_no_answer_voids_the_episode() -> None:
+    async with serving(as_upstream(fails=99)[0]) as url:
+        failing = RemoteRetriever(url, pause_s=0.001)
+        with pytest.raises(SearchFailed, match=r"no retriever: .*/retrieve answered 500: CUDA out of memory"):
+            await failing.search(["q"], top_k=3)
+        await failing.close()
+    client = RemoteRetriever(url, pause_s=0.001)
+    with pytest.raises(SearchFailed, match=r"no retriever: .*/retrieve: ConnectError"):
+        await client.search(["q"], top_k=3)
+    await client.close()
+    answers: list[Any] = [{"results": []}, {"result": [[{"text": "?"}]]}, [1], {"result": []}]
+    for wrong in answers:
+        async with serving(as_upstream(answer=wrong)[0]) as url:
+            strange = RemoteRetriever(url, pause_s=0.001)
+            with pytest.raises(SearchFailed, match=r"expected \{'result'|0 results for 1 queries"):
+                await strange.search(["q"], top_k=3)
+            await strange.close()
 
 
 def test_a_place_is_a_url_or_a_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 tests/envs/test_interpreter.py tests what sandboxes prevent.
 """
 
-import asyncio
 import base64
 import shlex
 from collections.abc import Sequence
@@ -75,12 +74,9 @@ def test_an_escape_is_detected(weak: Weak, escape: str | None) -> None:
 
 
 @needs_bubblewrap
-def test_nothing_runs_in_a_sandbox_with_an_escape() -> None:
-    async def main() -> None:
-        await Interpreter(Weak(extra_words=("--share-net",)), limits=LIMITS).run("1")
-
+async def test_nothing_runs_in_a_sandbox_with_an_escape() -> None:
     with pytest.raises(MissingDependency, match=r"never runs without one.*machine's net namespace"):
-        asyncio.run(main())
+        await Interpreter(Weak(extra_words=("--share-net",)), limits=LIMITS).run("1")
 
 
 def test_a_named_sandbox_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

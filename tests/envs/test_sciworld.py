@@ -79,29 +79,25 @@ def env() -> Iterator[SciWorldEnv]:
 
 
 @needs_java
-def test_gold_paths_reach_full_marks(env: SciWorldEnv) -> None:
+async def test_gold_paths_reach_full_marks(env: SciWorldEnv) -> None:
     """The first variations of tasks whose gold path is items in a second or two, in one simulator."""
-
-    async def main() -> None:
-        for number in ("1-2", "4-2", "7-1", "8-2"):
-            item = make_item(first_of(number))
-            opening = await env.reset(item)
-            assert opening.startswith("Your task is to")
-            rewards = []
-            for step in expert(item):
-                result = await env.step(step.resolve(""))
-                rewards.append(result.reward)
-                if result.terminated:
-                    break
-            assert result.terminated, number
-            assert result.success, number
-            assert sum(rewards) == pytest.approx(1.0), number
-
-    asyncio.run(main())
+    for number in ("1-2", "4-2", "7-1", "8-2"):
+        item = make_item(first_of(number))
+        opening = await env.reset(item)
+        assert opening.startswith("Your task is to")
+        rewards = []
+        for step in expert(item):
+            result = await env.step(step.resolve(""))
+            rewards.append(result.reward)
+            if result.terminated:
+                break
+        assert result.terminated, number
+        assert result.success, number
+        assert sum(rewards) == pytest.approx(1.0), number
 
 
 @needs_java
-def test_the_same_item_is_the_same_whatever_was_played_before() -> None:
+async def test_the_same_item_is_the_same_whatever_was_played_before() -> None:
     """Java's own order of objects differs from game to game: here in the container that the path opens."""
     item, other_item = make_item(35), make_item(34)
 
@@ -123,46 +119,40 @@ def test_the_same_item_is_the_same_whatever_was_played_before() -> None:
     path = expert(item)
     expert(other_item)
     assert expert(item) == path
-    first, second = asyncio.run(play(item, item))
+    first, second = await play(item, item)
     assert second == first
-    assert asyncio.run(play(other_item, other_item, item))[-1] == first
+    assert (await play(other_item, other_item, item))[-1] == first
 
 
 @needs_java
-def test_a_wrong_focus_ends_the_task_without_a_score(env: SciWorldEnv) -> None:
-    async def main() -> None:
-        await env.reset(make_item(first_of("4-4")))
-        nonsense = await env.step("dance with the stove")
-        assert not nonsense.terminated
-        assert nonsense.reward == 0
-        wrong = await env.step("focus on air")
-        assert wrong.terminated
-        assert not wrong.success
-        assert wrong.reward == 0
-
-    asyncio.run(main())
+async def test_a_wrong_focus_ends_the_task_without_a_score(env: SciWorldEnv) -> None:
+    await env.reset(make_item(first_of("4-4")))
+    nonsense = await env.step("dance with the stove")
+    assert not nonsense.terminated
+    assert nonsense.reward == 0
+    wrong = await env.step("focus on air")
+    assert wrong.terminated
+    assert not wrong.success
+    assert wrong.reward == 0
 
 
 @needs_java
-def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process() -> None:
-    async def main() -> None:
-        env = SciWorldEnv()
-        await env.reset(make_item(0))
-        assert env.jvm
-        pid = env.jvm.pid
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(Exception, match=r"."):
-            await env.step("look around")
-        await env.close()
-        await env.close()
-        assert not psutil.pid_exists(pid)
-        await env.reset(make_item(1))  # it starts another
-        assert env.jvm
-        second_pid = env.jvm.pid
-        await env.close()
-        assert not psutil.pid_exists(second_pid)
-
-    asyncio.run(main())
+async def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process() -> None:
+    env = SciWorldEnv()
+    await env.reset(make_item(0))
+    assert env.jvm
+    pid = env.jvm.pid
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(Exception, match=r"."):
+        await env.step("look around")
+    await env.close()
+    await env.close()
+    assert not psutil.pid_exists(pid)
+    await env.reset(make_item(1))  # it starts another
+    assert env.jvm
+    second_pid = env.jvm.pid
+    await env.close()
+    assert not psutil.pid_exists(second_pid)
 
 
 def test_without_java_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

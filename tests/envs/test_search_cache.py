@@ -104,7 +104,7 @@ def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer) -> None
 
 
 @pytest.mark.heavy
-def test_results_of_a_server_that_names_no_version_are_not_cached(server: EmbeddedServer) -> None:
+async def test_results_of_a_server_that_names_no_version_are_not_cached(server: EmbeddedServer) -> None:
     """Search-R1's own server has no version: another corpus may be at the same URL tomorrow."""
     corpus = ["old"]
     paths: list[str] = []
@@ -117,18 +117,15 @@ def test_results_of_a_server_that_names_no_version_are_not_cached(server: Embedd
         entry = {"document": {"id": "1", "contents": corpus[0]}, "score": 1.0}
         return JSONResponse({"result": [[entry] for _ in queries]})
 
-    async def main() -> None:
-        cache = SearchCache(server)
-        routes = [Route("/{name}", answer, methods=["GET", "POST"])]
-        async with serving(Starlette(routes=routes)) as url:
-            for text in ("old", "new"):
-                corpus[0] = text
-                retriever = CachedRetriever(RemoteRetriever(url), cache)  # that of another run
-                for _ in range(2):
-                    assert await retriever.search(["q"], top_k=1) == [[Passage("1", text, 1.0)]]
-                await retriever.close()
-
-    asyncio.run(main())
+    cache = SearchCache(server)
+    routes = [Route("/{name}", answer, methods=["GET", "POST"])]
+    async with serving(Starlette(routes=routes)) as url:
+        for text in ("old", "new"):
+            corpus[0] = text
+            retriever = CachedRetriever(RemoteRetriever(url), cache)  # that of another run
+            for _ in range(2):
+                assert await retriever.search(["q"], top_k=1) == [[Passage("1", text, 1.0)]]
+            await retriever.close()
     assert paths == ["/version", "/retrieve", "/retrieve"] * 2
 
 
@@ -177,7 +174,7 @@ def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
+async def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("envs.retrieval.cache.RETRY_S", 0.0)
@@ -204,7 +201,7 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
                 killed_pids.append(process.pid)
         has_killed.set()
 
-    async def main() -> None:
+    with caplog.at_level(logging.WARNING):
         await client.search(["first"], top_k=2)
         async with asyncio.TaskGroup() as group:
             group.create_task(killer())
@@ -215,9 +212,6 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
         await client.search(["last"], top_k=2)
         assert len(retriever.queries) == num_asked + 1  # a new one is there, and used
         await client.close()
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
     assert killed_pids
     assert sorted(set(retriever.queries)) == sorted(
         retriever.queries
@@ -266,14 +260,13 @@ def test_a_server_by_url_is_used_and_a_missing_one_is_reported(
         shared_cache.cache_clear()
 
 
-def test_the_cache_is_bounded_and_drops_the_least_recently_used(
+async def test_the_cache_is_bounded_and_drops_the_least_recently_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_server, "MAX_MEMORY", "3mb")
     server = EmbeddedServer(tmp_path)
     cache = SearchCache(server)
-
-    async def main() -> int:
+    try:
         for start in range(0, 4000, 100):
             await cache.put({str(n): "x" * 1000 for n in range(start, start + 100)})
         processes = await cache.get([str(n) for n in range(4000)])
@@ -281,10 +274,7 @@ def test_the_cache_is_bounded_and_drops_the_least_recently_used(
         assert any(
             value is not None for value in processes[-100:]
         )  # Redis samples keys: eviction is approximate
-        return sum(value is not None for value in processes)
-
-    try:
-        assert 100 < asyncio.run(main()) < 3000
+        assert 100 < sum(value is not None for value in processes) < 3000
     finally:
         server.close()
 

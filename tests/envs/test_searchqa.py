@@ -216,7 +216,7 @@ def test_items_are_numbered_as_in_agentgyms_tables() -> None:
 
 
 @pytest.mark.heavy
-def test_real_items_are_played_from_files_in_upstreams_form(
+async def test_real_items_are_played_from_files_in_upstreams_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of upstream's size: every row of the seven and the two data sets, made up."""
@@ -249,7 +249,7 @@ def test_real_items_are_played_from_files_in_upstreams_form(
         item = spec.make_item(51713 + 79168 + 7) if spec.make_item else None
         assert item is not None
         assert item.metadata == {"source": "hotpotqa"}
-        results = asyncio.run(solve(spec, item))
+        results = await solve(spec, item)
         assert '"Question 7"' in results[0].observation
         assert results[-1].success
         with pytest.raises(ConfigError, match=r"221328 items, .*; there is no 'searchqa_221328'"):
@@ -344,13 +344,13 @@ def test_the_stand_ins_splits_share_no_passage_that_an_answer_needs() -> None:
     assert mini.split(0) == mini.split(0)
 
 
-def test_the_experts_searches_show_the_evidence_and_its_answer_is_right() -> None:
+async def test_the_experts_searches_show_the_evidence_and_its_answer_is_right() -> None:
     """Every twentieth question; `python -m bench.experts searchqa-mini` plays all."""
     corpus = mini_corpus()
     spec = get_env("searchqa-mini")
     questions = read_mini(SEARCHQA_MINI.path(QUESTIONS))
     for item in spec.split(0).train[::20]:
-        results = asyncio.run(solve(spec, item))
+        results = await solve(spec, item)
         for hop, result in zip(questions[item.index].hops, results, strict=False):
             assert corpus[hop.evidence].partition("\n")[2] in result.observation
         assert results[-1].success

@@ -1,6 +1,5 @@
 """The server from outside, by plain HTTP: AgentGym's protocol, refusals, limits, the end."""
 
-import asyncio
 import base64
 import itertools
 import re
@@ -77,26 +76,23 @@ AGENTGYM: dict[str, list[tuple[str, Any, Any]]] = {
 
 
 @pytest.mark.parametrize("env", AGENTGYM)
-def test_what_agentgyms_clients_send_is_answered_with_what_they_read(env: str) -> None:
-    async def main() -> None:
-        async with listening(get_env(env)) as url, httpx.AsyncClient(base_url=url) as http:
-            session_id = None
-            for path, body, keys in AGENTGYM[env]:
-                if session_id is not None:
-                    body = {**body, "id": session_id}
-                response = await (http.post(path) if body is None else http.post(path, json=body))
-                assert response.status_code == 200, response.text
-                content = response.json()
-                if keys is None:
-                    assert content is True
-                    continue
-                assert set(keys.split()) <= set(content)
-                assert isinstance(content.get("observation", ""), str)
-                assert isinstance(content.get("done", False), bool)
-                session_id = content.get("id", session_id)
-            assert isinstance(session_id, int)
-
-    asyncio.run(main())
+async def test_what_agentgyms_clients_send_is_answered_with_what_they_read(env: str) -> None:
+    async with listening(get_env(env)) as url, httpx.AsyncClient(base_url=url) as http:
+        session_id = None
+        for path, body, keys in AGENTGYM[env]:
+            if session_id is not None:
+                body = {**body, "id": session_id}
+            response = await (http.post(path) if body is None else http.post(path, json=body))
+            assert response.status_code == 200, response.text
+            content = response.json()
+            if keys is None:
+                assert content is True
+                continue
+            assert set(keys.split()) <= set(content)
+            assert isinstance(content.get("observation", ""), str)
+            assert isinstance(content.get("done", False), bool)
+            session_id = content.get("id", session_id)
+        assert isinstance(session_id, int)
 
 
 def test_an_episode_by_agentgyms_protocol_is_the_games(http: httpx.Client) -> None:
@@ -125,15 +121,12 @@ def test_agentgyms_textcraft_begins_its_own_item_once_it_is_played_without_a_res
     assert detail == {"id": observing_id, "observation": opening_text, "reward": 0, "done": False}
 
 
-def test_an_instance_that_is_only_created_builds_no_opening() -> None:
-    async def main() -> int:
-        async with listening(get_env("textcraft")) as url, httpx.AsyncClient(base_url=url) as http:
-            make_problem.cache_clear()
-            for _ in range(20):
-                (await http.post("/create", json={})).raise_for_status()
-            return make_problem.cache_info().misses
-
-    assert asyncio.run(main()) == 0
+async def test_an_instance_that_is_only_created_builds_no_opening() -> None:
+    async with listening(get_env("textcraft")) as url, httpx.AsyncClient(base_url=url) as http:
+        make_problem.cache_clear()
+        for _ in range(20):
+            (await http.post("/create", json={})).raise_for_status()
+        assert make_problem.cache_info().misses == 0
 
 
 def test_openenvs_http_routes_keep_their_session(http: httpx.Client) -> None:
@@ -222,92 +215,74 @@ def test_metrics_count_what_was_done(http: httpx.Client) -> None:
     assert "process_resident_memory_bytes" in text
 
 
-def test_sessions_are_capped_and_expire() -> None:
-    async def main() -> None:
-        limits = ServerLimits(max_sessions=3, idle_s=0.3)
-        async with (
-            listening(get_env("textcraft"), limits=limits) as url,
-            httpx.AsyncClient(base_url=url) as http,
-        ):
-            first = [(await http.post("/create", json={})).json()["id"] for _ in range(3)]
-            full_answer = await http.post("/create", json={})
-            assert full_answer.status_code == 429
-            assert "--max-sessions" in full_answer.json()["detail"]
-            assert int(full_answer.headers["Retry-After"]) >= 1
-            await wait_for_metric(url, 'wingspan_sessions_live{env="textcraft"}', 0)
-            await wait_for_metric(url, 'wingspan_sessions_ended_total{cause="idle",env="textcraft"}', 3)
-            for session_id in first:
-                late_answer = await http.post("/step", json={"id": session_id, "action": "inventory"})
-                assert late_answer.status_code == 410
-            assert (await http.post("/create", json={})).json()["id"] not in first
-
-    asyncio.run(main())
+async def test_sessions_are_capped_and_expire() -> None:
+    limits = ServerLimits(max_sessions=3, idle_s=0.3)
+    async with listening(get_env("textcraft"), limits=limits) as url, httpx.AsyncClient(base_url=url) as http:
+        first = [(await http.post("/create", json={})).json()["id"] for _ in range(3)]
+        full_answer = await http.post("/create", json={})
+        assert full_answer.status_code == 429
+        assert "--max-sessions" in full_answer.json()["detail"]
+        assert int(full_answer.headers["Retry-After"]) >= 1
+        await wait_for_metric(url, 'wingspan_sessions_live{env="textcraft"}', 0)
+        await wait_for_metric(url, 'wingspan_sessions_ended_total{cause="idle",env="textcraft"}', 3)
+        for session_id in first:
+            late_answer = await http.post("/step", json={"id": session_id, "action": "inventory"})
+            assert late_answer.status_code == 410
+        assert (await http.post("/create", json={})).json()["id"] not in first
 
 
-def test_who_looks_on_keeps_a_session_alive() -> None:
-    async def main() -> None:
-        limits = ServerLimits(idle_s=1.5)
-        async with (
-            listening(get_env("textcraft"), limits=limits) as url,
-            httpx.AsyncClient(base_url=url) as http,
-        ):
-            observed_id, state_id, idle_id = [
-                (await http.post("/create", json={})).json()["id"] for _ in range(3)
-            ]
+async def test_who_looks_on_keeps_a_session_alive() -> None:
+    limits = ServerLimits(idle_s=1.5)
+    async with listening(get_env("textcraft"), limits=limits) as url, httpx.AsyncClient(base_url=url) as http:
+        observed_id, state_id, idle_id = [
+            (await http.post("/create", json={})).json()["id"] for _ in range(3)
+        ]
 
-            async def look_on() -> bool:
-                assert (await http.get("/observation", params={"id": observed_id})).status_code == 200
-                assert (await http.get("/state", params={"session_id": str(state_id)})).status_code == 200
-                ended = 'wingspan_sessions_ended_total{cause="idle",env="textcraft"} 1.0'
-                return ended in (await http.get("/metrics")).text
-
-            await wait_until_async(look_on)
-            assert (await http.get("/observation", params={"id": idle_id})).status_code == 410
+        async def look_on() -> bool:
             assert (await http.get("/observation", params={"id": observed_id})).status_code == 200
+            assert (await http.get("/state", params={"session_id": str(state_id)})).status_code == 200
+            ended = 'wingspan_sessions_ended_total{cause="idle",env="textcraft"} 1.0'
+            return ended in (await http.get("/metrics")).text
 
-    asyncio.run(main())
+        await wait_until_async(look_on)
+        assert (await http.get("/observation", params={"id": idle_id})).status_code == 410
+        assert (await http.get("/observation", params={"id": observed_id})).status_code == 200
 
 
-def test_an_instance_that_leaks_is_replaced_between_its_episodes() -> None:
+async def test_an_instance_that_leaks_is_replaced_between_its_episodes() -> None:
     toy_envs: list[ToyEnv] = []
 
     def make() -> ToyEnv:
         toy_envs.append(ToyEnv())
         return toy_envs[-1]
 
-    async def main() -> None:
-        spec = toy_spec(make, max_episodes=2)
-        async with listening(spec) as url, httpx.AsyncClient(base_url=url) as http:
-            body: dict[str, Any] = {"item_id": "toy_3", "metadata": {"target": 3}}
-            body["session_id"] = (await http.post("/reset", json=body)).json()["metadata"]["session_id"]
-            for _ in range(4):
-                assert (await http.post("/reset", json=body)).status_code == 200
-            assert [(env.resets, env.is_closed) for env in toy_envs] == [(2, True), (2, True), (1, False)]
-
-    asyncio.run(main())
+    spec = toy_spec(make, max_episodes=2)
+    async with listening(spec) as url, httpx.AsyncClient(base_url=url) as http:
+        body: dict[str, Any] = {"item_id": "toy_3", "metadata": {"target": 3}}
+        body["session_id"] = (await http.post("/reset", json=body)).json()["metadata"]["session_id"]
+        for _ in range(4):
+            assert (await http.post("/reset", json=body)).status_code == 200
+        assert [(env.resets, env.is_closed) for env in toy_envs] == [(2, True), (2, True), (1, False)]
 
 
-def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
-    async def main() -> None:
-        async with (
-            listening(get_env("textcraft"), tokens=("one", "two")) as url,
-            httpx.AsyncClient(base_url=url) as http,
-        ):
-            assert (await http.get("/health")).json() == {"status": "healthy"}
-            full_answer = await http.post("/create", json={})
-            assert full_answer.status_code == 401
-            assert "Bearer" in full_answer.json()["detail"]
-            for wrong in (b"Bearer three", b"Basic %%", b"Bearer", b"one", b"Bearer \xff"):
-                assert (await http.get("/metrics", headers={b"Authorization": wrong})).status_code == 401
-            first_owner = {"Authorization": "Bearer one"}
-            # a token in the URL, as AgentGym's clients can have it
-            two = {"Authorization": "Basic " + base64.b64encode(b"any:two").decode()}
-            session_id = (await http.post("/create", json={}, headers=first_owner)).json()["id"]
-            step = {"id": session_id, "action": "inventory"}
-            assert (await http.post("/step", json=step, headers=two)).status_code == 404
-            assert (await http.post("/step", json=step, headers=first_owner)).status_code == 200
-
-    asyncio.run(main())
+async def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
+    async with (
+        listening(get_env("textcraft"), tokens=("one", "two")) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        assert (await http.get("/health")).json() == {"status": "healthy"}
+        full_answer = await http.post("/create", json={})
+        assert full_answer.status_code == 401
+        assert "Bearer" in full_answer.json()["detail"]
+        for wrong in (b"Bearer three", b"Basic %%", b"Bearer", b"one", b"Bearer \xff"):
+            assert (await http.get("/metrics", headers={b"Authorization": wrong})).status_code == 401
+        first_owner = {"Authorization": "Bearer one"}
+        # a token in the URL, as AgentGym's clients can have it
+        two = {"Authorization": "Basic " + base64.b64encode(b"any:two").decode()}
+        session_id = (await http.post("/create", json={}, headers=first_owner)).json()["id"]
+        step = {"id": session_id, "action": "inventory"}
+        assert (await http.post("/step", json=step, headers=two)).status_code == 404
+        assert (await http.post("/step", json=step, headers=first_owner)).status_code == 200
 
 
 @pytest.mark.heavy
@@ -327,15 +302,11 @@ def test_the_token_of_the_environment_is_one_token_and_options_replace_it(
         assert not opens(server, "correct horse")
 
 
-def test_a_taken_port_is_named(textcraft: ServerProcess) -> None:
+async def test_a_taken_port_is_named(textcraft: ServerProcess) -> None:
     port = int(textcraft.url.rpartition(":")[2])
-
-    async def main() -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: .*in use.*--port"):
         async with listening(get_env("textcraft"), port=port):
             pass
-
-    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: .*in use.*--port"):
-        asyncio.run(main())
 
 
 @pytest.mark.heavy
@@ -349,32 +320,28 @@ def test_an_interrupt_ends_it_cleanly() -> None:
 
 
 @pytest.mark.heavy
-def test_ids_come_once_in_no_order_and_are_known_again() -> None:
-    async def main() -> None:
-        sessions = EnvSessions(get_env("textcraft"), ServerLimits(max_sessions=1000))
-        ids = [sessions.open("").id for _ in range(1000)]
-        assert len(set(ids)) == 1000
-        assert all(0 <= session_id <= MAX_ID for session_id in ids)
-        assert 400 < sum(a < b for a, b in itertools.pairwise(ids)) < 600
-        await sessions.close(sessions.find(ids[0], ""))
-        for session_id, status in ((ids[0], 410), (0, 404)):
-            with pytest.raises(RequestRejected) as rejection:
-                sessions.find(session_id, "")
-            assert rejection.value.status == status
-        await sessions.drain(grace_s=0)
-
-    asyncio.run(main())
+async def test_ids_come_once_in_no_order_and_are_known_again() -> None:
+    sessions = EnvSessions(get_env("textcraft"), ServerLimits(max_sessions=1000))
+    ids = [sessions.open("").id for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    assert all(0 <= session_id <= MAX_ID for session_id in ids)
+    assert 400 < sum(a < b for a, b in itertools.pairwise(ids)) < 600
+    await sessions.close(sessions.find(ids[0], ""))
+    for session_id, status in ((ids[0], 410), (0, 404)):
+        with pytest.raises(RequestRejected) as rejection:
+            sessions.find(session_id, "")
+        assert rejection.value.status == status
+    await sessions.drain(grace_s=0)
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
-def test_what_agentgyms_sciworld_tells_besides_is_what_the_package_says() -> None:
+async def test_what_agentgyms_sciworld_tells_besides_is_what_the_package_says() -> None:
     from scienceworld import ScienceWorldEnv
 
     package = ScienceWorldEnv()
     package.load("boil", 0)
     package.step("look around")
-
-    async def main() -> None:
+    try:
         async with listening(get_env("sciworld")) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
             session_id = (await http.post("/create")).json()["id"]
             await http.post("/reset", json={"id": session_id, "data_idx": 0})
@@ -394,15 +361,12 @@ def test_what_agentgyms_sciworld_tells_besides_is_what_the_package_says() -> Non
             # OpenEnv's state of the same session, under its own name.
             openenv = (await http.get("/state", params={"session_id": str(session_id)})).json()
             assert openenv["item_id"] == "sciworld_0"
-
-    try:
-        asyncio.run(main())
     finally:
         package.close()
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
-def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
+async def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
     """An item that has points at its reset, by the simulator itself, by the server, and by our client."""
     item = Item(item_id="sciworld_4169", env="sciworld")
     simulator, last = Jvm(heap_size=SOLVER_HEAP_SIZE), 0
@@ -416,7 +380,7 @@ def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
         before, last = last, round(100 * score)
         return {"observation": observation, "reward": last - before, "score": last, "done": done}
 
-    async def main() -> None:
+    try:
         async with listening(get_env("sciworld")) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
             me = {"id": (await http.post("/create")).json()["id"]}
             reset_answer = (await http.post("/reset", json={**me, "data_idx": 4169})).json()
@@ -437,9 +401,6 @@ def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
             assert results[-1].success
             assert sum(result.reward for result in results) == pytest.approx(1.0)
             await env.close()
-
-    try:
-        asyncio.run(main())
     finally:
         simulator.close()
 

@@ -1,6 +1,5 @@
 """What AgentGym's clients of the web and the house send, and what they read, in their order (at 3ef9235)."""
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -90,44 +89,36 @@ CLIENTS: dict[str, list[Call]] = {
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("env", CLIENTS)
-def test_what_a_client_sends_is_answered_with_what_it_reads(env: str) -> None:
+async def test_what_a_client_sends_is_answered_with_what_it_reads(env: str) -> None:
     spec = get_env(env)
     if any(need.find_remedy() for need in spec.needs):
         pytest.skip(f"{env} needs something that is not installed")
-
-    async def main() -> None:
-        async with listening(spec) as url, httpx.AsyncClient(base_url=url, timeout=120) as http:
-            number = None
-            for method, path, request_fields, shape in CLIENTS[env]:
-                content = {name: number if value is ID else value for name, value in request_fields.items()}
-                response = await (
-                    http.get(path, params=content) if method == "GET" else http.post(path, json=content)
-                )
-                assert response.status_code == 200, response.text
-                reply = response.json()
-                assert fits(reply, shape), (path, reply)
-                if path == "/create":
-                    number = reply if isinstance(reply, int) else next(iter(reply.values()))
-
-    asyncio.run(main())
+    async with listening(spec) as url, httpx.AsyncClient(base_url=url, timeout=120) as http:
+        number = None
+        for method, path, request_fields, shape in CLIENTS[env]:
+            content = {name: number if value is ID else value for name, value in request_fields.items()}
+            response = await (
+                http.get(path, params=content) if method == "GET" else http.post(path, json=content)
+            )
+            assert response.status_code == 200, response.text
+            reply = response.json()
+            assert fits(reply, shape), (path, reply)
+            if path == "/create":
+                number = reply if isinstance(reply, int) else next(iter(reply.values()))
 
 
-def test_a_page_and_its_actions_are_separated() -> None:
+async def test_a_page_and_its_actions_are_separated() -> None:
     """AgentGym's client shows the one and asks for the other; the policy here sees both."""
-
-    async def main() -> None:
-        spec = get_env("webshop-mini")
-        if any(need.find_remedy() for need in spec.needs):
-            pytest.skip("webshop-mini needs something that is not installed")
-        async with listening(spec) as url, httpx.AsyncClient(base_url=url) as http:
-            number = (await http.post("/create")).json()
-            page, _ = (await http.post("/reset", json={"env_idx": number, "session_id": 0})).json()
-            assert page.startswith("WebShop [SEP] Instruction: [SEP] ")
-            assert "Available actions" not in page
-            actions = (await http.get("/available_actions", params={"env_idx": number})).json()
-            assert actions == {"has_search_bar": True, "clickables": ["search"]}
-
-    asyncio.run(main())
+    spec = get_env("webshop-mini")
+    if any(need.find_remedy() for need in spec.needs):
+        pytest.skip("webshop-mini needs something that is not installed")
+    async with listening(spec) as url, httpx.AsyncClient(base_url=url) as http:
+        number = (await http.post("/create")).json()
+        page, _ = (await http.post("/reset", json={"env_idx": number, "session_id": 0})).json()
+        assert page.startswith("WebShop [SEP] Instruction: [SEP] ")
+        assert "Available actions" not in page
+        actions = (await http.get("/available_actions", params={"env_idx": number})).json()
+        assert actions == {"has_search_bar": True, "clickables": ["search"]}
 
 
 def fits(reply: Any, shape: Any) -> bool:

@@ -44,43 +44,39 @@ async def play(name: str, seed: int, actions: list[str]) -> tuple[str, list[Step
 
 
 @pytest.mark.heavy
-def test_hanoi_is_solved_by_recursion_and_spoilt_by_a_larger_disk_on_a_smaller() -> None:
-    _, results = asyncio.run(play("textarena:TowerOfHanoi-v0", 0, list(hanoi(3, "A", "C", "B"))))
+async def test_hanoi_is_solved_by_recursion_and_spoilt_by_a_larger_disk_on_a_smaller() -> None:
+    _, results = await play("textarena:TowerOfHanoi-v0", 0, list(hanoi(3, "A", "C", "B")))
     assert len(results) == 7
     assert results[-1].success
     assert results[-1].reward == 1.0
     assert not any(result.terminated or result.reward for result in results[:-1])
-    _, spoilt = asyncio.run(play("textarena:TowerOfHanoi-v0", 0, ["[A C]", "[A C]", "[A C]"]))
+    _, spoilt = await play("textarena:TowerOfHanoi-v0", 0, ["[A C]", "[A C]", "[A C]"])
     assert "invalid move" in spoilt[1].observation
     assert (spoilt[2].terminated, spoilt[2].success) == (True, False)
 
 
-def test_numbers_are_found_by_halving_on_one_instance_after_another() -> None:
+async def test_numbers_are_found_by_halving_on_one_instance_after_another() -> None:
     spec = get_env("textarena:GuessTheNumber-v0-hardcore")
-
-    async def search() -> set[int]:
-        env, matches = spec.make(), set()
-        for item in spec.split(0).test[:8]:
-            low, high = map(int, re.findall(r"between (\d+) and (\d+)", await read_opening(env, item))[0])
-            while True:
-                guess = (low + high) // 2
-                result = await env.step(f"[{guess}]")
-                if result.terminated:
-                    break
-                assert result.observation.count("[GAME]") == 1  # what is new, not all that was said
-                low, high = (guess + 1, high) if "higher" in result.observation else (low, guess - 1)
-            assert result.success
-            matches.add(guess)
-        await env.close()
-        return matches
-
-    assert len(asyncio.run(search())) > 3
+    env, matches = spec.make(), set()
+    for item in spec.split(0).test[:8]:
+        low, high = map(int, re.findall(r"between (\d+) and (\d+)", await read_opening(env, item))[0])
+        while True:
+            guess = (low + high) // 2
+            result = await env.step(f"[{guess}]")
+            if result.terminated:
+                break
+            assert result.observation.count("[GAME]") == 1  # what is new, not all that was said
+            low, high = (guess + 1, high) if "higher" in result.observation else (low, guess - 1)
+        assert result.success
+        matches.add(guess)
+    await env.close()
+    assert len(matches) > 3
 
 
 @pytest.mark.parametrize("name", RANDOM_DRAWS)
-def test_episodes_side_by_side_are_what_each_is_alone(name: str) -> None:
+async def test_episodes_side_by_side_are_what_each_is_alone(name: str) -> None:
     actions = ["[hit]", "[up]", "[stand]", "[left]", "[hit]", "[down]", "[hit]"]
-    alone = [asyncio.run(play(name, seed, actions)) for seed in (1, 2)]
+    alone = [await play(name, seed, actions) for seed in (1, 2)]
     assert alone[0] != alone[1]
 
     async def together() -> list[tuple[str, list[StepResult]]]:
@@ -98,10 +94,10 @@ def test_episodes_side_by_side_are_what_each_is_alone(name: str) -> None:
                     of_one.append(await env.step(action))
         return list(zip(openings, results, strict=True))
 
-    assert asyncio.run(together()) == alone
+    assert await together() == alone
 
 
-def test_the_global_generators_are_left_as_they_were() -> None:
+async def test_the_global_generators_are_left_as_they_were() -> None:
     random.seed(7)
     np.random.seed(7)
     before = random.getstate(), np.random.random(), random.setstate(random.getstate())
@@ -109,7 +105,7 @@ def test_the_global_generators_are_left_as_they_were() -> None:
     random_state = EpisodeRandom(3)
     with random_state:
         first = random.random(), np.random.random()
-    asyncio.run(play("textarena:Sokoban-v0", 0, ["[up]"]))
+    await play("textarena:Sokoban-v0", 0, ["[up]"])
     with random_state:
         second = random.random(), np.random.random()
     assert random.getstate() == before[0]
@@ -128,7 +124,7 @@ async def openings(names: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.heavy
-def test_an_item_opens_alike_in_every_process() -> None:
+async def test_an_item_opens_alike_in_every_process() -> None:
     names = [*RANDOM_DRAWS, "textarena:FrozenLake-v0-random", "gymnasium:Taxi-v4"]
     if importlib.util.find_spec("reasoning_gym"):
         names += ["reasoning-gym:zebra_puzzles", "reasoning-gym:pool_matrix"]
@@ -140,7 +136,7 @@ def test_an_item_opens_alike_in_every_process() -> None:
         capture_output=True,
         text=True,
     ).stdout
-    assert json.loads(elsewhere) == asyncio.run(openings(names))
+    assert json.loads(elsewhere) == await openings(names)
 
 
 def test_all_games_for_one_player_are_listed_but_for_those_that_cannot_be_played() -> None:
@@ -157,11 +153,13 @@ def test_all_games_for_one_player_are_listed_but_for_those_that_cannot_be_played
     assert alone == {*SINGLE_PLAYER_GAMES, "GuessWho", "TwentyQuestions", "Klondike"}
 
 
-def test_an_end_by_an_invalid_move_gives_no_success_even_where_the_game_names_a_text_as_reward() -> None:
-    _, results = asyncio.run(play("textarena:Countdown-v0", 0, ["[nonsense]", "[nonsense]"]))
+async def test_an_end_by_an_invalid_move_gives_no_success_even_where_the_game_names_a_text_as_reward() -> (
+    None
+):
+    _, results = await play("textarena:Countdown-v0", 0, ["[nonsense]", "[nonsense]"])
     assert results[-1] == StepResult(results[-1].observation, 0.0, terminated=True)
     assert "Invalid" in results[-1].observation
-    _, results = asyncio.run(play("textarena:Countdown-v0", 0, ["[" * 3000]))
+    _, results = await play("textarena:Countdown-v0", 0, ["[" * 3000])
     assert not results[-1].terminated
 
 

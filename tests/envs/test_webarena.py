@@ -421,20 +421,19 @@ def test_an_address_and_pages_are_judged() -> None:
 
 
 @chromium
-def test_a_page_that_a_site_cannot_serve_is_not_judged() -> None:
+async def test_a_page_that_a_site_cannot_serve_is_not_judged() -> None:
     content = {"url": "__SHOPPING__/status/503", "locator": "", "required_contents": {"exact_match": "lamp"}}
     case = task(eval_types=["program_html"], program_html=[content])
     with site() as shop, pytest.raises(EnvCrashed, match=f"cannot be judged: {shop.url} answers 503"):
-        asyncio.run(play(shop, case, "stop [done]"))
+        await play(shop, case, "stop [done]")
 
 
 @chromium
-def test_a_login_is_made_once_and_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_login_is_made_once_and_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEBARENA_LOGINS", str(tmp_path))
     monkeypatch.setitem(login.FORMS, "shopping", ("/login", "Email", "Password", "Sign In"))
     case = task(eval_types=["string_match"], logged_in=True, reference_answers={"exact_match": "x"})
-
-    async def main(shop: Site) -> None:
+    with site() as shop:
         sites = Sites({"shopping": shop.url}, PUBLIC)
         async with one_browser():
             await log_in(sites, names=["shopping"], folder=tmp_path)
@@ -444,14 +443,11 @@ def test_a_login_is_made_once_and_used_again(tmp_path: Path, monkeypatch: pytest
             with pytest.raises(ConfigError, match=r"shopping .* rejects WebArena's account 'x'"):
                 await log_in(sites, names=["shopping"], folder=tmp_path)
 
-    with site() as shop:
-        asyncio.run(main(shop))
 
-
-def test_a_task_that_needs_a_judge_is_refused_without_one() -> None:
+async def test_a_task_that_needs_a_judge_is_refused_without_one() -> None:
     case = task(eval_types=["string_match"], reference_answers={"fuzzy_match": ["about twelve"]})
     with site() as shop, pytest.raises(ConfigError, match=r"webarena_0 needs a judge .*WEBARENA_JUDGE_URL"):
-        asyncio.run(play(shop, case))
+        await play(shop, case)
 
 
 class Page:

@@ -201,35 +201,30 @@ async def post(address: str, path: str, **form: str) -> None:
 WOODWORKING = "/forum/woodworking-6/"
 
 
-def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgotten(data: Path) -> None:
-    async def main() -> None:
-        ours, theirs = LiveSites(data), LiveSites(data)
-        here, there = await ours.restore(), await theirs.restore()
-        pristine = await page(here["forum"], "forum", WOODWORKING)
-        thread = {"subject": "Whose chisel is this?", "content": "Mine is missing.", "topic_type": "0"}
-        await post(here["forum"], f"{WOODWORKING}topic/create/", **thread)
-        assert "Whose chisel is this?" in await page(here["forum"], "forum", WOODWORKING)
-        assert "Whose chisel is this?" not in await page(there["forum"], "forum", WOODWORKING)
-        again = await ours.restore()
-        assert await page(again["forum"], "forum", WOODWORKING) == pristine
-        listening = [
-            value for value in psutil.Process(ours.pid).net_connections() if value.status == "LISTEN"
-        ]
-        assert {value.laddr.ip for value in listening} == {"127.0.0.1"}
-        assert len(listening) == 4
-        folder = Path(f"/proc/{ours.pid}/cwd").resolve()
-        assert "logged in as" in await page(again["forge"], "forge", "/kelp/ticket/1")
-        assert ours.pid
-        os.kill(ours.pid, signal.SIGKILL)
-        await wait_until_async(lambda: not ours.is_alive)
-        assert theirs.is_alive
-        assert "Kitchen" in await page((await ours.restore())["shop"], "shop", "/catalogue/")
-        assert not folder.exists()
-        await ours.close()
-        await theirs.close()
-        assert ours.pid is None
-
-    asyncio.run(main())
+async def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgotten(data: Path) -> None:
+    ours, theirs = LiveSites(data), LiveSites(data)
+    here, there = await ours.restore(), await theirs.restore()
+    pristine = await page(here["forum"], "forum", WOODWORKING)
+    thread = {"subject": "Whose chisel is this?", "content": "Mine is missing.", "topic_type": "0"}
+    await post(here["forum"], f"{WOODWORKING}topic/create/", **thread)
+    assert "Whose chisel is this?" in await page(here["forum"], "forum", WOODWORKING)
+    assert "Whose chisel is this?" not in await page(there["forum"], "forum", WOODWORKING)
+    again = await ours.restore()
+    assert await page(again["forum"], "forum", WOODWORKING) == pristine
+    listening = [value for value in psutil.Process(ours.pid).net_connections() if value.status == "LISTEN"]
+    assert {value.laddr.ip for value in listening} == {"127.0.0.1"}
+    assert len(listening) == 4
+    folder = Path(f"/proc/{ours.pid}/cwd").resolve()
+    assert "logged in as" in await page(again["forge"], "forge", "/kelp/ticket/1")
+    assert ours.pid
+    os.kill(ours.pid, signal.SIGKILL)
+    await wait_until_async(lambda: not ours.is_alive)
+    assert theirs.is_alive
+    assert "Kitchen" in await page((await ours.restore())["shop"], "shop", "/catalogue/")
+    assert not folder.exists()
+    await ours.close()
+    await theirs.close()
+    assert ours.pid is None
 
 
 def test_copies_end_with_their_owner(data: Path) -> None:
@@ -248,36 +243,30 @@ def test_copies_end_with_their_owner(data: Path) -> None:
     wait_until(lambda: not psutil.pid_exists(copy))
 
 
-def test_players_do_their_tasks_and_to_change_nothing_is_worth_nothing() -> None:
-    async def main() -> None:
-        env = make()
-        for number in SAMPLE:
-            item = make_item(number)
-            if item.metadata["evaluator"] == "program_html":  # of the others, see above
-                await env.reset(item)
-                assert (await env.step("stop []")).reward == 0.0, number
-            observation = await env.reset(item)
-            assert "127.0.0.1" not in observation
-            for step in expert(item):
-                result = await env.step(step.resolve(observation))
-                observation = result.observation
-            assert (result.reward, result.terminated, result.success) == (1.0, True, True), number
-        await env.close()
-
-    asyncio.run(main())
+async def test_players_do_their_tasks_and_to_change_nothing_is_worth_nothing() -> None:
+    env = make()
+    for number in SAMPLE:
+        item = make_item(number)
+        if item.metadata["evaluator"] == "program_html":  # of the others, see above
+            await env.reset(item)
+            assert (await env.step("stop []")).reward == 0.0, number
+        observation = await env.reset(item)
+        assert "127.0.0.1" not in observation
+        for step in expert(item):
+            result = await env.step(step.resolve(observation))
+            observation = result.observation
+        assert (result.reward, result.terminated, result.success) == (1.0, True, True), number
+    await env.close()
     sample = [tasks()[number] for number in SAMPLE]
     assert {task.sites[0] for task in sample} == set(APPLICATIONS)
     assert {kind for task in sample for kind in task.eval.eval_types} == KINDS
 
 
-def test_a_killed_copy_is_a_fault_and_never_a_reward() -> None:
-    async def main() -> None:
-        env: Any = make()
-        observation = await env.reset(make_item(8))
-        os.kill(env.provider.pid, signal.SIGKILL)
-        with pytest.raises(EnvCrashed):
-            await env.step(expert(make_item(8))[0].resolve(observation))
-        assert not env.is_alive
-        await env.close()
-
-    asyncio.run(main())
+async def test_a_killed_copy_is_a_fault_and_never_a_reward() -> None:
+    env: Any = make()
+    observation = await env.reset(make_item(8))
+    os.kill(env.provider.pid, signal.SIGKILL)
+    with pytest.raises(EnvCrashed):
+        await env.step(expert(make_item(8))[0].resolve(observation))
+    assert not env.is_alive
+    await env.close()

@@ -5,7 +5,6 @@ and missing prices, slashes and capitals in options, options that are null, a pr
 asins, HTML in titles.
 """
 
-import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +33,7 @@ from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.remote.agentgym import ACTIONS
 from envs.runtime.pool import EnvPool
-from envs.types import Item, StepResult
+from envs.types import Item
 
 SAMPLE = Path(__file__).parent / "webshop_sample"
 UPSTREAM = json.loads((SAMPLE / "upstream.json").read_text(encoding="utf-8"))
@@ -269,35 +268,30 @@ def test_a_shop_with_too_few_goals_has_no_split() -> None:
         split_goals(shop, 0)
 
 
-def test_an_episode_ends_with_the_purchase_and_lists_what_can_be_done() -> None:
+async def test_an_episode_ends_with_the_purchase_and_lists_what_can_be_done() -> None:
     variant = Variant(name="sample", data=SAMPLE_DATA, goals=GoalKind.HUMAN)
-
-    async def play() -> StepResult:
-        pool = EnvPool(lambda: WebShopEnv(variant), capacity=2)
-        async with pool.lease() as env:
-            shop = env.unwrapped
-            assert isinstance(shop, WebShopEnv)
-            opening = await read_opening(env, Item(item_id="sample_0", env="sample"))
-            actions = json.loads(opening.rpartition(ACTIONS)[2])
-            assert actions == {"has_search_bar": True, "clickables": ["search"]}
-            assert (await env.step("look around")).observation == opening
-            assert await shop.inspect("available_actions") == actions
-            assert opening == await shop.inspect("observation") + "\n" + ACTIONS + json.dumps(actions)
-            assert await shop.inspect("instruction_text") in opening
-            assert BrowserPage(await shop.inspect("html")).has_search_bar
-            with pytest.raises(ConfigError, match="no fact 'weather'"):
-                await shop.inspect("weather")
-            result = await env.step("search[oak table]")
-            assert "b0sample06" in json.loads(result.observation.rpartition(ACTIONS)[2])["clickables"]
-            await env.step("click[B0SAMPLE06]")
-            result = await env.step("click[Buy Now]")
-            with pytest.raises(RuntimeError, match="after the end"):
-                await env.step("click[Buy Now]")
-            assert "Thank you" in await shop.inspect("observation")
-        await pool.close()
-        return result
-
-    result = asyncio.run(play())
+    pool = EnvPool(lambda: WebShopEnv(variant), capacity=2)
+    async with pool.lease() as env:
+        shop = env.unwrapped
+        assert isinstance(shop, WebShopEnv)
+        opening = await read_opening(env, Item(item_id="sample_0", env="sample"))
+        actions = json.loads(opening.rpartition(ACTIONS)[2])
+        assert actions == {"has_search_bar": True, "clickables": ["search"]}
+        assert (await env.step("look around")).observation == opening
+        assert await shop.inspect("available_actions") == actions
+        assert opening == await shop.inspect("observation") + "\n" + ACTIONS + json.dumps(actions)
+        assert await shop.inspect("instruction_text") in opening
+        assert BrowserPage(await shop.inspect("html")).has_search_bar
+        with pytest.raises(ConfigError, match="no fact 'weather'"):
+            await shop.inspect("weather")
+        result = await env.step("search[oak table]")
+        assert "b0sample06" in json.loads(result.observation.rpartition(ACTIONS)[2])["clickables"]
+        await env.step("click[B0SAMPLE06]")
+        result = await env.step("click[Buy Now]")
+        with pytest.raises(RuntimeError, match="after the end"):
+            await env.step("click[Buy Now]")
+        assert "Thank you" in await shop.inspect("observation")
+    await pool.close()
     assert result.terminated
     assert 0 <= result.reward <= 1
     assert result.success == (result.reward == 1.0)

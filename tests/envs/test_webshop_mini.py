@@ -1,10 +1,8 @@
 """The generated shop: always the same, hard enough to need its search, and every goal can be reached."""
 
-import asyncio
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,8 @@ from envs.builtin.webshop.reward import are_similar, has_attribute
 from envs.builtin.webshop.session import Session
 from envs.builtin.webshop.shop import Shop
 from envs.builtin.webshop.views import Clicks, View, render
-from envs.registry import ExpertStep, get_env
-from envs.types import Item, StepResult
+from envs.registry import get_env
+from envs.types import Item
 
 BYTES = "613c5ab93727e5ced5cc7d12d10662d5e57c91d2fd8c41bcb43043a2451a7139"
 
@@ -113,19 +111,15 @@ def test_search_matters(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("kind", GoalKind)
-def test_the_buyer_reaches_full_marks_by_the_pages_alone(kind: GoalKind) -> None:
+async def test_the_buyer_reaches_full_marks_by_the_pages_alone(kind: GoalKind) -> None:
     """`python -m bench.experts webshop-mini --items 900` plays them all."""
     shop = load_shop(VARIANTS[kind])
     env = WebShopEnv(VARIANTS[kind])
     lengths = Counter[Any]()
-
-    async def play(number: int, steps: Sequence[ExpertStep]) -> list[StepResult]:
-        await env.reset(Item(item_id=f"webshop-mini_{number}", env="webshop-mini"))
-        return [await env.step(step.resolve("")) for step in steps]
-
     for number in range(0, len(shop.goals), 9):
         steps = solve(shop, shop.find_goal(number))
-        results = asyncio.run(play(number, steps))
+        await env.reset(Item(item_id=f"webshop-mini_{number}", env="webshop-mini"))
+        results = [await env.step(step.resolve("")) for step in steps]
         assert results[-1].success
         assert results[-1].reward == 1.0
         assert [result.terminated for result in results] == [False] * (len(results) - 1) + [True]
@@ -167,7 +161,7 @@ def test_the_first_use_generates_it_in_the_data_folder(
 
 
 @pytest.mark.parametrize("view", [View.TEXT, View.RICH])
-def test_a_state_is_the_page_and_the_choices_and_where_the_page_leads(view: View) -> None:
+async def test_a_state_is_the_page_and_the_choices_and_where_the_page_leads(view: View) -> None:
     env = WebShopEnv(Variant(name="webshop-mini", data=WEBSHOP_MINI, goals=GoalKind.HUMAN, view=view))
 
     async def key_after(*clicks: str, search: bool = True) -> str | None:
@@ -179,21 +173,18 @@ def test_a_state_is_the_page_and_the_choices_and_where_the_page_leads(view: View
     async def clickables() -> list[str]:
         return [*(await env.inspect("available_actions"))["clickables"]]
 
-    async def visit() -> None:
-        start, results_page = await key_after(search=False), await key_after()
-        first, second = (await clickables())[2:4]
-        item_page, values = await key_after(first), (await clickables())[6:]
-        choices = [await key_after(first, value) for value in values]
-        other_pages = [await key_after(second), await key_after("next >"), await key_after(first, "features")]
-        keys = [start, results_page, item_page, *choices, *other_pages]
-        assert len(choices) == 2
-        assert len(set(keys)) == len(keys)
-        assert await key_after("buy now", "nothing") == results_page
-        assert await key_after("back to search") == start
-        assert await key_after(first, "features", "< prev") == item_page
-        assert await key_after(first, values[0], values[1]) == choices[1]
-        # a view that marks products one has seen shows another page after a visit
-        assert (await key_after(first, "< prev") == results_page) == (view is View.TEXT)
-        assert await key_after(first, "buy now") is None
-
-    asyncio.run(visit())
+    start, results_page = await key_after(search=False), await key_after()
+    first, second = (await clickables())[2:4]
+    item_page, values = await key_after(first), (await clickables())[6:]
+    choices = [await key_after(first, value) for value in values]
+    other_pages = [await key_after(second), await key_after("next >"), await key_after(first, "features")]
+    keys = [start, results_page, item_page, *choices, *other_pages]
+    assert len(choices) == 2
+    assert len(set(keys)) == len(keys)
+    assert await key_after("buy now", "nothing") == results_page
+    assert await key_after("back to search") == start
+    assert await key_after(first, "features", "< prev") == item_page
+    assert await key_after(first, values[0], values[1]) == choices[1]
+    # a view that marks products one has seen shows another page after a visit
+    assert (await key_after(first, "< prev") == results_page) == (view is View.TEXT)
+    assert await key_after(first, "buy now") is None

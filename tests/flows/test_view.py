@@ -1,6 +1,5 @@
 """`wingspan view` as a command: one line when it is ready, and its end."""
 
-import asyncio
 import os
 import re
 import select
@@ -58,6 +57,6 @@ def test_a_run_is_live_while_a_command_works_on_it(tmp_path: Path) -> None:
     assert not summarise_runs([run])[0].is_live
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no .*nowhere; give a run's folder"):
-        asyncio.run(view([tmp_path / "nowhere"], host="127.0.0.1", port=0, token=None, say=pytest.fail))
+        await view([tmp_path / "nowhere"], host="127.0.0.1", port=0, token=None, say=pytest.fail)

@@ -1,6 +1,5 @@
 """Where a pipeline's environments live: on this machine, or on servers that its settings name."""
 
-import asyncio
 import json
 import re
 from dataclasses import dataclass, replace
@@ -133,7 +132,7 @@ def test_servers_that_cannot_be(servers: dict[str, Any], message: str) -> None:
         environments(on(**servers))
 
 
-def test_what_takes_long_to_start_is_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_takes_long_to_start_is_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verl_toy, "SPEC", replace(verl_toy.SPEC, isolation="process"))
     verl_toy.register()
     few = {"rollout__items_per_step": 1, "rollout__group_size": 3, "train__mini_batches": 1}
@@ -141,14 +140,10 @@ def test_what_takes_long_to_start_is_started_ahead(monkeypatch: pytest.MonkeyPat
     runner = make_runner(
         pipeline, sampler=ScriptedSampler([], encode=lambda text: []), tokenizer=toy_tokenizer()
     )
-
-    async def main() -> None:
-        try:
-            await runner.warm_up()
-            await runner.warm_up()
-            pool_metrics = runner.environments["parity"]
-            assert (pool_metrics.idle, pool_metrics.created) == (3, 3)
-        finally:
-            await runner.close()
-
-    asyncio.run(main())
+    try:
+        await runner.warm_up()
+        await runner.warm_up()
+        pool_metrics = runner.environments["parity"]
+        assert (pool_metrics.idle, pool_metrics.created) == (3, 3)
+    finally:
+        await runner.close()

@@ -1,6 +1,5 @@
 """Images where no token is: in rows of data, other processes, endpoints, files and on consoles."""
 
-import asyncio
 import io
 import json
 from collections.abc import Sequence
@@ -84,7 +83,7 @@ def rows_of(folder: Path, *rows: dict[str, Any], test: Sequence[dict[str, Any]] 
     return read_parts(DataSettings.model_validate({"parts": {"geo": part}}))["geo"]
 
 
-def test_a_row_may_show_images(project: Path) -> None:
+async def test_a_row_may_show_images(project: Path) -> None:
     split = rows_of(
         project,
         {"question": "How wide?", "image": "wide.png", "answer": "120"},
@@ -93,11 +92,7 @@ def test_a_row_may_show_images(project: Path) -> None:
     )
     (project / "wide.png").unlink()  # items are whole
     items = [item_from_json(item_to_json(item), location="x") for item in split.train]
-
-    async def openings() -> list[Any]:
-        return [await QuestionEnv().reset(item) for item in items]
-
-    assert asyncio.run(openings()) == [
+    assert ([await QuestionEnv().reset(item) for item in items]) == [
         Observation("How wide?", (WIDE,)),
         Observation("And?", (TALL, WIDE)),
         "None?",
@@ -108,7 +103,7 @@ def test_a_row_may_show_images(project: Path) -> None:
     check_vision(items[2:], has_vision=False)
 
 
-def test_images_of_tables_and_datasets(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_images_of_tables_and_datasets(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Hugging Face writes them into Parquet, and as its package hands them out."""
     import datasets
 
@@ -121,7 +116,7 @@ def test_images_of_tables_and_datasets(project: Path, monkeypatch: pytest.Monkey
     for train in ("data/geo/train.parquet", "hf://some/set#train"):
         part = {"env": "question", "train": train, "test": "data/geo/test.jsonl"}
         [item] = read_parts(DataSettings.model_validate({"parts": {"geo": part}}))["geo"].train
-        [image] = Observation.wrap(asyncio.run(QuestionEnv().reset(item))).images
+        [image] = Observation.wrap(await QuestionEnv().reset(item)).images
         assert decode_image(image).tobytes() == decode_image(WIDE).tobytes()
 
 
@@ -151,46 +146,39 @@ def test_the_same_words_to_another_image_are_another_question(project: Path) -> 
         rows_of(project, {**body, "image": WIDE.data_uri}, test=[{**body, "image": "wide.png"}])
 
 
-def test_a_player_of_text_refuses_items_with_images(project: Path) -> None:
+async def test_a_player_of_text_refuses_items_with_images(project: Path) -> None:
     [item] = rows_of(project, {"question": "How wide?", "image": "wide.png"}).train
     part = {"env": "question", "train": "data/geo/train.jsonl", "test": "data/geo/test.jsonl"}
     agent = {"instructions": False, "format": "raw", "reward": "string_equal"}
     pipeline = toy_pipeline(Path("none"), data={"parts": {"geo": part}}, agent=agent)
-
-    async def main() -> None:
-        runner = make_runner(pipeline, sampler=Viewer(0), tokenizer=toy_tokenizer())
-        try:
-            runner.check([Item(item_id="geo_1", env="question", fields={"question": "a", "answer": "b"})])
-            with pytest.raises(ConfigError, match="geo_0"):
-                runner.check([Item(item.item_id, item.env, fields={**item.fields, "answer": "b"})])
-        finally:
-            await runner.close()
-
-    asyncio.run(main())
+    runner = make_runner(pipeline, sampler=Viewer(0), tokenizer=toy_tokenizer())
+    try:
+        runner.check([Item(item_id="geo_1", env="question", fields={"question": "a", "answer": "b"})])
+        with pytest.raises(ConfigError, match="geo_0"):
+            runner.check([Item(item.item_id, item.env, fields={**item.fields, "answer": "b"})])
+    finally:
+        await runner.close()
 
 
 @pytest.mark.heavy
-def test_images_come_out_of_an_environments_process() -> None:
+async def test_images_come_out_of_an_environments_process() -> None:
     async def start_two(env: Any) -> list[Any]:
         return [await env.reset(toy_item(target=50)), *[await env.step("add 1") for _ in range(8)]]
 
-    async def main() -> None:
-        host = ProcessHost(Gallery)
-        env = HostedEnv(host)
-        try:
-            here, there = await start_two(Gallery()), await start_two(env)
-        finally:
-            await env.close()
-            await host.close()
-        assert sum(len(result.images) for result in here[1:]) > 2
-        assert there[1:] == here[1:]
-        opening = here[0] if here[0].images else here[0].text
-        assert there[0] == opening
-
-    asyncio.run(main())
+    host = ProcessHost(Gallery)
+    env = HostedEnv(host)
+    try:
+        here, there = await start_two(Gallery()), await start_two(env)
+    finally:
+        await env.close()
+        await host.close()
+    assert sum(len(result.images) for result in here[1:]) > 2
+    assert there[1:] == here[1:]
+    opening = here[0] if here[0].images else here[0].text
+    assert there[0] == opening
 
 
-def test_a_server_refuses_to_leave_images_out() -> None:
+async def test_a_server_refuses_to_leave_images_out() -> None:
     class Closing(ToyEnv):
         async def step(self, action: str) -> StepResult:
             return StepResult("Look.", images=(SMALL,))
@@ -203,18 +191,14 @@ def test_a_server_refuses_to_leave_images_out() -> None:
         instructions="",
         packages=(),
     )
-
-    async def main() -> None:
-        async with listening(spec) as url, httpx.AsyncClient(base_url=url) as http:
-            reset_body = {"item_id": "toy_0", "metadata": {"target": 3}}
-            session = (await http.post("/reset", json=reset_body)).json()["metadata"]["session_id"]
-            body = {"action": {"text": "add 1"}, "session_id": session}
-            refusal = await http.post("/step", json=body)
-            assert refusal.status_code == 501
-            assert "answers with images, which cannot be served" in refusal.json()["detail"]
-            assert (await http.post("/step", json=body)).status_code == 410
-
-    asyncio.run(main())
+    async with listening(spec) as url, httpx.AsyncClient(base_url=url) as http:
+        reset_body = {"item_id": "toy_0", "metadata": {"target": 3}}
+        session = (await http.post("/reset", json=reset_body)).json()["metadata"]["session_id"]
+        body = {"action": {"text": "add 1"}, "session_id": session}
+        refusal = await http.post("/step", json=body)
+        assert refusal.status_code == 501
+        assert "answers with images, which cannot be served" in refusal.json()["detail"]
+        assert (await http.post("/step", json=body)).status_code == 410
 
 
 @tool
@@ -280,7 +264,7 @@ def test_the_console_names_an_image() -> None:
     assert f"toy_5 #0 turn 1 images: {kinds}\n" in file.getvalue()
 
 
-def test_demonstrations_with_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demonstrations_with_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class ImageEnv(verl_toy.ParityEnv):
         async def step(self, action: str) -> StepResult:
             return StepResult("Go on.", images=(SMALL,))
@@ -297,4 +281,4 @@ def test_demonstrations_with_images_are_refused(monkeypatch: pytest.MonkeyPatch)
     warmup = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e-3}
     pipeline = toy_pipeline(Path("none"), warmup=warmup)
     with pytest.raises(ConfigError, match=r"warmup: parity_\d+ .* reads text only.*set warmup: null"):
-        asyncio.run(demonstrate(verl_toy.toy_items(3), pipeline=pipeline, tokenizer=toy_tokenizer()))
+        await demonstrate(verl_toy.toy_items(3), pipeline=pipeline, tokenizer=toy_tokenizer())

@@ -1,6 +1,5 @@
 """One name for each item: a number is an item of its own, or is refused with the range of those there are."""
 
-import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -89,7 +88,7 @@ def test_a_number_is_the_item_of_that_name_or_is_refused(spec: EnvSpec, number: 
     assert not any(_is_there(spec, unknown) for unknown in (first - 1, last + 1))
 
 
-def test_two_numbers_are_never_the_same_item(spec: EnvSpec) -> None:
+async def test_two_numbers_are_never_the_same_item(spec: EnvSpec) -> None:
     numbers = [n for n in [*range(0, 8000, 97), 543, 544, 547, *FAR] if _is_there(spec, n)]
     if spec.name in PROBLEM:
         problems = [PROBLEM[spec.name](number) for number in numbers]
@@ -98,7 +97,7 @@ def test_two_numbers_are_never_the_same_item(spec: EnvSpec) -> None:
             spec.check()
         except MissingDependency as missing:
             pytest.skip(str(missing))
-        problems = asyncio.run(_openings(spec, [get_item(spec, n) for n in numbers][:8]))
+        problems = await _openings(spec, [get_item(spec, n) for n in numbers][:8])
     assert len({str(problem) for problem in problems}) == len(problems)
 
 
@@ -137,19 +136,15 @@ def test_an_item_beyond_the_last_is_no_row_of_data(tmp_path: Path, monkeypatch: 
         read_parts(data)
 
 
-def test_agentgyms_clients_may_ask_for_any_number_of_textcraft() -> None:
+async def test_agentgyms_clients_may_ask_for_any_number_of_textcraft() -> None:
     """Its server goes on with the first goal after the last; OpenEnv's clients name an item that there is."""
+    async with listening(get_env("textcraft")) as url, httpx.AsyncClient(base_url=url) as http:
+        number = (await http.post("/create", json={})).json()["id"]
 
-    async def main() -> None:
-        async with listening(get_env("textcraft")) as url, httpx.AsyncClient(base_url=url) as http:
-            number = (await http.post("/create", json={})).json()["id"]
+        async def opening(index: int) -> Any:
+            return (await http.post("/reset", json={"id": number, "data_idx": index})).json()
 
-            async def opening(index: int) -> Any:
-                return (await http.post("/reset", json={"id": number, "data_idx": index})).json()
-
-            assert await opening(547) == await opening(3) != await opening(4)
-            refusal = await http.post("/reset", json={"item_id": "textcraft_547"})
-            assert refusal.status_code == 422
-            assert "textcraft_0 to textcraft_543" in refusal.text
-
-    asyncio.run(main())
+        assert await opening(547) == await opening(3) != await opening(4)
+        refusal = await http.post("/reset", json={"item_id": "textcraft_547"})
+        assert refusal.status_code == 422
+        assert "textcraft_0 to textcraft_543" in refusal.text

@@ -1,6 +1,5 @@
 """Items in parts: which there are, in what order training draws them, and the rules each is played by."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -172,7 +171,7 @@ def test_versions_of_other_turns_in_evaluation_are_not_compared(parts: dict[str,
     assert tags["evaluate.max_turns"] == text
 
 
-def test_items_of_two_environments_are_played_side_by_side_each_by_its_own_rules(
+async def test_items_of_two_environments_are_played_side_by_side_each_by_its_own_rules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encode: Callable[[str], list[int]] = lambda text: toy_tokenizer().encode(text, add_special_tokens=False)  # noqa: E731
@@ -185,17 +184,11 @@ def test_items_of_two_environments_are_played_side_by_side_each_by_its_own_rules
     sampler = ScriptedSampler(["Action: add 1"] * 9, encode=encode)
     runner = make_runner(pipeline, sampler=sampler, tokenizer=toy_tokenizer())
     items = [items_of("here", range(1))[0], items_of("there", range(1))[0]]
-
-    async def main() -> Any:
-        try:
-            return await runner.run(
-                items,
-                RolloutSpec(name="both", max_turns={"here": 2, "there": 8}, num_samples=2, temperature=1.0),
-            )
-        finally:
-            await runner.close()
-
-    groups = asyncio.run(main())
+    spec = RolloutSpec(name="both", max_turns={"here": 2, "there": 8}, num_samples=2, temperature=1.0)
+    try:
+        groups = await runner.run(items, spec)
+    finally:
+        await runner.close()
     assert [[(t.stop_reason, len(t.turns)) for t in group] for group in groups] == [
         [(StopReason.MAX_TURNS, 2)] * 2,
         [(StopReason.TERMINATED, 3)] * 2,  # the target is 3

@@ -43,7 +43,7 @@ def agent_with(url: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("questions")
-def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four samples, of which three answer alike at the same time: two requests."""
     monkeypatch.setenv("TOY_KEY", "secret")
     Path("data/fair.md").write_text(PROMPT)
@@ -68,14 +68,11 @@ def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         runner.check([item])
 
-        async def main() -> Any:
-            spec = RolloutSpec(name="p", max_turns={"math": 4}, num_samples=4, temperature=1.0)
-            try:
-                return (await runner.run([item], spec))[0]
-            finally:
-                await runner.close()
-
-        group = asyncio.run(main())
+        spec = RolloutSpec(name="p", max_turns={"math": 4}, num_samples=4, temperature=1.0)
+        try:
+            [group] = await runner.run([item], spec)
+        finally:
+            await runner.close()
     assert [t.reward for t in group] == [2 * 0.75 + 0.5, 2 * 0.75 + 0.5, 0.0, 2 * 0.75 + 0.5]
     assert [t.metrics["reward/fair/score"] for t in group] == [4, 4, 1, 4]
     assert len(server.requests) == 2
@@ -211,18 +208,15 @@ def test_budget_and_replies_are_those_of_all_processes_and_outlive_them(tmp_path
         asyncio.run(more.score(make_reward_input("new", fields=FIELDS)))  # a raised limit goes on
 
 
-def test_a_new_file_that_another_process_writes_is_waited_for(tmp_path: Path) -> None:
-    async def main() -> Spending:
-        writer = sqlite3.connect(tmp_path / "judge.db", isolation_level=None)
-        writer.execute("begin immediate")
-        reading = asyncio.ensure_future(JudgeStore(tmp_path / "judge.db", name="fair").read_spending())
-        await asyncio.sleep(0.3)
-        writer.execute("create table somebodys (key text)")
-        writer.execute("commit")
-        writer.close()
-        return await reading
-
-    assert asyncio.run(main()) == Spending()
+async def test_a_new_file_that_another_process_writes_is_waited_for(tmp_path: Path) -> None:
+    writer = sqlite3.connect(tmp_path / "judge.db", isolation_level=None)
+    writer.execute("begin immediate")
+    reading = asyncio.ensure_future(JudgeStore(tmp_path / "judge.db", name="fair").read_spending())
+    await asyncio.sleep(0.3)
+    writer.execute("create table somebodys (key text)")
+    writer.execute("commit")
+    writer.close()
+    assert (await reading) == Spending()
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -234,54 +228,48 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
             judge.check({"question", "answer"})
 
 
-def test_equal_questions_at_the_same_time_are_asked_once_and_share_what_comes() -> None:
+async def test_equal_questions_at_the_same_time_are_asked_once_and_share_what_comes() -> None:
     def script(body: Body) -> Body:
         return says("Score: 3" if "good" in body["messages"][0]["content"] else "no score")
 
-    async def main(url: str) -> list[Any]:
-        judge = LLMJudge(Endpoint(url, "toy", max_attempts=2, backoff_s=0.01))
+    with chat_server(script) as server:
+        judge = LLMJudge(Endpoint(server.url, "toy", max_attempts=2, backoff_s=0.01))
         texts = ["good", "bad", "good", "bad", "good"]
         scoring = (judge.score(make_reward_input(text, fields=FIELDS)) for text in texts)
-        return await asyncio.gather(*scoring, return_exceptions=True)
-
-    with chat_server(script) as server:
-        good, bad, *rest = asyncio.run(main(server.url))
+        good, bad, *rest = await asyncio.gather(*scoring, return_exceptions=True)
         assert len(server.requests) == 1 + 2  # of the bad one there are two attempts
     assert [result.metrics["cached"] for result in (good, rest[0], rest[2])] == [0.0, 1.0, 1.0]
     assert isinstance(bad, RewardFailed)
     assert isinstance(rest[1], RewardFailed)
 
 
-def test_who_leaves_does_not_break_off_what_others_wait_for() -> None:
-    async def main() -> None:
-        flights: SingleFlight[str] = SingleFlight()
-        may_finish, tasks = asyncio.Event(), []
+async def test_who_leaves_does_not_break_off_what_others_wait_for() -> None:
+    flights: SingleFlight[str] = SingleFlight()
+    may_finish, tasks = asyncio.Event(), []
 
-        async def work() -> str:
-            tasks.append(asyncio.current_task())
-            await may_finish.wait()
-            return "done"
+    async def work() -> str:
+        tasks.append(asyncio.current_task())
+        await may_finish.wait()
+        return "done"
 
-        first, second = (asyncio.create_task(flights.do("k", work)) for _ in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.sleep(0)
-        assert len(tasks) == 1
-        may_finish.set()
-        assert await second == ("done", False)
-        assert first.cancelled()
-        may_finish.clear()
-        third = asyncio.create_task(flights.do("k", work))  # what has ended is begun anew
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(tasks) == 2
-        third.cancel()
-        await asyncio.sleep(0)
-        fourth = asyncio.create_task(flights.do("k", work))  # nobody waited: it was broken off
-        assert tasks[1] is not None
-        await asyncio.wait({tasks[1]}, timeout=60)
-        assert tasks[1].cancelled()
-        may_finish.set()
-        assert await fourth == ("done", True)
-
-    asyncio.run(main())
+    first, second = (asyncio.create_task(flights.do("k", work)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    assert len(tasks) == 1
+    may_finish.set()
+    assert await second == ("done", False)
+    assert first.cancelled()
+    may_finish.clear()
+    third = asyncio.create_task(flights.do("k", work))  # what has ended is begun anew
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(tasks) == 2
+    third.cancel()
+    await asyncio.sleep(0)
+    fourth = asyncio.create_task(flights.do("k", work))  # nobody waited: it was broken off
+    assert tasks[1] is not None
+    await asyncio.wait({tasks[1]}, timeout=60)
+    assert tasks[1].cancelled()
+    may_finish.set()
+    assert await fourth == ("done", True)

@@ -1,6 +1,5 @@
 """Questions out of a user's data, from the file to the metrics: asked, answered with a tool, judged."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from agents.rewards import reward
 from agents.rewards.text import verdict
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.tool import tool
-from agents.types import StopReason, Trajectory
+from agents.types import StopReason
 from envs.builtin.question.env import QuestionEnv
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
@@ -35,17 +34,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_questions()
 
 
-def test_the_question_is_asked_and_any_action_is_the_answer() -> None:
+async def test_the_question_is_asked_and_any_action_is_the_answer() -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "b?"}]
-
-    async def main() -> None:
-        env = QuestionEnv()
-        assert await env.reset(Item("a_0", "question", fields={"question": "a?"})) == "a?"
-        assert await env.reset(Item("a_1", "question", fields={"messages": messages})) == "b?"
-        result = await env.step("")
-        assert (result.terminated, result.reward, result.success) == (True, 0.0, False)
-
-    asyncio.run(main())
+    env = QuestionEnv()
+    assert await env.reset(Item("a_0", "question", fields={"question": "a?"})) == "a?"
+    assert await env.reset(Item("a_1", "question", fields={"messages": messages})) == "b?"
+    result = await env.step("")
+    assert (result.terminated, result.reward, result.success) == (True, 0.0, False)
     for ask in (get_env("question").split, get_env("workspace").split):
         with pytest.raises(ConfigError, match="no items of its own; give a part"):
             ask(0)
@@ -71,7 +66,7 @@ TOOLS = {
 }
 
 
-def test_a_group_uses_a_tool_and_is_judged_by_the_answer_in_the_data() -> None:
+async def test_a_group_uses_a_tool_and_is_judged_by_the_answer_in_the_data() -> None:
     pipeline = pipeline_of(TOOLS)
     (item,) = split(pipeline.data).test
 
@@ -83,14 +78,11 @@ def test_a_group_uses_a_tool_and_is_judged_by_the_answer_in_the_data() -> None:
     encode = lambda text: toy_tokenizer().encode(text, add_special_tokens=False)  # noqa: E731
     runner = make_runner(pipeline, sampler=ScriptedSampler(says, encode=encode), tokenizer=toy_tokenizer())
 
-    async def main() -> list[Trajectory]:
-        spec = RolloutSpec(name="p", max_turns={"math": 4}, num_samples=2, temperature=1.0)
-        try:
-            return (await runner.run([item], spec))[0]
-        finally:
-            await runner.close()
-
-    group = asyncio.run(main())
+    spec = RolloutSpec(name="p", max_turns={"math": 4}, num_samples=2, temperature=1.0)
+    try:
+        [group] = await runner.run([item], spec)
+    finally:
+        await runner.close()
     assert [t.stop_reason for t in group] == [StopReason.TERMINATED] * 2
     assert [turn.observation for turn in group[0].turns] == ["18", ""]
     assert sorted(t.reward for t in group) == [0.0, 1.0]

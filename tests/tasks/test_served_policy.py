@@ -43,55 +43,49 @@ def test_a_port_in_use_is_refused() -> None:
     ServedAt.read(str(taken_port)).check()
 
 
-def test_who_comes_while_the_weights_change_waits_and_who_is_inside_is_waited_for() -> None:
-    async def work() -> None:
-        sampler = GatedSampler(["One.", "Two."])
-        address = ServedAt(host="127.0.0.1", port=free_port(), token="secret")
-        server_of_policy = ServedPolicy(
-            toy_pipeline(Path("none"), rollout__max_tokens_per_turn=50),
-            sampler=sampler,
-            tokenizer=tokenizer_with(),
-            address=address,
-        )
-        await server_of_policy.start()
-        async with client_of(address.url, api_key="secret") as client, client_of(address.url) as nobody:
+async def test_who_comes_while_the_weights_change_waits_and_who_is_inside_is_waited_for() -> None:
+    sampler = GatedSampler(["One.", "Two."])
+    address = ServedAt(host="127.0.0.1", port=free_port(), token="secret")
+    server_of_policy = ServedPolicy(
+        toy_pipeline(Path("none"), rollout__max_tokens_per_turn=50),
+        sampler=sampler,
+        tokenizer=tokenizer_with(),
+        address=address,
+    )
+    await server_of_policy.start()
+    async with client_of(address.url, api_key="secret") as client, client_of(address.url) as nobody:
+        with pytest.raises(openai.AuthenticationError):
+            await ask(nobody, [QUESTION])
+        first = asyncio.create_task(ask(client, [QUESTION]))
+        await sampler.request_event.wait()
+        sampler.request_event.clear()
+        pausing = asyncio.create_task(server_of_policy.pause())
+        second = asyncio.create_task(ask(client, [QUESTION]))
+        for _ in range(3):  # the server has read the second request when it answers those that came later
             with pytest.raises(openai.AuthenticationError):
                 await ask(nobody, [QUESTION])
-            first = asyncio.create_task(ask(client, [QUESTION]))
-            await sampler.request_event.wait()
-            sampler.request_event.clear()
-            pausing = asyncio.create_task(server_of_policy.pause())
-            second = asyncio.create_task(ask(client, [QUESTION]))
-            for _ in range(3):  # the server has read the second request when it answers those that came later
-                with pytest.raises(openai.AuthenticationError):
-                    await ask(nobody, [QUESTION])
-            assert not pausing.done()
-            sampler.release.set()
-            await pausing
-            assert (await first).content == "One."
-            assert not second.done()
-            assert not sampler.request_event.is_set()
-            await server_of_policy.resume()
-            assert (await second).content == "One."  # a conversation of its own
-        await server_of_policy.close()
-
-    asyncio.run(asyncio.wait_for(work(), 300))
-
-
-def test_a_pause_waits_for_a_request_whose_client_has_left() -> None:
-    async def work() -> None:
-        sampler = GatedSampler(["One."])
-        pausable = PausableSampler(sampler)
-        params = SamplingParams(max_tokens=9)
-        request = asyncio.create_task(pausable.sample([1], params=params, episode_id="e"))
-        await sampler.request_event.wait()
-        request.cancel()
-        pausing = asyncio.create_task(pausable.pause())
-        await asyncio.wait({request})
-        await asyncio.sleep(0)  # a task that was done would have reported it
-        assert request.cancelled()
-        assert not pausing.done()  # the sampler is at work still
+        assert not pausing.done()
         sampler.release.set()
         await pausing
+        assert (await first).content == "One."
+        assert not second.done()
+        assert not sampler.request_event.is_set()
+        await server_of_policy.resume()
+        assert (await second).content == "One."  # a conversation of its own
+    await server_of_policy.close()
 
-    asyncio.run(asyncio.wait_for(work(), 300))
+
+async def test_a_pause_waits_for_a_request_whose_client_has_left() -> None:
+    sampler = GatedSampler(["One."])
+    pausable = PausableSampler(sampler)
+    params = SamplingParams(max_tokens=9)
+    request = asyncio.create_task(pausable.sample([1], params=params, episode_id="e"))
+    await sampler.request_event.wait()
+    request.cancel()
+    pausing = asyncio.create_task(pausable.pause())
+    await asyncio.wait({request})
+    await asyncio.sleep(0)  # a task that was done would have reported it
+    assert request.cancelled()
+    assert not pausing.done()  # the sampler is at work still
+    sampler.release.set()
+    await pausing

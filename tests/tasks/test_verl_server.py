@@ -154,7 +154,7 @@ def test_what_the_engine_survives_does_not_end_the_run(start: Callable[[str], En
     assert not names_dead_engine(failure.value)
 
 
-def test_a_cancelled_episode_is_aborted_on_its_server(start: Callable[[str], Engine]) -> None:
+async def test_a_cancelled_episode_is_aborted_on_its_server(start: Callable[[str], Engine]) -> None:
     engine = start("")
 
     async def wait_for(state: tuple[int, int]) -> None:
@@ -163,23 +163,19 @@ def test_a_cancelled_episode_is_aborted_on_its_server(start: Callable[[str], Eng
 
         await wait_until_async(is_reached, poll_s=0.05)
 
-    async def play() -> None:
-        cancelled_request, other_request = (
-            asyncio.create_task(engine.sampler.sample((1, 2), params=PARAMS, episode_id=name))
-            for name in "ab"
-        )
-        await wait_for((2, 0))
-        cancelled_request.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled_request
-        await wait_for((1, 1))
-        assert not other_request.done()
-        other_request.cancel()
-
-    asyncio.run(play())
+    cancelled_request, other_request = (
+        asyncio.create_task(engine.sampler.sample((1, 2), params=PARAMS, episode_id=name)) for name in "ab"
+    )
+    await wait_for((2, 0))
+    cancelled_request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled_request
+    await wait_for((1, 1))
+    assert not other_request.done()
+    other_request.cancel()
 
 
-def test_an_episode_stays_on_its_server_and_a_new_one_goes_to_the_least_loaded(
+async def test_an_episode_stays_on_its_server_and_a_new_one_goes_to_the_least_loaded(
     start: Callable[[str], Engine],
 ) -> None:
     """By the servers' own counts of the requests that run."""
@@ -197,30 +193,27 @@ def test_an_episode_stays_on_its_server_and_a_new_one_goes_to_the_least_loaded(
     async def running() -> list[int]:
         return [(await server.state.remote())[0] for server in servers]
 
-    async def play() -> None:
-        async def ask(episode: str, expected: list[int]) -> asyncio.Task[Any]:
-            request = asyncio.create_task(sampler.sample((1, 2), params=PARAMS, episode_id=episode))
+    async def ask(episode: str, expected: list[int]) -> asyncio.Task[Any]:
+        request = asyncio.create_task(sampler.sample((1, 2), params=PARAMS, episode_id=episode))
 
-            async def is_running() -> bool:
-                return await running() == expected
+        async def is_running() -> bool:
+            return await running() == expected
 
-            await wait_until_async(is_running, poll_s=0.05)
-            return request
+        await wait_until_async(is_running, poll_s=0.05)
+        return request
 
-        a = await ask("a", [1, 0, 0])
-        b = await ask("b", [1, 1, 0])
-        await ask("c", [1, 1, 1])
-        await ask("d", [2, 1, 1])
-        b.cancel()
-        await ask("a", [3, 0, 1])  # its server has its keys and values, and most requests
-        await ask("e", [3, 1, 1])
-        assert not a.done()
-
-    asyncio.run(asyncio.wait_for(play(), 120))
+    a = await ask("a", [1, 0, 0])
+    b = await ask("b", [1, 1, 0])
+    await ask("c", [1, 1, 1])
+    await ask("d", [2, 1, 1])
+    b.cancel()
+    await ask("a", [3, 0, 1])  # its server has its keys and values, and most requests
+    await ask("e", [3, 1, 1])
+    assert not a.done()
 
 
 @pytest.mark.usefixtures("engine")
-def test_samplers_on_a_cpu_answer_as_they_do_in_this_process() -> None:
+async def test_samplers_on_a_cpu_answer_as_they_do_in_this_process() -> None:
     """Episodes with one prompt share a sampler; its errors, and its death, keep their types."""
     import ray
 
@@ -236,24 +229,21 @@ def test_samplers_on_a_cpu_answer_as_they_do_in_this_process() -> None:
         params = SamplingParams(max_tokens=9)
         return bytes((await sampler.sample(prompt_ids, params=params, episode_id=episode_id)).token_ids)
 
-    async def play() -> None:
-        assert [await sample((1, 2), "a"), await sample((3,), "b"), await sample((1, 2), "c")] == [
-            b"first",
-            b"second",
-            b"first",
-        ]
-        with pytest.raises(SamplerFailed, match=r"^a: the script has 1 texts"):
-            await sample((1, 2, 3), "a")
-        ray.kill(actors[0])
-        with pytest.raises(SamplerDied, match=r"^the sampler died: Actor"):
-            await ask_until_killed()
-
     async def ask_until_killed() -> None:
         while True:
             with suppress(SamplerFailed):
                 await sample((1, 2, 3), "a")
 
-    asyncio.run(play())
+    assert [await sample((1, 2), "a"), await sample((3,), "b"), await sample((1, 2), "c")] == [
+        b"first",
+        b"second",
+        b"first",
+    ]
+    with pytest.raises(SamplerFailed, match=r"^a: the script has 1 texts"):
+        await sample((1, 2, 3), "a")
+    ray.kill(actors[0])
+    with pytest.raises(SamplerDied, match=r"^the sampler died: Actor"):
+        await ask_until_killed()
 
 
 @pytest.mark.usefixtures("engine")

@@ -108,7 +108,7 @@ def test_useless_turns_are_seen_and_imitated_only_where_asked(
 
 
 @pytest.mark.parametrize("format", ["json", "react", "hermes", "qwen3"])
-def test_demonstrations_are_written_in_the_agents_format(format: str) -> None:
+async def test_demonstrations_are_written_in_the_agents_format(format: str) -> None:
     """What is imitated is read as the expert's actions by the agent that will be trained."""
     tokenizer = with_template(TEMPLATES[format]) if format in TEMPLATES else toy_tokenizer()
     agent = {"format": format, "tools": ["act"], "instructions": False}
@@ -116,7 +116,7 @@ def test_demonstrations_are_written_in_the_agents_format(format: str) -> None:
         Path("none"), warmup=SETTINGS, data=TOY_DATA, agent=agent, rollout__context_length=4000
     )
     items = [toy_item(0, target=2)]
-    [episode, *_] = asyncio.run(demonstrate(items, pipeline=long, tokenizer=tokenizer))
+    [episode, *_] = await demonstrate(items, pipeline=long, tokenizer=tokenizer)
     texts = tokenizer.decode([i for i, m in zip(episode.response_ids, episode.mask, strict=True) if m])
     first, second, rest = texts.split("<|im_end|>")
     schemas = Toolbox([act]).schemas
