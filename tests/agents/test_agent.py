@@ -26,8 +26,8 @@ from envs.errors import ConfigError, EnvCrashed, EpisodeTimeout
 from envs.runtime.manager import EnvManager
 from envs.types import Item, Message
 from tests.support.tool_templates import TEMPLATES, with_template
-from tests.support.toy import CHATML, ToyEnv, toy_item, toy_tokenizer, toys
-from tests.support.toy_episode import encode, play_toy
+from tests.support.toy import CHATML, ToyEnv, encode, toy_item, toy_tokenizer, toys
+from tests.support.toy_episode import play_toy
 
 LIMITS = EpisodeLimits(
     max_turns=4, max_tokens_per_turn=400, context_length=20_000, episode_timeout_s=5, step_timeout_s=0.3

@@ -16,8 +16,8 @@ from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, Trajectory
 from envs.errors import EnvCrashed, EpisodeTimeout
 from envs.types import Item, StepResult
-from tests.support.toy import ToyEnv
-from tests.support.toy_episode import encode, play_toy
+from tests.support.toy import ToyEnv, encode
+from tests.support.toy_episode import play_toy
 
 LIMITS = EpisodeLimits(
     max_turns=2, max_tokens_per_turn=400, context_length=20_000, episode_timeout_s=20, step_timeout_s=5

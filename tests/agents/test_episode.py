@@ -25,17 +25,12 @@ from agents.types import (
 )
 from envs.errors import EnvCrashed, EpisodeTimeout, MissingDependency, SamplerFailed
 from envs.types import Environment, Image, Item, StepResult
-from tests.support.toy import CHATML, PIPES, ToyEnv, token_id, toy_item, toy_tokenizer
+from tests.support.toy import CHATML, PIPES, ToyEnv, encode, token_id, toy_item, toy_tokenizer
 
 LIMITS = EpisodeLimits(
     max_turns=4, max_tokens_per_turn=40, context_length=400, episode_timeout_s=5, step_timeout_s=5
 )
 STOP = token_id("<|im_end|>")
-
-
-def encode(text: str) -> list[int]:
-    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
-    return ids
 
 
 def says(*texts: str) -> ScriptedSampler:

@@ -14,14 +14,13 @@ from tests.support.gateway_toy import (
     SEARCH,
     ask,
     client_of,
-    encode,
     find_trained,
     make_gateway,
     make_sampler,
     to_history,
     tokenizer_with,
 )
-from tests.support.toy import toy_tokenizer
+from tests.support.toy import encode, toy_tokenizer
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "iron", "top_k": 2}}\n</tool_call>'
 END = toy_tokenizer().eos_token_id

@@ -16,13 +16,12 @@ from tests.support.gateway_toy import (
     SEARCH,
     ask,
     client_of,
-    encode,
     make_gateway,
     make_sampler,
     to_history,
     tokenizer_with,
 )
-from tests.support.toy import toy_tokenizer
+from tests.support.toy import encode, toy_tokenizer
 
 BY_NAME = {"type": "function", "function": {"name": "search"}}
 CALL_STARTS = {

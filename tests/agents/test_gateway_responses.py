@@ -20,13 +20,12 @@ from tests.support.gateway_toy import (
     RandomSampler,
     ask,
     client_of,
-    encode,
     find_trained,
     make_gateway,
     make_sampler,
     to_history,
 )
-from tests.support.toy import toy_tokenizer
+from tests.support.toy import encode, toy_tokenizer
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "iron"}}\n</tool_call>'
 TOOL: FunctionToolParam = {

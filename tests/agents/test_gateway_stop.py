@@ -24,14 +24,13 @@ from tests.support.gateway_toy import (
     RandomSampler,
     ask,
     client_of,
-    encode,
     find_trained,
     make_gateway,
     make_sampler,
     to_history,
 )
 from tests.support.tiny_model import save_tiny_model
-from tests.support.toy import toy_tokenizer
+from tests.support.toy import encode, toy_tokenizer
 
 WORDS = ["Thought", "Action: add", " the", "total is now é☃", "\n", "Observation:", "Goal", "🚀", "abcabd"]
 texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map("".join)

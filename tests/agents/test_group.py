@@ -22,15 +22,10 @@ from envs.errors import MissingDependency
 from envs.runtime.manager import EnvManager
 from envs.types import Environment, Image, Item, StepResult
 from tests.support.tiny_model import save_tiny_model
-from tests.support.toy import ToyEnv, toy_item, toy_tokenizer, toys
+from tests.support.toy import ToyEnv, encode, toy_item, toy_tokenizer, toys
 from tests.support.waiting import wait_until_async
 
 TEXTS = ["Action: add 1", "Action: add 1", "Action: add 1"]
-
-
-def encode(text: str) -> list[int]:
-    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
-    return ids
 
 
 class Makes:

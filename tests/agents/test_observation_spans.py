@@ -18,8 +18,7 @@ from envs.types import Message
 from tests.agents.test_segments import LIMITS, Recorder, play_policy
 from tests.support.examples import examples
 from tests.support.gallery import make_image
-from tests.support.toy import CHATML, NO_SYSTEM, PIPES, toy_tokenizer
-from tests.support.toy_episode import encode
+from tests.support.toy import CHATML, NO_SYSTEM, PIPES, encode, toy_tokenizer
 from tests.support.vision_toy import llava_processor, vision_processor
 
 WITH_SPACES = CHATML.replace("<|im_end|>\n", " <|im_end|> ").replace("['role'] }}\n", "['role'] }}: ")

@@ -23,8 +23,7 @@ from envs.errors import ConfigError
 from envs.types import Image, Message
 from tests.agents.test_segments import LIMITS, RandomWords, play_policy
 from tests.support.chat_server import chat_server, in_turn, says
-from tests.support.toy import CHATML, PIPES, ToyEnv, toy_item, toy_tokenizer
-from tests.support.toy_episode import encode
+from tests.support.toy import CHATML, PIPES, ToyEnv, encode, toy_item, toy_tokenizer
 
 ROOMY = EpisodeLimits(max_turns=6, max_tokens_per_turn=60, context_length=2000)
 ADDS = ["Thought: one\nAction: add 1", "Action: add 0", "Action: sing", "Action: add 2"]

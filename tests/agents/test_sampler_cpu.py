@@ -511,6 +511,7 @@ async def test_bad_requests_fail_alone(sampler: CpuSampler) -> None:
         sampler.sample([VOCAB], params=params, episode_id="bad"),
         return_exceptions=True,
     )
+    assert isinstance(good, Completion)
     assert len(good.token_ids) == 4
     assert isinstance(bad, ConfigError)
 

@@ -33,8 +33,8 @@ from envs.runtime.pool import EnvPool
 from envs.types import Environment, Item
 from tests.envs.test_retrieval import write_corpus
 from tests.support.http_server import serving
-from tests.support.toy import ToyEnv, toy_spec
-from tests.support.toy_episode import encode, play_toy
+from tests.support.toy import ToyEnv, encode, toy_spec
+from tests.support.toy_episode import play_toy
 
 PAGES = [
     ("Oslo", "http://oslo.no", "Capital of\nNorway"),
@@ -117,7 +117,7 @@ def test_both_forms_are_queried_and_their_results_written_alike(
     assert [query for query, _ in engine.queries] == ["norway & é?"]
 
 
-async def test_what_fails_for_a_while_is_asked_again() -> None:
+def test_what_fails_for_a_while_is_asked_again() -> None:
     engine = Engine([500, 429, "<html>", 503])
     (result,) = engine.search("q", max_attempts=5)
     assert result.observation == OBSERVATION
@@ -127,7 +127,9 @@ async def test_what_fails_for_a_while_is_asked_again() -> None:
     with pytest.raises(SearchFailed, match="expected 'results', a list"):
         Engine(['{"results": "none"}']).search("q")
     with pytest.raises(SearchFailed, match="ConnectError"):
-        await WebSearch(WebEndpoint("http://127.0.0.1:1", "searxng", max_attempts=1)).search(["q"], top_k=1)
+        asyncio.run(
+            WebSearch(WebEndpoint("http://127.0.0.1:1", "searxng", max_attempts=1)).search(["q"], top_k=1)
+        )
 
 
 def test_a_refusal_is_an_error_of_the_user_or_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,10 +239,8 @@ async def test_the_search_tool_searches_what_the_variable_names(
     monkeypatch.setenv("WINGSPAN_RETRIEVER", str(corpus))
     check_env(toy_spec(), tools=Toolbox(map(get_tool, ["search"])), reward=None)
 
-    async def main() -> ToolResult:
-        return await Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv())
-
-    assert (await main()).observation == '<information>Doc 1(Title: "T1") blue thing</information>'
+    result = await Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv())
+    assert result.observation == '<information>Doc 1(Title: "T1") blue thing</information>'
     monkeypatch.setenv("WINGSPAN_RETRIEVER", str(tmp_path / "none.jsonl"))
     with pytest.raises(MissingDependency, match="there is no such corpus"):
         Toolbox(map(get_tool, ["search"]))

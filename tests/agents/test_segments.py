@@ -18,8 +18,8 @@ from agents.types import Completion, EpisodeLimits, FinishReason, SamplingParams
 from envs.types import Image
 from tests.support.examples import examples
 from tests.support.tool_templates import with_template
-from tests.support.toy import CHATML, toy_tokenizer
-from tests.support.toy_episode import encode, play_toy
+from tests.support.toy import CHATML, encode, toy_tokenizer
+from tests.support.toy_episode import play_toy
 
 LIMITS = EpisodeLimits(
     max_turns=12, max_tokens_per_turn=60, context_length=330, episode_timeout_s=5, step_timeout_s=5

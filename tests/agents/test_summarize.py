@@ -16,8 +16,8 @@ from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, StopReason, Trajectory
 from tests.agents.test_segments import Recorder
 from tests.support.chat_server import calls, chat_server, says
-from tests.support.toy import toy_tokenizer
-from tests.support.toy_episode import encode, play_toy
+from tests.support.toy import encode, toy_tokenizer
+from tests.support.toy_episode import play_toy
 
 LIMITS = EpisodeLimits(
     max_turns=12, max_tokens_per_turn=400, context_length=4000, episode_timeout_s=5, step_timeout_s=5

@@ -19,8 +19,8 @@ from agents.types import EpisodeLimits, Trajectory
 from envs.errors import EpisodeTimeout
 from envs.runtime.pool import EnvPool
 from envs.types import Environment
-from tests.support.toy import ToyEnv, toy_item
-from tests.support.toy_episode import encode, play_toy
+from tests.support.toy import ToyEnv, encode, toy_item
+from tests.support.toy_episode import play_toy
 
 LIMITS = EpisodeLimits(
     max_turns=2, max_tokens_per_turn=400, context_length=20_000, episode_timeout_s=20, step_timeout_s=0.2

@@ -1,7 +1,6 @@
 """ALFWorld: the light TextWorld against TextWorld as it is, goal conditions by hand, upstream's files on
 disk."""
 
-import asyncio
 import hashlib
 import itertools
 import json
@@ -27,7 +26,7 @@ from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.requirements.data_sets import ROOT_VARIABLE
 from envs.types import Inspectable, StepResult
-from tests.support.openings import read_opening
+from tests.support.openings import play_actions, read_opening
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")),
@@ -125,19 +124,10 @@ def test_the_light_textworld_says_word_for_word_what_textworld_says(tmp_path: Pa
     assert theirs.stdout.split()[-1] == hashlib.sha256(json.dumps(states).encode()).hexdigest()
 
 
-def play(name: str, index: int, actions: Sequence[str]) -> tuple[str, list[StepResult]]:
-    """An item's opening, and the answers to `actions`."""
-
-    async def play_here() -> tuple[str, list[StepResult]]:
-        spec = get_env(name)
-        assert spec.make_item is not None
-        env = spec.make()
-        opening = await read_opening(env, spec.make_item(index))
-        results = [await env.step(action) for action in actions]
-        await env.close()
-        return opening, results
-
-    return asyncio.run(play_here())
+async def play(name: str, index: int, actions: Sequence[str]) -> tuple[str, list[StepResult]]:
+    spec = get_env(name)
+    assert spec.make_item is not None
+    return await play_actions(spec, spec.make_item(index), actions)
 
 
 def expert_actions(name: str, index: int) -> list[str]:
@@ -155,9 +145,9 @@ BY_TASK = [pytest.param(task, marks=[pytest.mark.heavy] * bool(n)) for n, task i
 
 
 @pytest.mark.parametrize("task", BY_TASK)
-def test_the_planner_s_plan_wins_and_meets_every_condition_only_then(task: str) -> None:
+async def test_the_planner_s_plan_wins_and_meets_every_condition_only_then(task: str) -> None:
     index = shortest(task)
-    _, results = play("alfworld-mini", index, mini.GAMES.read(index).walkthrough)
+    _, results = await play("alfworld-mini", index, mini.GAMES.read(index).walkthrough)
     *before, last = results
     assert (last.reward, last.terminated, last.success) == (1.0, True, True)
     assert last.metrics == {"goal_conditions": 1.0}
@@ -166,23 +156,23 @@ def test_the_planner_s_plan_wins_and_meets_every_condition_only_then(task: str) 
 
 
 @pytest.mark.parametrize("task", BY_TASK)
-def test_the_expert_wins_by_actions_that_are_listed(task: str) -> None:
+async def test_the_expert_wins_by_actions_that_are_listed(task: str) -> None:
     """`python -m bench.experts alfworld-mini` plays all games."""
     index = shortest(task)
     actions = expert_actions("alfworld-mini", index)
-    opening, results = play("alfworld-mini", index, actions)
+    opening, results = await play("alfworld-mini", index, actions)
     assert [result.success for result in results] == [False] * (len(results) - 1) + [True]
     observations = [opening, *(result.observation for result in results)]
     for turn, action in enumerate(actions):
         assert action in observations[turn].partition("Available actions: ")[2].split(", ")
 
 
-def test_the_expert_looks_into_place_after_place() -> None:
+async def test_the_expert_looks_into_place_after_place() -> None:
     """Until it sees what it needs, it has no reason to prefer one."""
     actions = expert_actions("alfworld-mini", bathroom())
     visits = itertools.takewhile(lambda action: not action.startswith("take "), actions)
     names = list(dict.fromkeys(name for action in visits for name in re.findall(r"[a-z]+ \d+", action)))
-    opening, _ = play("alfworld-mini", bathroom(), [])
+    opening, _ = await play("alfworld-mini", bathroom(), [])
     assert names == re.findall(r"go to ([a-z]+ \d+)", opening)[: len(names)]
 
 
@@ -275,12 +265,12 @@ async def test_observations_are_agentgyms_and_list_what_can_be_done() -> None:
     await env.close()
 
 
-def test_what_older_versions_call_put_is_understood() -> None:
+async def test_what_older_versions_call_put_is_understood() -> None:
     actions = [
         re.sub(r"^move (.+) to ", r"put \1 in/on ", action)
         for action in expert_actions("alfworld-mini", bathroom())
     ]
-    _, results = play("alfworld-mini", bathroom(), actions)
+    _, results = await play("alfworld-mini", bathroom(), actions)
     assert results[-1].success
 
 
@@ -376,8 +366,8 @@ def test_upstream_s_games_have_agentgym_s_numbers_then_their_own(upstream: Path)
 
 
 @pytest.mark.heavy
-def test_upstream_s_game_is_played_from_either_file(upstream: Path) -> None:
-    opening, results = play("alfworld", 0, expert_actions("alfworld", 0))
+async def test_upstream_s_game_is_played_from_either_file(upstream: Path) -> None:
+    opening, results = await play("alfworld", 0, expert_actions("alfworld", 0))
     assert results[-1].success
     from_problem = read_game(upstream / real.list_games()[2420], remedy=REMEDY)
     assert (
@@ -406,7 +396,7 @@ def test_games_that_are_not_there_are_named_with_the_command_that_brings_them(
         read_game(tmp_path / "task" / "trial", remedy=REMEDY)
 
 
-def test_errors_for_damaged_games_have_file_line_and_command(upstream: Path) -> None:
+async def test_errors_for_damaged_games_have_file_line_and_command(upstream: Path) -> None:
     folder = upstream / real.list_games()[0]
     file = folder / "game.tw-pddl"
     whole = file.read_text()
@@ -424,7 +414,7 @@ def test_errors_for_damaged_games_have_file_line_and_command(upstream: Path) -> 
     for damage in (whole.replace("(:init", "(:innit"), whole.replace("action GotoLocation", "action {")):
         file.write_text(damage)
         with pytest.raises(ConfigError, match=f"{file}: TextWorld cannot read this game"):
-            play("alfworld", 0, [])
+            await play("alfworld", 0, [])
 
 
 def test_specs_are_had_without_the_packages() -> None:

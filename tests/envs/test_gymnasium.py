@@ -1,6 +1,5 @@
 """Gymnasium's own environments in words, against gymnasium itself."""
 
-import asyncio
 from collections import deque
 from typing import Any
 
@@ -14,23 +13,13 @@ from envs.adapters.seeds import seeded_item
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import EnvSpec, get_env
 from envs.types import StepResult, read_state_key
-from tests.support.openings import read_opening
+from tests.support.openings import play_actions
 
 SEEDS = range(5)
 
 
-def play(spec: EnvSpec, actions: list[str], *, seed: int = 0) -> tuple[str, list[StepResult]]:
-    async def episode() -> tuple[str, list[StepResult]]:
-        env = spec.make()
-        opening = await read_opening(env, seeded_item(spec.name, seed))
-        results: list[StepResult] = []
-        for action in actions:
-            if not (results and results[-1].terminated):
-                results.append(await env.step(action))
-        await env.close()
-        return opening, results
-
-    return asyncio.run(episode())
+async def play(spec: EnvSpec, actions: list[str], *, seed: int = 0) -> tuple[str, list[StepResult]]:
+    return await play_actions(spec, seeded_item(spec.name, seed), actions, stops_at_end=True)
 
 
 def shortest(table: Any, start: int) -> list[int]:
@@ -55,7 +44,7 @@ def shortest(table: Any, start: int) -> list[int]:
         ("gymnasium:Taxi-v4", {}, "south north east west pickup dropoff"),
     ],
 )
-def test_the_shortest_way_is_a_success_with_the_packages_own_rewards(
+async def test_the_shortest_way_is_a_success_with_the_packages_own_rewards(
     name: str, maker: dict[str, Any], names: str
 ) -> None:
     spec = get_env(name)
@@ -65,20 +54,20 @@ def test_the_shortest_way_is_a_success_with_the_packages_own_rewards(
         state, _ = env.reset(seed=seed)
         way = shortest(env.unwrapped.P, int(state))
         rewards = [float(env.step(action)[1]) for action in way]
-        _, results = play(spec, [names.split()[action] for action in way], seed=seed)
+        _, results = await play(spec, [names.split()[action] for action in way], seed=seed)
         assert [result.reward for result in results] == rewards
         assert [result.success for result in results] == [False] * (len(way) - 1) + [True]
         assert results[-1].terminated
 
 
-def test_blackjack_is_seen_in_numbers_and_only_a_win_is_a_success() -> None:
+async def test_blackjack_is_seen_in_numbers_and_only_a_win_is_a_success() -> None:
     spec = get_env("gymnasium:Blackjack-v1")
     env = gymnasium.make("Blackjack-v1")
     outcomes = set()
     for seed in range(20):
         observation, _ = env.reset(seed=seed)
         _, reward, is_terminated, _, _ = env.step(0)
-        opening, (result,) = play(spec, ["stick"], seed=seed)
+        opening, (result,) = await play(spec, ["stick"], seed=seed)
         assert opening == str(tuple(map(int, observation)))
         assert (result.reward, result.terminated) == (float(reward), is_terminated)
         assert result.success == (float(reward) > 0)
@@ -86,19 +75,19 @@ def test_blackjack_is_seen_in_numbers_and_only_a_win_is_a_success() -> None:
     assert outcomes >= {-1.0, 1.0}
 
 
-def test_a_walk_over_the_cliff_and_a_fallen_pole() -> None:
-    _, path = play(get_env("gymnasium:CliffWalking-v1"), ["up", *["right"] * 11, "down"])
+async def test_a_walk_over_the_cliff_and_a_fallen_pole() -> None:
+    _, path = await play(get_env("gymnasium:CliffWalking-v1"), ["up", *["right"] * 11, "down"])
     assert [result.success for result in path] == [False] * 12 + [True]
     assert sum(result.reward for result in path) == -13
     # Every step of CartPole is rewarded, the last one too: success is its registered threshold.
     pole = get_env("gymnasium:CartPole-v1")
-    _, result = play(pole, ["1"] * 20)
+    _, result = await play(pole, ["1"] * 20)
     assert (result[-1].terminated, result[-1].reward, result[-1].success) == (True, 1.0, False)
 
 
-def test_what_is_no_action_is_answered_and_changes_nothing() -> None:
+async def test_what_is_no_action_is_answered_and_changes_nothing() -> None:
     spec = get_env("gymnasium:FrozenLake-v1?is_slippery=false")
-    _, results = play(spec, ["fly", "", "7", "DOWN", "1"])
+    _, results = await play(spec, ["fly", "", "7", "DOWN", "1"])
     assert results[0].observation == "'fly' is no action. Actions: left, down, right, up."
     assert [result.observation.startswith("  (Down)") for result in results] == [False] * 3 + [True] * 2
     assert "where you are is <red>" in spec.instructions
@@ -156,12 +145,14 @@ def own_environments(monkeypatch: pytest.MonkeyPatch) -> None:
         gymnasium.register(f"Test{env.__name__}-v0", entry_point=env)
 
 
-def test_a_users_own_environment_of_texts_says_itself_what_success_is() -> None:
+async def test_a_users_own_environment_of_texts_says_itself_what_success_is() -> None:
     spec = get_env("gymnasium:TestSpelling-v0")
-    opening, _ = play(spec, [], seed=3)
+    opening, _ = await play(spec, [], seed=3)
     word = opening.split()[1]
-    assert play(spec, [word[::-1]], seed=3)[1] == [StepResult("done", 0.25, terminated=True, success=True)]
-    assert play(spec, [word], seed=3)[1] == [StepResult("done", 0.25, terminated=True)]
+    assert (await play(spec, [word[::-1]], seed=3))[1] == [
+        StepResult("done", 0.25, terminated=True, success=True)
+    ]
+    assert (await play(spec, [word], seed=3))[1] == [StepResult("done", 0.25, terminated=True)]
 
 
 def test_what_cannot_be_played_is_refused_by_name() -> None:

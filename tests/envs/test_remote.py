@@ -30,7 +30,7 @@ from envs.types import Environment, Item, StepResult
 from tests.support.experts import actions_of
 from tests.support.http_server import serving
 from tests.support.serving import ServerProcess, listening, serve_env, wait_for_metric
-from tests.support.toy import ToyEnv, toy_spec, toy_tokenizer
+from tests.support.toy import ToyEnv, encode, toy_spec, toy_tokenizer
 from tests.support.waiting import wait_until_async
 
 PLAYS = itertools.count()
@@ -40,11 +40,6 @@ PLAYS = itertools.count()
 def textcraft() -> Iterator[ServerProcess]:
     with serve_env("textcraft") as server:
         yield server
-
-
-def encode(text: str) -> list[int]:
-    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
-    return ids
 
 
 async def play_items(

@@ -19,7 +19,7 @@ from envs.adapters.textarena import SINGLE_PLAYER_GAMES
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.types import StepResult
-from tests.support.openings import read_opening
+from tests.support.openings import play_actions, read_opening
 
 ROOT = Path(__file__).parents[2]
 RANDOM_DRAWS = ("textarena:Blackjack-v0", "textarena:2048-v0")
@@ -34,13 +34,7 @@ def hanoi(disks: int, start: str, end: str, spare: str) -> Iterator[str]:
 
 
 async def play(name: str, seed: int, actions: list[str]) -> tuple[str, list[StepResult]]:
-    env = get_env(name).make()
-    opening, results = await read_opening(env, seeded_item(name, seed)), list[StepResult]()
-    for action in actions:
-        if not (results and results[-1].terminated):
-            results.append(await env.step(action))
-    await env.close()
-    return opening, results
+    return await play_actions(get_env(name), seeded_item(name, seed), actions, stops_at_end=True)
 
 
 @pytest.mark.heavy
@@ -153,9 +147,7 @@ def test_all_games_for_one_player_are_listed_but_for_those_that_cannot_be_played
     assert alone == {*SINGLE_PLAYER_GAMES, "GuessWho", "TwentyQuestions", "Klondike"}
 
 
-async def test_an_end_by_an_invalid_move_gives_no_success_even_where_the_game_names_a_text_as_reward() -> (
-    None
-):
+async def test_an_invalid_move_gives_no_success_even_where_the_game_names_a_text_as_reward() -> None:
     _, results = await play("textarena:Countdown-v0", 0, ["[nonsense]", "[nonsense]"])
     assert results[-1] == StepResult(results[-1].observation, 0.0, terminated=True)
     assert "Invalid" in results[-1].observation

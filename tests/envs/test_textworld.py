@@ -1,6 +1,5 @@
 """TextWorld's games, against TextWorld's own environment over the same games."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from envs.errors import ConfigError
 from envs.registry import EnvSpec, get_env, get_item
 from envs.requirements.detection import Package
 from envs.types import Item, StepResult, read_state_key
+from tests.support.openings import play_actions
 
 PACKAGES = [Package(name) for name in get_env("textworld").packages]
 pytestmark = pytest.mark.skipif(
@@ -24,14 +24,8 @@ pytestmark = pytest.mark.skipif(
 COINS, TREASURES, MEALS = (get_env(f"textworld:{kind}") for kind in KINDS)
 
 
-def play(spec: EnvSpec, index: int, commands: list[str]) -> tuple[str, list[StepResult]]:
-    async def main() -> tuple[str, list[StepResult]]:
-        env = spec.make()
-        opening = await env.reset(get_item(spec, index))
-        assert isinstance(opening, str)
-        return opening, [await env.step(command) for command in commands]
-
-    return asyncio.run(main())
+async def play(spec: EnvSpec, index: int, commands: list[str]) -> tuple[str, list[StepResult]]:
+    return await play_actions(spec, get_item(spec, index), commands)
 
 
 def expert(spec: EnvSpec, index: int) -> list[str]:
@@ -120,16 +114,16 @@ def test_a_game_is_the_same_under_another_hash_seed() -> None:
 
 
 @pytest.mark.heavy
-def test_the_wrong_object_loses() -> None:
+async def test_the_wrong_object_loses() -> None:
     commands = expert(TREASURES, 8 + 14)  # "take bug from table" is possible before the end
-    _, results = play(TREASURES, 8 + 14, [*commands[:-1], "take bug from table"])
+    _, results = await play(TREASURES, 8 + 14, [*commands[:-1], "take bug from table"])
     assert results[-1].observation == "You take bug from table. You have lost."
     assert (results[-1].terminated, results[-1].success, results[-1].reward) == (True, False, 0.0)
 
 
 @pytest.mark.heavy
-def test_cooking_twice_burns_and_loses() -> None:
-    opening, results = play(
+async def test_cooking_twice_burns_and_loses() -> None:
+    opening, results = await play(
         MEALS,
         4,
         ["open fridge", "take carrot from fridge", "Cook  carrot with stove", "cook carrot with oven"],
@@ -144,25 +138,25 @@ def test_cooking_twice_burns_and_loses() -> None:
 
 
 @pytest.mark.heavy
-def test_a_meal_is_prepared_only_as_the_recipe_says() -> None:
+async def test_a_meal_is_prepared_only_as_the_recipe_says() -> None:
     """TextWorld's Inform 7 code: every ingredient carried, cooked and cut as written."""
     commands = expert(MEALS, 4)  # a fried, chopped carrot
     assert commands[-2:] == ["prepare meal", "eat meal"]
-    _, results = play(MEALS, 4, commands[:-2])
+    _, results = await play(MEALS, 4, commands[:-2])
     offers = ["prepare meal" in result.observation.rpartition("Actions:")[2] for result in results]
     assert offers.index(True) == commands.index("chop carrot with knife")
     two = expert(MEALS, 6)
-    _, results = play(MEALS, 6, [c for c in two if "prepare" not in c and "eat" not in c])
+    _, results = await play(MEALS, 6, [c for c in two if "prepare" not in c and "eat" not in c])
     assert "prepare meal" in results[-1].observation, "with both ingredients"
     forgotten = next(c for c in two if c.startswith("take ") and "knife" not in c)
     food = forgotten.removeprefix("take ").partition(" from ")[0]
-    _, results = play(MEALS, 6, [c for c in two[:-2] if food not in c])
+    _, results = await play(MEALS, 6, [c for c in two[:-2] if food not in c])
     assert "prepare meal" not in results[-1].observation, "with one"
 
 
 @pytest.mark.heavy
-def test_the_recipe_is_read_in_the_cookbook() -> None:
-    _, [result] = play(MEALS, 4, ["examine cookbook"])
+async def test_the_recipe_is_read_in_the_cookbook() -> None:
+    _, [result] = await play(MEALS, 4, ["examine cookbook"])
     assert "Directions:\nchop the carrot\n  fry the carrot\n  prepare meal" in result.observation
 
 
@@ -184,10 +178,10 @@ def test_numbers_that_there_are_not() -> None:
 
 
 @pytest.mark.heavy
-def test_the_expert_solves_the_longest_of_each_kind() -> None:
+async def test_the_expert_solves_the_longest_of_each_kind() -> None:
     for spec, last in zip((COINS, TREASURES, MEALS), (18, 13, 9), strict=True):
         item: Item = get_item(spec, last)
-        _, results = play(spec, last, expert(spec, last))
+        _, results = await play(spec, last, expert(spec, last))
         assert results[-1].success, item
         assert sum(result.reward for result in results) == pytest.approx(1.0)
 

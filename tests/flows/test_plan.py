@@ -40,7 +40,7 @@ from tasks.stages.prepare import prepare
 from tasks.tracking.connection import check_tracking
 from tasks.verl.checkpoints import checkpoint_folder, mark_complete
 from tests.support.command_line import Command, the_error
-from tests.support.project import TRACKED_PIPELINES
+from tests.support.project import TRACKED_PIPELINES, enter_linked_project
 from tests.support.yaml_files import edit_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -73,15 +73,8 @@ ONE_SAMPLE = {
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with the real declarations, code and model."""
-    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore", "constraints.txt"):
-        shutil.copy(ROOT / file, tmp_path / file)
-    for folder in ("envs", "agents", "tasks", "flows"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
-    (tmp_path / "data").mkdir()
+    enter_linked_project(tmp_path, monkeypatch)
     shutil.copytree(ROOT / "models" / "textcraft-base", tmp_path / "models" / "textcraft-base")
-    monkeypatch.chdir(tmp_path)
-    for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
-        monkeypatch.delenv(variable, raising=False)
     return tmp_path
 
 

@@ -5,7 +5,6 @@ Runs are scripts here; what a real one does, `tests/flows/test_flow.py` shows.
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from tasks.config.parameters import write_changes
 from tasks.config.pipelines import load_pipeline
 from tasks.tracking.connection import connect
 from tasks.tracking.tracker import Tracker
+from tests.support.project import enter_linked_project
 from tests.support.report_toy import SAMPLE_SUCCESSES, write_workspace
 from tests.support.waiting import wait_until
 
@@ -35,14 +35,8 @@ NAME = "textcraft-cpu"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore", "constraints.txt"):
-        shutil.copy(ROOT / file, tmp_path / file)
-    for folder in ("envs", "agents", "tasks", "flows", "models"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
-    (tmp_path / "data").mkdir()
-    monkeypatch.chdir(tmp_path)
-    for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
-        monkeypatch.delenv(variable, raising=False)
+    enter_linked_project(tmp_path, monkeypatch)
+    (tmp_path / "models").symlink_to(ROOT / "models")
     return tmp_path
 
 

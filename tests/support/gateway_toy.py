@@ -18,7 +18,7 @@ from agents.types import Completion, FinishReason, SamplingParams, Trajectory
 from envs.network.client import tls_context
 from envs.types import Image, Item
 from tests.support.tool_templates import TEMPLATES
-from tests.support.toy import toy_tokenizer
+from tests.support.toy import encode, toy_tokenizer
 
 ITEM = Item(item_id="toy_7", env="toy", metadata={"target": 3})
 CONTEXT = 2000
@@ -47,11 +47,6 @@ def tokenizer_with(format: str = "hermes") -> Any:
     tokenizer = copy.deepcopy(toy_tokenizer())
     tokenizer.chat_template = TEMPLATES[format]
     return tokenizer
-
-
-def encode(text: str) -> list[int]:
-    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
-    return ids
 
 
 def make_sampler(script: Sequence[str] | Script, **options: Any) -> ScriptedSampler:

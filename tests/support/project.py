@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tasks.config.pipelines import read_yaml
 from tests.support.prefect_database import add_database
 from tests.support.processes import processes_with
@@ -36,6 +38,21 @@ SMALL = {
     "backend": {"samplers": 1},
 }
 RUN_TIMEOUT_S = 540.0
+
+
+def enter_linked_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `folder` a project without models, and go there: declarations are copied, the code is linked.
+
+    Variables that name servers are unset.
+    """
+    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore", "constraints.txt"):
+        shutil.copy(ROOT / file, folder / file)
+    for package in ("envs", "agents", "tasks", "flows"):
+        (folder / package).symlink_to(ROOT / package)
+    (folder / "data").mkdir()
+    monkeypatch.chdir(folder)
+    for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 @dataclass(frozen=True, slots=True)

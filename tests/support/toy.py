@@ -68,6 +68,12 @@ def toy_tokenizer(template: str = CHATML) -> "PreTrainedTokenizerFast":
     return tokenizer
 
 
+def encode(text: str) -> list[int]:
+    """As the toy's tokenizer does, with nothing added."""
+    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
+    return ids
+
+
 def token_id(token: str, *, template: str = CHATML) -> int:
     """The id of one token of a toy tokenizer."""
     index = toy_tokenizer(template).convert_tokens_to_ids(token)

@@ -15,12 +15,6 @@ from envs.types import Environment, Item
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
 
 
-def encode(text: str) -> list[int]:
-    """As the toy's tokenizer does, with nothing added."""
-    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
-    return ids
-
-
 async def play_toy(
     sampler: Sampler,
     *,

@@ -1,7 +1,6 @@
 """Items in parts: which there are, in what order training draws them, and the rules each is played by."""
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from tasks.data.trajectories import summarise
 from tasks.rollout.runner import RolloutSpec, make_runner
 from tasks.tracking.facts import version_tags
 from tasks.tracking.model import COMPARABLE
-from tests.support.toy import ToyEnv, toy_tokenizer
+from tests.support.toy import ToyEnv, encode, toy_tokenizer
 from tests.support.verl_toy import toy_pipeline
 
 
@@ -174,7 +173,6 @@ def test_versions_of_other_turns_in_evaluation_are_not_compared(parts: dict[str,
 async def test_items_of_two_environments_are_played_side_by_side_each_by_its_own_rules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    encode: Callable[[str], list[int]] = lambda text: toy_tokenizer().encode(text, add_special_tokens=False)  # noqa: E731
     pipeline = pipeline_of(here={}, there={})
     pipeline = pipeline.model_copy(
         update={

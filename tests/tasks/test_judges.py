@@ -24,7 +24,7 @@ from tests.support.chat_server import Body, chat_server, in_turn, says
 from tests.support.question_toy import pipeline_of, write_questions
 from tests.support.reward_toy import make_reward_input
 from tests.support.stage_files import AGENT_STAGES, changed_keys, keys, write_stage_files
-from tests.support.toy import toy_tokenizer
+from tests.support.toy import encode, toy_tokenizer
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {"question": "9 + 9?", "answer": "18"}
@@ -55,7 +55,6 @@ async def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> No
     def answers(episode_id: str, turn: int) -> str:
         return "19" if episode_id.endswith("/2/1") else "18"
 
-    encode = lambda text: toy_tokenizer().encode(text, add_special_tokens=False)  # noqa: E731
     with chat_server(script, key="secret", tokens=lambda _: 30) as server:
         agent = agent_with(server.url, key_from="TOY_KEY", prompt="data/fair.md", min_score=1, max_score=5)
         agent["reward"] = {"fair": 2.0, "string_equal": 0.5}
@@ -236,8 +235,9 @@ async def test_equal_questions_at_the_same_time_are_asked_once_and_share_what_co
         judge = LLMJudge(Endpoint(server.url, "toy", max_attempts=2, backoff_s=0.01))
         texts = ["good", "bad", "good", "bad", "good"]
         scoring = (judge.score(make_reward_input(text, fields=FIELDS)) for text in texts)
-        good, bad, *rest = await asyncio.gather(*scoring, return_exceptions=True)
+        results: list[Any] = await asyncio.gather(*scoring, return_exceptions=True)
         assert len(server.requests) == 1 + 2  # of the bad one there are two attempts
+    good, bad, *rest = results
     assert [result.metrics["cached"] for result in (good, rest[0], rest[2])] == [0.0, 1.0, 1.0]
     assert isinstance(bad, RewardFailed)
     assert isinstance(rest[1], RewardFailed)

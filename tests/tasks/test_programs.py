@@ -22,8 +22,8 @@ from tasks.config.episodes import AgentProgram
 from tasks.data.trajectories import is_usable
 from tasks.errors import SamplerDied
 from tasks.rollout.programs import ProgramConfig, run_program
-from tests.support.gateway_toy import QUESTION, ask, client_of, encode, make_gateway, make_sampler, to_history
-from tests.support.toy import toy_item
+from tests.support.gateway_toy import QUESTION, ask, client_of, make_gateway, make_sampler, to_history
+from tests.support.toy import encode, toy_item
 
 
 def play(

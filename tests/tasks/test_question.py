@@ -24,7 +24,7 @@ from tasks.rollout.runner import RolloutSpec, make_runner
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support.question_toy import TRAIN, pipeline_of, write_questions, write_rows
-from tests.support.toy import toy_tokenizer
+from tests.support.toy import encode, toy_tokenizer
 from tests.support.verl_toy import register
 
 
@@ -75,7 +75,6 @@ async def test_a_group_uses_a_tool_and_is_judged_by_the_answer_in_the_data() -> 
             return '{"name": "double", "arguments": {"number": 9}}'
         return json.dumps({"answer": "18" if episode_id.endswith("/0/1") else "19"})
 
-    encode = lambda text: toy_tokenizer().encode(text, add_special_tokens=False)  # noqa: E731
     runner = make_runner(pipeline, sampler=ScriptedSampler(says, encode=encode), tokenizer=toy_tokenizer())
 
     spec = RolloutSpec(name="p", max_turns={"math": 4}, num_samples=2, temperature=1.0)

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from agents.types import Trajectory
-from envs.builtin.browser.chromium import Chromium
 from envs.builtin.browser.program import CHROMIUM
 from tasks.config.parameters import write_changes
 from tasks.data.trajectories import write_trajectories
@@ -27,9 +26,10 @@ from tasks.viewer.app import viewer_app
 from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
 from tests.support.textcraft_episode import SOLUTION, run_actions
+from tests.support.viewer_page import open_viewer, watch
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page
+    pass
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<img src=x onerror='window.owned = 1'></pre><script>window.owned = 2</script>"
@@ -232,14 +232,9 @@ def test_only_the_viewers_own_page_can_act(run_folder: Path, tmp_path: Path) -> 
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
-def test_a_person_forks_in_the_page(run_folder: Path) -> None:
-    async def walk(page: "Page", url: str) -> None:
-        requests: list[str] = []
-        troubles: list[str] = []
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("dialog", lambda dialog: troubles.append(dialog.message))
-        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
+async def test_a_person_forks_in_the_page(run_folder: Path) -> None:
+    async with open_viewer(run_folder.parent) as (page, url):
+        requests, troubles = watch(page)
 
         await page.goto(f"{url}/#/run/toy/at/{ADDRESS}?turn=2")
         await page.locator("#turn-2 .fork-link").click()
@@ -306,19 +301,3 @@ def test_a_person_forks_in_the_page(run_folder: Path) -> None:
         assert await page.locator("#view :is(script, iframe, b)").count() == 0
         assert all(request.startswith(url) for request in requests)
         assert troubles == []
-
-    in_chromium(run_folder, walk)
-
-
-def in_chromium(run_folder: Path, walk: "Callable[[Page, str], Awaitable[None]]") -> None:
-    async def use(url: str) -> None:
-        chromium = await Chromium.start()
-        try:
-            context = await chromium.context(origins=[url])
-            await walk(await context.new_page(), url)
-        finally:
-            await chromium.close()
-
-    app = viewer_app(Viewer([run_folder.parent], cache=run_folder.parent.parent / "cache"), host="127.0.0.1")
-    with serving_in_thread(app) as url:
-        asyncio.run(use(url))

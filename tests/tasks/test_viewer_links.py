@@ -1,19 +1,14 @@
 """Links into the viewer lead where they say, in Chromium: the form of addresses is that of `links.js`."""
 
-import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from envs.builtin.browser.chromium import Chromium
 from envs.builtin.browser.program import CHROMIUM
 from envs.types import Item
 from tasks.reporting.links import PORT, RunPages, view_command
-from tasks.viewer.app import viewer_app
-from tasks.viewer.viewer import Viewer
-from tests.support.http_server import serving_in_thread
 from tests.support.report_toy import write_workspace
+from tests.support.viewer_page import open_viewer
 
 ODD = 'x/y ?q="1"&a=%41#ü+:'
 """An item whose name needs every kind of escape."""
@@ -32,7 +27,7 @@ def test_addresses_by_hand() -> None:
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
-def test_links_lead_to_the_pages_that_they_name(tmp_path: Path) -> None:
+async def test_links_lead_to_the_pages_that_they_name(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "a b+c%d"
     items = [Item(item_id=name, env="textcraft", metadata={"depth": 1}) for name in ("toy_0", ODD, "z", "w")]
     write_workspace(run, items=items)
@@ -42,18 +37,8 @@ def test_links_lead_to_the_pages_that_they_name(tmp_path: Path) -> None:
         pages.item(ODD): ODD,
         pages.trajectories("policy:after mode:sampled success:true"): "2 trajectories",
     }
-
-    async def follow(url: str, links: Mapping[str, str]) -> None:
-        chromium = await Chromium.start()
-        try:
-            page = await (await chromium.context(origins=[url])).new_page()
-            for link, text in links.items():
-                await page.goto(url + link.partition(str(PORT))[2])
-                await page.locator("#view", has_text=text).wait_for()
-                assert await page.get_by_role("alert").count() == 0
-        finally:
-            await chromium.close()
-
-    app = viewer_app(Viewer([run.parent], cache=tmp_path / "cache"), host="127.0.0.1")
-    with serving_in_thread(app) as url:
-        asyncio.run(follow(url, expected_texts))
+    async with open_viewer(run.parent) as (page, url):
+        for link, text in expected_texts.items():
+            await page.goto(url + link.partition(str(PORT))[2])
+            await page.locator("#view", has_text=text).wait_for()
+            assert await page.get_by_role("alert").count() == 0

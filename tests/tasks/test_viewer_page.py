@@ -1,6 +1,5 @@
 """The viewer over HTTP: by a client, and as a person sees it in Chromium."""
 
-import asyncio
 import base64
 import json
 import re
@@ -17,7 +16,6 @@ import httpx
 import pytest
 
 from agents.types import Trajectory
-from envs.builtin.browser.chromium import Chromium
 from envs.builtin.browser.program import CHROMIUM
 from envs.types import Image, Item
 from tasks.data.trajectories import trajectory_to_dict, write_trajectories
@@ -28,10 +26,11 @@ from tasks.viewer.app import HEADERS, STATIC, viewer_app
 from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
 from tests.support.report_toy import ITEMS, make_trajectory, write_training, write_workspace
+from tests.support.viewer_page import open_viewer, watch
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page
+    pass
 
 ROOT = Path(__file__).parents[2]
 PNG = base64.b64decode(
@@ -309,23 +308,9 @@ def test_the_page_is_part_of_the_package() -> None:
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
-def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
-    async def use(url: str) -> None:
-        chromium = await Chromium.start()
-        try:
-            context = await chromium.context(origins=[url])
-            page = await context.new_page()
-            await walk(page, url)
-        finally:
-            await chromium.close()
-
-    async def walk(page: "Page", url: str) -> None:
-        requests: list[str] = []
-        troubles: list[str] = []
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("dialog", lambda dialog: troubles.append(dialog.message))
-        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
+async def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
+    async with open_viewer(toy.parent) as (page, url):
+        requests, troubles = watch(page)
 
         await page.goto(url)
         await page.keyboard.press("j")
@@ -516,7 +501,3 @@ def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
         await page.get_by_role("alert").get_by_text("There is no such page: #/nowhere").wait_for()
         refused = "Failed to load resource: the server responded with a status of"  # the browser's own words
         assert [trouble for trouble in troubles if not trouble.startswith(refused)] == []
-
-    app = viewer_app(Viewer([toy.parent], cache=toy.parent.parent / "cache"), host="127.0.0.1")
-    with serving_in_thread(app) as url:
-        asyncio.run(use(url))
