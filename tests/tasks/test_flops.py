@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tasks.verl.cpu.flops import CpuSpeed, ModelFlops, Work, count_work
+from tasks.verl.cpu.flops import CpuSpeed, ModelFlops, Work, best_seconds, count_work
 from tasks.verl.rows import TrainingRow, rows_of
 from tests.support.sampler_toy import make_model
 from tests.support.scored_episodes import episode_of, make_turn
@@ -45,3 +45,14 @@ def test_utilization_is_the_share_of_what_could_have_been_done() -> None:
     # forward: 20 + 200 + 30; three times that, twice over, of 4 s at 1,000 a second
     share = speed.utilization(Work(tokens=2, logits=2, pairs=30), passes=2, seconds=4.0)
     assert share == pytest.approx(3 * 2 * 250 / 4000)
+
+
+def test_the_machine_is_measured_in_one_thread() -> None:
+    """With two, the CPU time of the second may not have been counted yet when a product of a millisecond ends."""
+    before, seen = torch.get_num_threads(), set[int]()
+    torch.set_num_threads(2)
+    try:
+        best_seconds(lambda: seen.add(torch.get_num_threads()))
+        assert (seen, torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(before)

@@ -112,13 +112,21 @@ def matmul_flops() -> float:
 
 
 def best_seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of the quickest of five runs of `work`, after one to warm up."""
-    work()
-    times = []
-    for _ in range(5):
-        start = time.process_time()
+    """CPU seconds of the quickest of five runs of `work` in one thread, after one to warm up.
+
+    With more threads, the kernel may count those that are running only at its next tick, and then the quickest
+    run seems to take the time of the calling thread alone.
+    """
+    threads, times = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
         work()
-        times.append(time.process_time() - start)
+        for _ in range(5):
+            start = time.process_time()
+            work()
+            times.append(time.process_time() - start)
+    finally:
+        torch.set_num_threads(threads)
     return min(times)
 
 
