@@ -48,7 +48,7 @@ def test_utilization_is_the_share_of_what_could_have_been_done() -> None:
 
 
 def test_the_machine_is_measured_in_one_thread() -> None:
-    """With two, the CPU time of the second may not have been counted yet when a product of a millisecond ends."""
+    """With two, the CPU time of the second may not have been counted when a product ends."""
     before, seen = torch.get_num_threads(), set[int]()
     torch.set_num_threads(2)
     try:

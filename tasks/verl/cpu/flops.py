@@ -114,8 +114,8 @@ def matmul_flops() -> float:
 def best_seconds(work: Callable[[], object]) -> float:
     """CPU seconds of the quickest of five runs of `work` in one thread, after one to warm up.
 
-    With more threads, the kernel may count those that are running only at its next tick, and then the quickest
-    run seems to take the time of the calling thread alone.
+    With more threads, the kernel may count those that are running only at its next tick, and then the
+    quickest run seems to take the time of the calling thread alone.
     """
     threads, times = torch.get_num_threads(), []
     torch.set_num_threads(1)
