@@ -54,16 +54,13 @@ def main() -> None:
     sys.exit(0 if state.is_completed() else 1)
 
 
-def wait_for_end(client: SyncPrefectClient, flow_run_id: UUID) -> "State[Any]":
+def wait_for_end(client: SyncPrefectClient, flow_run_id: UUID) -> State[Any]:
     """The state in which the flow run ends; prints each state that it has before."""
     shown = None
     while True:
         try:
             state = client.read_flow_run(flow_run_id).state
-        except (
-            httpx.HTTPError,
-            PrefectHTTPStatusError,
-        ):  # the server was killed, and is about to be there again
+        except (httpx.HTTPError, PrefectHTTPStatusError):  # the server was killed, and will be there again
             state = None
         if state is not None:
             if state.is_final():

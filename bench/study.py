@@ -43,6 +43,7 @@ from typing import Any
 from agents.horizon import Horizon
 from envs.errors import WingspanError
 from flows.cli.options import parse_settings
+from flows.lock import lock
 from flows.sweep.flow import LOG, run_all
 from flows.sweep.plan import plan_variants
 from tasks.config.pipelines import Pipeline, load_pipeline
@@ -193,11 +194,12 @@ def train(
         settings={"evaluate.quick_items": items, **overrides},
         folder=folder,
     )
-    run_all(
-        plan,
-        temporary=tempfile.gettempdir(),
-        on_change=lambda run, state: print(f"{run.name}: {state}, output in {run.workspace / LOG}"),
-    )
+    with lock(plan.folder, option="--folder"):
+        run_all(
+            plan,
+            temporary=tempfile.gettempdir(),
+            on_change=lambda run, state: print(f"{run.name}: {state}, output in {run.workspace / LOG}"),
+        )
 
 
 def main() -> None:

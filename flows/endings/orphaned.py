@@ -14,7 +14,10 @@ _OUTPUT = (1, 2)
 
 
 def outlive_reader() -> None:
-    """From now on, print to nowhere what nobody can read."""
+    """From now on, print to nowhere what nobody can read.
+
+    Processes that have started before the reader dies keep the broken pipe.
+    """
     threading.Thread(target=_watch, name="output", daemon=True).start()
 
 

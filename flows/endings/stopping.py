@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, Self
 
+from envs.redaction import redact
 from flows.endings.guardian import SHOW_CURSOR, announce_end
 
 UNWIND_S = 3.0
@@ -157,7 +158,7 @@ def _quietly(record: Callable[[], object]) -> None:
 
 def resume_hint() -> str:
     """The end of a line about a command that may be given again."""
-    return f"the same command resumes: {shlex.join(['wingspan', *sys.argv[1:]])}"
+    return redact(f"the same command resumes: {shlex.join(['wingspan', *sys.argv[1:]])}")
 
 
 def leave(line: str | None, *, status: int) -> NoReturn:

@@ -27,7 +27,7 @@ from tasks.evaluation.summary import outcome_of, results_of
 from tasks.rollout.runner import get_max_turns
 from tasks.runs.folders import RUNS, TRAJECTORIES
 from tasks.runs.progress import SILENT, Progress
-from tasks.runs.provenance import provenance
+from tasks.runs.provenance import make_patch, provenance, uncommitted_files
 
 
 def plan_evaluation(
@@ -56,8 +56,9 @@ def evaluate_policy(
 
     Each episode is appended to a partial file as it ends, which replaces the trajectories of an earlier
     evaluation when all have ended. A call that was stopped or killed leaves the partial file, and the next
-    call runs the rest, to the same episodes: their random numbers do not depend on each other. A failed
-    episode is counted and is no outcome; one in a partial file is run again.
+    call runs the rest; on the CPU to the same episodes, whose random numbers do not depend on each other. A
+    failed episode is counted and is no outcome; one in a partial file is run again. The record's seconds are
+    those of the last call.
     """
     total, start = len(plan.items) * plan.spec.num_samples, time.perf_counter()
     identity = dict(identify_endpoint(policy) if isinstance(policy, Endpoint) else policy.identify())
@@ -81,8 +82,8 @@ def evaluate_policy(
     ):
         groups = run(plan.items, replace(plan.spec, finished=finished))
     record = _make_record(plan, identity, groups, seconds=time.perf_counter() - start)
-    incomplete.replace(out / TRAJECTORIES)
     record.write(out)
+    incomplete.replace(out / TRAJECTORIES)  # last: until then, the next call can write the record
     return record
 
 
@@ -90,7 +91,15 @@ def _partial_file(plan: EvaluationPlan, identity: Mapping[str, Any], out: Path) 
     """The file of the episodes that have ended of what is evaluated; those of anything else are deleted."""
     facts = provenance(envs=plan.pipeline.data.envs)
     facts.pop("git.dirty", None)  # `out` may be among the files that it counts
-    inputs = [identity, asdict(plan.spec), _items_md5(plan), plan.pipeline.model_dump(mode="json"), facts]
+    patch = make_patch(uncommitted_files(leave_out=[out]) or [])
+    inputs = [
+        identity,
+        asdict(plan.spec),
+        _items_md5(plan),
+        plan.pipeline.model_dump(mode="json"),
+        facts,
+        patch and patch.decode(errors="surrogateescape"),
+    ]
     digest = text_md5(json.dumps(inputs, sort_keys=True))[:8]
     file = out / f"{TRAJECTORIES}.{digest}.partial"
     for other in out.glob(f"{TRAJECTORIES}.*.partial"):

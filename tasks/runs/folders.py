@@ -107,7 +107,7 @@ class RunFolder:
 
 def is_workspace(folder: Path) -> bool:
     """Whether a run has begun in `folder`, or a sweep or DVC has made it for one."""
-    files = ("output.log", "parameters.json", "policy", "warmup", *_SIGNS)
+    files = ("output.log", "parameters.json", "lineage.json", "timing.json", "policy", "warmup", *_SIGNS)
     if any((folder / file).exists() for file in files):
         return True
     # A run that has written nothing else yet. Sweeps and evaluations lock their folders as well.

@@ -52,7 +52,7 @@ async def test_an_iteration_has_as_many_turns_as_fit_into_its_time(monkeypatch: 
 async def test_work_that_takes_no_time_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     await gather_or_cancel(take_turn() for _ in range(TURNS_PER_ITERATION - 1))
-    assert (clock.iteration) <= 3
+    assert clock.iteration <= 3
 
 
 async def test_who_is_cancelled_while_waiting_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

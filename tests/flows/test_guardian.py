@@ -172,23 +172,26 @@ guard()
 with Stoppable("stopped; go on"):
     on_stop(lambda: print("recorded", flush=True))
     on_stop(lambda: 1 / 0)
-    print("ready", flush=True)
+    ready = lambda: print("ready", flush=True)
     BODY
 """
 BODIES = {
-    "sleeps": "time.sleep(1000)",
+    "sleeps": "ready(); time.sleep(1000)",
     "closes slowly": """try:
+        ready()
         time.sleep(1000)
     finally:
         print("closing", flush=True)
         time.sleep(1000)""",
-    "swallows it": """while True:
+    "swallows it": """ready()
+    while True:
         try:
             time.sleep(1000)
         except BaseException:
             pass""",
-    "is in C code": "import ctypes; [ctypes.CDLL(None).usleep(900_000) for _ in range(1000)]",
+    "is in C code": "import ctypes; ready(); [ctypes.CDLL(None).usleep(900_000) for _ in range(1000)]",
     "fails as it closes": """try:
+        ready()
         time.sleep(1000)
     finally:
         raise ValueError""",
@@ -224,7 +227,7 @@ def test_a_signal_ends_a_command(body: str, number: signal.Signals, times: int) 
 
 @pytest.mark.heavy
 def test_a_record_that_hangs_does_not_hold_a_command_up() -> None:
-    code = STOPPABLE.replace("1 / 0", "time.sleep(1000)").replace("BODY", "time.sleep(1000)")
+    code = STOPPABLE.replace("1 / 0", "time.sleep(1000)").replace("BODY", BODIES["sleeps"])
     process = start(code)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

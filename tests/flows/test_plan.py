@@ -279,6 +279,8 @@ def test_a_folder_of_something_else_is_no_workspace(project: Path) -> None:
     make_plan(NAME, overrides={"seed": 1}, workspace=workspace)
     with lock(workspace):
         make_plan(NAME, overrides={"seed": 1}, workspace=workspace)
+        (workspace / "timing.json").touch()  # of a first stage that failed
+        make_plan(NAME, overrides={"seed": 1}, workspace=workspace)
     evaluation = project / "evaluation"
     with lock(evaluation):
         (evaluation / "trajectories.jsonl.0.partial").touch()

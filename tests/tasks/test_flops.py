@@ -49,10 +49,10 @@ def test_utilization_is_the_share_of_what_could_have_been_done() -> None:
 
 def test_the_machine_is_measured_in_one_thread() -> None:
     """With two, the CPU time of the second may not have been counted when a product ends."""
-    before, seen = torch.get_num_threads(), set[int]()
+    before, thread_counts = torch.get_num_threads(), set[int]()
     torch.set_num_threads(2)
     try:
-        best_seconds(lambda: seen.add(torch.get_num_threads()))
-        assert (seen, torch.get_num_threads()) == ({1}, 2)
+        best_seconds(lambda: thread_counts.add(torch.get_num_threads()))
+        assert (thread_counts, torch.get_num_threads()) == ({1}, 2)
     finally:
         torch.set_num_threads(before)

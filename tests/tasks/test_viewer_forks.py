@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -27,9 +27,6 @@ from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
 from tests.support.textcraft_episode import SOLUTION, run_actions
 from tests.support.viewer_page import open_viewer, watch
-
-if TYPE_CHECKING:
-    pass
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<img src=x onerror='window.owned = 1'></pre><script>window.owned = 2</script>"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -28,9 +28,6 @@ from tests.support.http_server import serving_in_thread
 from tests.support.report_toy import ITEMS, make_trajectory, write_training, write_workspace
 from tests.support.viewer_page import open_viewer, watch
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 ROOT = Path(__file__).parents[2]
 PNG = base64.b64decode(
