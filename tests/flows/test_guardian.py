@@ -238,7 +238,7 @@ def test_a_record_that_hangs_does_not_hold_a_command_up() -> None:
 
 
 def test_signals_are_whose_they_were_after_it() -> None:
-    code = STOPPABLE.replace("BODY", "pass") + (
+    code = STOPPABLE.replace("BODY", "ready()") + (
         "import signal\n"
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
         "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n"
