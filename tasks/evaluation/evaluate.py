@@ -91,14 +91,15 @@ def _partial_file(plan: EvaluationPlan, identity: Mapping[str, Any], out: Path) 
     """The file of the episodes that have ended of what is evaluated; those of anything else are deleted."""
     facts = provenance(envs=plan.pipeline.data.envs)
     facts.pop("git.dirty", None)  # `out` may be among the files that it counts
-    patch = make_patch(uncommitted_files(leave_out=[out]) or [])
+    files = uncommitted_files(leave_out=[out])
+    patch = make_patch(files) if files else None
     inputs = [
         identity,
         asdict(plan.spec),
         _items_md5(plan),
         plan.pipeline.model_dump(mode="json"),
         facts,
-        patch and patch.decode(errors="surrogateescape"),
+        None if patch is None else patch.decode(errors="surrogateescape"),
     ]
     digest = text_md5(json.dumps(inputs, sort_keys=True))[:8]
     file = out / f"{TRAJECTORIES}.{digest}.partial"

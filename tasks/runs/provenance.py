@@ -124,7 +124,8 @@ def describe_machine() -> str:
 
 
 def _pathspecs(leave_out: Sequence[Path]) -> list[str]:
-    paths = [path for path in leave_out if not path.is_absolute()]
+    folder = Path.cwd()
+    paths = [os.path.relpath(path) for path in leave_out if (folder / path).is_relative_to(folder)]
     return [":/", f":(top,exclude){WRITTEN_BY_RUNS}", *(f":(exclude){path}" for path in paths)]
 
 
