@@ -180,7 +180,7 @@ class PrefectServer(Server):
 class PrefectWorker(Server):
     """A process worker of Prefect's server, and the deployment of the pipeline, whose runs it starts.
 
-    Each run is in a session of its own: a kill of the worker leaves it running.
+    Each run has its own session, so killing the worker leaves it running.
     """
 
     name = "prefect-worker"

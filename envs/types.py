@@ -256,7 +256,7 @@ def has_actions(env: Environment) -> bool:
 def hash_state(*parts: object) -> str:
     """16 hexadecimal digits for a `state_key`, the same in every process for parts with the same `repr`.
 
-    Give texts, numbers, and tuples or lists of them; what has no order of its own must be sorted.
+    Give texts, numbers, and tuples or lists of them; sort what has no order, such as a set.
     """
     return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 

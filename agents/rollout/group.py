@@ -51,7 +51,7 @@ class GroupSpec:
     """Episodes of each item."""
     max_attempts: int
     """Attempts at an episode that ends with an `EpisodeFault`, the first included."""
-    finished: Mapping[tuple[int, int], Trajectory] = field(default_factory=dict)
+    finished_samples: Mapping[tuple[int, int], Trajectory] = field(default_factory=dict)
     """Samples that have ended in an interrupted rollout of the same name, by the index of the item and of the
     sample: they are returned and not run."""
     callbacks: Callbacks = Callbacks()
@@ -136,8 +136,8 @@ async def gather_groups(
         )
 
     async def run_and_show(index: int, item: Item, sample_index: int) -> Trajectory:
-        if (finished := spec.finished.get((index, sample_index))) is not None:
-            return finished
+        if (finished_sample := spec.finished_samples.get((index, sample_index))) is not None:
+            return finished_sample
         trajectory = await run_sample(index, item, sample_index)
         if spec.callbacks.on_trajectory is not None:
             spec.callbacks.on_trajectory(trajectory)

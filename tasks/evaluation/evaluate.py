@@ -64,9 +64,9 @@ def evaluate_policy(
     identity = dict(identify_endpoint(policy) if isinstance(policy, Endpoint) else policy.identify())
     out.mkdir(parents=True, exist_ok=True)
     incomplete = _partial_file(plan, identity, out)
-    finished = _read_partial(incomplete, plan)
-    done = len(finished)
-    if finished:
+    finished_samples = _read_partial(incomplete, plan)
+    done = len(finished_samples)
+    if finished_samples:
         progress.on_note(f"resumes: {done} of {total} episodes had ended")
 
     def end(trajectory: Trajectory) -> None:
@@ -80,7 +80,7 @@ def evaluate_policy(
         open_policy(plan.pipeline, model=model, logs=out / LOGS, on_trajectory=end) as run,
         incomplete.open("a", buffering=1) as file,  # a line at a time, which a kill leaves
     ):
-        groups = run(plan.items, replace(plan.spec, finished=finished))
+        groups = run(plan.items, replace(plan.spec, finished_samples=finished_samples))
     record = _make_record(plan, identity, groups, seconds=time.perf_counter() - start)
     record.write(out)
     incomplete.replace(out / TRAJECTORIES)  # last: until then, the next call can write the record

@@ -45,7 +45,7 @@ class RolloutSpec:
     """Episodes per item."""
     temperature: float
     """0 is greedy."""
-    finished: Mapping[tuple[int, int], Trajectory] = field(default_factory=dict)
+    finished_samples: Mapping[tuple[int, int], Trajectory] = field(default_factory=dict)
     """As in `GroupSpec`."""
 
 
@@ -85,7 +85,7 @@ def make_group_spec(pipeline: Pipeline, spec: RolloutSpec, callbacks: Callbacks)
         name=spec.name,
         num_samples=spec.num_samples,
         max_attempts=pipeline.rollout.max_attempts,
-        finished=spec.finished,
+        finished_samples=spec.finished_samples,
         callbacks=callbacks,
     )
 

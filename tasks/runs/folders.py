@@ -20,7 +20,7 @@ LOCK = "lock"
 """The file that a command has locked in the folder in which it works: a workspace, or the folder of a sweep
 or an evaluation."""
 FLOW_RUN = "prefect.json"
-"""The file beside it that names the last Prefect flow run that worked there."""
+"""The file beside it with the id of the last Prefect flow run that worked in the folder."""
 EVALUATION_TRAJECTORIES = "evaluation_trajectories.jsonl"
 """The file in a workspace with the trajectories of `episodes_to_keep` (`tasks/evaluation/outcomes.py`) of
 every item, policy and mode."""

@@ -71,7 +71,7 @@ async def test_who_comes_while_the_weights_change_waits_and_who_is_inside_is_wai
         assert not second.done()
         assert not sampler.request_event.is_set()
         await server_of_policy.resume()
-        assert (await second).content == "One."  # a conversation of its own
+        assert (await second).content == "One."  # a separate conversation
     await server_of_policy.close()
 
 
