@@ -5,19 +5,22 @@ available.
 """
 
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from envs.errors import ConfigError, boundary
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
 
 _TIMEOUT_S = 10.0
 
 
 def check_model(model: str) -> None:
     """Raise `ConfigError` unless the hub has `model`."""
-    from huggingface_hub import HfApi
-
     with _asking_for(model):
-        HfApi().model_info(model, timeout=_TIMEOUT_S)
+        _model_info(model)
 
 
 def download_model(model: str) -> Path:
@@ -39,13 +42,19 @@ def download_config(model: str) -> Path | None:
 
 def count_parameters(model: str) -> int | None:
     """The parameters of `model`; None if it is not available, or its weights are not safetensors."""
-    from huggingface_hub import HfApi
-
     with suppress(Exception):
-        info = HfApi().model_info(model, timeout=_TIMEOUT_S)
+        info = _model_info(model)
         if info.safetensors is not None:
             return int(info.safetensors.total)
     return None
+
+
+@cache
+def _model_info(model: str) -> "ModelInfo":
+    """What the hub says of `model`, asked until it has answered once."""
+    from huggingface_hub import HfApi
+
+    return HfApi().model_info(model, timeout=_TIMEOUT_S)
 
 
 def _asking_for(model: str) -> boundary:
