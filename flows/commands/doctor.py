@@ -207,7 +207,7 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     if pipeline.backend.device == "cpu":
         return
     from agents.prompting.images import has_vision
-    from tasks.cluster.memory import check_memory, memory_needs
+    from tasks.cluster.memory import Phase, check_memory, memory_needs
     from tasks.config.capacity import checkpoint_bytes, read_model_size
     from tasks.verl.gpu.model import flash_attention_version, gpu_model_options
     from tasks.verl.rewinds import most_checkpoints
@@ -231,7 +231,7 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     checkpoint = checkpoint_bytes(size, pipeline.train)
     checkpoints = f"{most_checkpoints(pipeline.train)} checkpoints of {checkpoint / 1e9:.0f} GB at once"
     needs = memory_needs(pipeline, size)
-    memory = max(need.total for need in needs if need.phase.startswith("to train"))
+    memory = max(need.total for need in needs if need.phase is not Phase.SAMPLE)
     peak = f"about {memory / 1e9:.0f} GB a GPU while training, {checkpoints}"
     yield _result_of("GPU memory", peak, purpose, lambda: check_memory(pipeline))
 

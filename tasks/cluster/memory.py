@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,20 @@ USABLE = 0.95
 """Share of a node's memory from which on Ray ends processes."""
 
 
+class Phase(StrEnum):
+    """What a device needs its memory for."""
+
+    TRAIN = "to train"
+    """On a CPU, the samplers are there too."""
+    TRAIN_SUPERVISED = "to train supervised"
+    SAMPLE = "to sample"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """What one device needs in one phase of a training step."""
 
-    phase: str
+    phase: Phase
     parts: Mapping[str, int]
     """Name → bytes, at the same time."""
     room: int
@@ -164,8 +174,8 @@ def _of_gpu(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> list[Need]:
             "vLLM's share": int(pipeline.backend.gpu_memory_utilization * gpu),
             "CUDA": RESERVE_BYTES // 2,
         }
-        needs.append(Need(phase="to train", parts=while_training, room=gpu, room_name=A_GPU))
-        needs.append(Need(phase="to sample", parts=beside_vllm, room=gpu, room_name=A_GPU))
+        needs.append(Need(phase=Phase.TRAIN, parts=while_training, room=gpu, room_name=A_GPU))
+        needs.append(Need(phase=Phase.SAMPLE, parts=beside_vllm, room=gpu, room_name=A_GPU))
     return [*needs, _of_vllm(pipeline, size, gpu=gpu)]
 
 
@@ -181,7 +191,7 @@ def _to_train_supervised(pipeline: Pipeline, parts: Mapping[str, int], *, room: 
     elif pipeline.warmup is None:
         cause, other = train.algorithm.name, ", or train.lora" if train.lora is None else ""
     return Need(
-        phase="to train supervised",
+        phase=Phase.TRAIN_SUPERVISED,
         parts=parts,
         room=room,
         room_name=room_name,
@@ -205,7 +215,7 @@ def _of_vllm(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> Need:
     }
     share = int(backend.gpu_memory_utilization * gpu)
     name = f"vLLM's share of {A_GPU} (backend.gpu_memory_utilization {backend.gpu_memory_utilization})"
-    return Need(phase="to sample", parts=parts, room=share, room_name=name)
+    return Need(phase=Phase.SAMPLE, parts=parts, room=share, room_name=name)
 
 
 def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) -> list[Need]:
@@ -236,7 +246,7 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
         }
         needs.append(_to_train_supervised(pipeline, parts, room=room, room_name="{place}"))
     if isinstance(train, OfflineSettings):
-        needs.append(Need(phase="to sample", parts=sampling, room=room, room_name="{place}"))
+        needs.append(Need(phase=Phase.SAMPLE, parts=sampling, room=room, room_name="{place}"))
         return needs
     training = {
         "weights, gradients and optimizer": state_bytes(pipeline, size) * workers,
@@ -245,7 +255,7 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
         "activations": workers * saved,
         "logits": workers * logits,
     }
-    needs.append(Need(phase="to train", parts=training | sampling, room=room, room_name="{place}"))
+    needs.append(Need(phase=Phase.TRAIN, parts=training | sampling, room=room, room_name="{place}"))
     return needs
 
 

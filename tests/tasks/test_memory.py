@@ -7,7 +7,7 @@ import pytest
 
 from envs.errors import ConfigError
 from tasks.cluster import memory
-from tasks.cluster.memory import Need, check_devices, check_memory, device_memories, memory_needs
+from tasks.cluster.memory import Need, Phase, check_devices, check_memory, device_memories, memory_needs
 from tasks.config.capacity import ModelSize, read_model_size
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 from tests.support.tiny_model import save_tiny_model
@@ -43,7 +43,9 @@ def test_vllm_by_hand() -> None:
 
 def test_a_gpu_by_hand() -> None:
     """AgentGym-RL's 7B on 8 GPUs: 15.2 GB of state, and 8.4 + 6.2 + 1.9 + 5 GB while it is updated."""
-    training, sampling, _ = needs(load_pipeline("searchqa-qwen2.5-7b"), QWEN_7B)
+    training, sampling, of_vllm = needs(load_pipeline("searchqa-qwen2.5-7b"), QWEN_7B)
+    phases = [need.phase for need in (training, sampling, of_vllm)]
+    assert phases == [Phase.TRAIN, Phase.SAMPLE, Phase.SAMPLE]
     assert training.total / 1e9 == pytest.approx(15.23 + 8.42 + 6.22 + 1.87 + 5, abs=0.02)
     assert sampling.total / 1e9 == pytest.approx(15.23 + 48 + 2.5, abs=0.02)
 
@@ -71,7 +73,7 @@ def test_supervised_training_has_one_gpu_whatever_the_workers(
     pipeline = load_pipeline("textcraft-qwen2.5-7b", overrides=changes)
     assert pipeline.backend.workers == 8
     supervised, *others = needs(pipeline, QWEN_7B)
-    assert supervised.phase == "to train supervised"
+    assert supervised.phase is Phase.TRAIN_SUPERVISED
     state = supervised.parts["weights, gradients and optimizer"]
     if not remedy:
         assert state < 5 * 7_615_616_512
@@ -91,7 +93,7 @@ def test_a_warm_up_on_a_cpu_trains_all_weights_on_one_node() -> None:
     assert supervised.parts["weights, gradients and optimizer"] == 16 * 3_085_938_688
     assert online.parts["weights, gradients and optimizer"] < 3 * 3_085_938_688
     training, sampling = needs(load_pipeline("textcraft-dpo-cpu"), QWEN_3B)
-    assert (training.phase, sampling.phase) == ("to train supervised", "to sample")
+    assert (training.phase, sampling.phase) == (Phase.TRAIN_SUPERVISED, Phase.SAMPLE)
     assert "samplers' weights" not in training.parts, "they have ended"
     assert sampling.parts["samplers' weights"] == 4 * 3_085_938_688
 
