@@ -12,6 +12,7 @@ What takes time is to write tensors of [C, T]: an estimator computes with number
 where it can, and spreads them over the tokens once.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -33,7 +34,8 @@ _CHUNK = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Conversations:
-    """What an advantage estimator is given. Tensors of [C, T] are 0 where `mask` is False."""
+    """What an advantage estimator is given. Tensors of [C, T] are 0 where `mask` is False; their numbers are
+    float32 or wider."""
 
     trajectories: Sequence[Trajectory]  # [C]
     group: Tensor  # [C], int64: conversations of one item have the same number
@@ -206,7 +208,9 @@ def by_rows(compute: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """
     blocks = _blocks_of_rows(*tensors)
     first = compute(*next(blocks))
-    result = torch.from_numpy(np.empty((len(tensors[0]), *first.shape[1:]), first.numpy().dtype))
+    shape = (len(tensors[0]), *first.shape[1:])
+    memory = np.empty(math.prod(shape) * first.element_size(), np.uint8)  # numpy has no bfloat16
+    result = torch.from_numpy(memory).view(first.dtype).view(shape)
     result[: len(first)] = first
     for rows, block in zip(result.split(len(first))[1:], blocks, strict=True):
         rows.copy_(compute(*block))

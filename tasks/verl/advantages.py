@@ -49,8 +49,9 @@ class JoinedRows:
         """[N]: of the same tokens among the places of `mask`."""
 
     def join(self, name: str) -> torch.Tensor:
-        """[C, T]: a field of the rows, 0 where there is no token."""
+        """[C, T]: a field of the rows, in float32 or wider; 0 where there is no token."""
         flat = torch.cat(self._data[name].unbind())
+        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))  # sums in bf16 would be too coarse
         joined = flat.new_zeros(self.mask.numel())
         return joined.index_copy_(0, self._places_joined, flat.index_select(0, self._places)).view_as(
             self.mask

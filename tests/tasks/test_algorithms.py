@@ -25,9 +25,16 @@ from tests.support.turn_indices import turn_indices
 torch = pytest.importorskip("torch")
 
 from bench.advantages import random_batch  # noqa: E402
-from tasks.algorithms.conversations import Conversations, discounted_returns, gae, turn_scores_of, whiten_  # noqa: E402
+from tasks.algorithms.conversations import (  # noqa: E402
+    Conversations,
+    by_rows,
+    discounted_returns,
+    gae,
+    turn_scores_of,
+    whiten_,
+)
 from tasks.algorithms.losses import PolicyLoss, Tokens, Vanilla  # noqa: E402
-from tasks.verl.rows import fields_of, rows_of, tag_of  # noqa: E402
+from tasks.verl.rows import fields_of, parent_key, rows_of, tag_of  # noqa: E402
 
 GROUPS = (
     # tokens and reward of each turn
@@ -161,6 +168,46 @@ def test_gae_of_long_conversations_is_the_recursion(gamma: float, lam: float) ->
         following_advantage = delta + gamma * lam * following_advantage
         following_value = values[:, place].double()
         torch.testing.assert_close(actual[:, place].double(), following_advantage, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64])
+def test_rows_are_computed_with_in_any_type(dtype: Any) -> None:
+    """300 rows of 1,000 numbers are more than are computed with at once."""
+    values = torch.arange(300_000).view(300, 1000).to(dtype)
+    assert torch.equal(by_rows(torch.sub, values, values.flip(0)), values - values.flip(0))
+    assert by_rows(torch.neg, values).dtype == dtype
+
+
+def test_rows_in_bfloat16_are_estimated_as_the_same_numbers_in_float32(verl: ModuleType) -> None:
+    from tasks.verl.advantages import JoinedRows, estimate_advantages
+
+    group = [conversation(turns, group=0, sample_index=i) for i, turns in enumerate(GROUPS[0])]
+    rows = rows_of("uid", group)
+    train = load_pipeline("textcraft-cpu", overrides={"train.algorithm": "ppo"}).train
+    fields = fields_of(rows)
+    narrow = (torch.rand_like(fields["rollout_log_probs"]) - 1).bfloat16()
+
+    def estimate(numbers: Any) -> Any:
+        fields["old_log_probs"], fields["values"] = numbers, numbers * 2
+        trajectories = {parent_key(row.key): row.trajectory for row in rows}
+        joined = JoinedRows([row.key for row in rows], fields, trajectories)
+        return estimate_advantages(
+            train,
+            joined,
+            trajectories=trajectories,
+            greedy_rewards={},
+            teacher_scores=None,
+            num_played=3,
+            context_length=64,
+        )
+
+    actual, expected = estimate(narrow), estimate(narrow.float())
+    for name in ("advantages", "returns"):
+        for row, expected_row in zip(
+            actual.fields[name].unbind(), expected.fields[name].unbind(), strict=True
+        ):
+            assert torch.equal(row, expected_row)
+    assert actual.metrics == expected.metrics
 
 
 def test_numbers_of_conversations_and_turns_are_whitened_over_their_tokens() -> None:
