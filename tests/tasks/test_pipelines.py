@@ -4,10 +4,14 @@ import configparser
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import grimp
 import pytest
+from jinja2 import Environment
+from jinja2.meta import find_referenced_templates
 
 from envs.registry import get_env
 from flows.lineage.stages import declared_stages, default_workspace
@@ -45,6 +49,32 @@ def test_every_stage_declares_its_own_code_and_all_declared_code_exists(
         code = [dep for dep in stage.deps if dep.parts[0] in ("envs", "agents", "tasks", "flows")]
         assert Path("tasks/stages", f"{stage.name}.py") in code
         assert all(path.exists() for path in code)
+
+
+def test_of_pages_and_records_the_report_depends_on_what_it_imports_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that a change of `wingspan compare`, of its page or of what a run sends to MLflow makes no report
+    stale."""
+    monkeypatch.chdir(ROOT)
+    graph = grimp.build_graph("tasks", cache_dir=None, exclude_type_checking_imports=True)
+    modules = {Path(*m.split(".")) for m in graph.find_upstream_modules("tasks.stages.report")}
+    pages = Path("tasks/reporting/templates")
+    templates, found = {"report.html"}, set[str]()
+    while templates - found:
+        name = min(templates - found)
+        found.add(name)
+        tree = Environment(autoescape=True).parse((pages / name).read_text())
+        templates |= {str(other) for other in find_referenced_templates(tree)}
+    packages = [Path("tasks", name) for name in ("reporting", "tracking", "evaluation", "runs")]
+
+    def of_packages(paths: Iterable[Path]) -> set[Path]:
+        return {path for path in paths if any(path.is_relative_to(package) for package in packages)}
+
+    name = NAMES[0]
+    stages = declared_stages(name, pipeline=load_pipeline(name), workspace=default_workspace(name))
+    files = {path.with_suffix(".py") for path in modules if not (ROOT / path).is_dir()}
+    assert of_packages(stages["report"].deps) == of_packages(files) | {pages / name for name in found}
 
 
 def test_a_stage_reads_only_what_an_earlier_one_or_nobody_writes(monkeypatch: pytest.MonkeyPatch) -> None:
