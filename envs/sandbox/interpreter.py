@@ -62,13 +62,18 @@ class Interpreter:
         self._first: int | None = None
         self._runs = 0
 
+    @property
+    def has_died(self) -> bool:
+        """Whether its process has died since the last run."""
+        return self._process is not None and self._process.returncode is not None
+
     async def run(self, code: str, *, timeout_s: float | None = None) -> Execution:
         """Execute `code` as at a prompt: the value of a final expression is printed.
 
         `timeout_s` replaces `run_timeout_s` for this run.
         Raises `MissingDependency` if the backend does not work, `EnvCrashed` if no interpreter starts.
         """
-        if self._process is not None and self._process.returncode is not None:
+        if self.has_died:
             await self.close()
             return Execution("", end_reason="its process had died since the last run; this one was not begun")
         process = await self._start()

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,9 +148,7 @@ async def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_noth
         await interpreter.run("x = 1")
         (process,) = {*psutil.Process().children()} - before
         os.killpg(process.pid, signal.SIGKILL)
-        await wait_until_async(lambda: not process.is_running())
-        # Until asyncio's thread, if it uses one, has informed the event loop.
-        await wait_until_async(lambda: not any("waitpid" in each.name for each in threading.enumerate()))
+        await wait_until_async(lambda: interpreter.has_died)
         report = await interpreter.run("print('begun')")
         assert (report.output, "died since the last run" in (report.end_reason or "")) == ("", True)
         assert (await interpreter.run("'x' in globals()")).output == "False\n"
