@@ -55,7 +55,7 @@ from tasks.data.items import planned_turns
 from tasks.evaluation.outcomes import read_evaluation
 from tasks.rollout.current_episode import EPISODE_FILE
 from tasks.runs.progress import Progress
-from tasks.runs.provenance import provenance
+from tasks.runs.provenance import provenance, uncommitted_files
 from tasks.runs.usage import Usage, watch_usage, write_usage
 from tasks.tracking.model import Promotion
 from tasks.tracking.record import is_recorded
@@ -367,7 +367,7 @@ class Run:
             )
             self._tracker = self._closing.enter_context(tracker)
             on_stop(tracker.kill)
-            facts = provenance(envs=plan.pipeline.data.envs)
+            facts = provenance(envs=plan.pipeline.data.envs, uncommitted=uncommitted_files())
             tags = {"seed": str(plan.pipeline.seed), "prefect.flow_run": str(self._flow_run_id)}
             tracker.tag({**facts, **tags})
         return self._tracker

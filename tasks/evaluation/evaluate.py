@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from tasks.cluster.session import LOGS
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent
 from tasks.data.files import check_data
-from tasks.data.hashes import text_md5
+from tasks.data.hashes import path_md5, text_md5
 from tasks.data.items import item_to_json
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
 from tasks.evaluation.models import SavedPolicy, identify_endpoint
@@ -27,7 +29,7 @@ from tasks.evaluation.summary import outcome_of, results_of
 from tasks.rollout.runner import get_max_turns
 from tasks.runs.folders import RUNS, TRAJECTORIES
 from tasks.runs.progress import SILENT, Progress
-from tasks.runs.provenance import make_patch, provenance, uncommitted_files
+from tasks.runs.provenance import provenance, uncommitted_files
 
 
 def plan_evaluation(
@@ -63,7 +65,10 @@ def evaluate_policy(
     total, start = len(plan.items) * plan.spec.num_samples, time.perf_counter()
     identity = dict(identify_endpoint(policy) if isinstance(policy, Endpoint) else policy.identify())
     out.mkdir(parents=True, exist_ok=True)
-    incomplete = _partial_file(plan, identity, out)
+    uncommitted = uncommitted_files(leave_out=[out])  # `out` may be in the repository
+    facts = provenance(envs=plan.pipeline.data.envs, uncommitted=uncommitted)
+    digest = _hash_inputs(plan, [identity, facts, _hash_code(uncommitted, progress=progress)])
+    incomplete = _partial_file(digest, out)
     finished_samples = _read_partial(incomplete, plan)
     done = len(finished_samples)
     if finished_samples:
@@ -81,28 +86,34 @@ def evaluate_policy(
         incomplete.open("a", buffering=1) as file,  # a line at a time, which a kill leaves
     ):
         groups = run(plan.items, replace(plan.spec, finished_samples=finished_samples))
-    record = _make_record(plan, identity, groups, seconds=time.perf_counter() - start)
+    record = _make_record(plan, identity, facts, groups, seconds=time.perf_counter() - start)
     record.write(out)
     incomplete.replace(out / TRAJECTORIES)  # last: until then, the next call can write the record
     return record
 
 
-def _partial_file(plan: EvaluationPlan, identity: Mapping[str, Any], out: Path) -> Path:
-    """The file of the episodes that have ended of what is evaluated; those of anything else are deleted."""
-    facts = provenance(envs=plan.pipeline.data.envs)
-    facts.pop("git.dirty", None)  # `out` may be among the files that it counts
-    files = uncommitted_files(leave_out=[out])
-    patch = make_patch(files) if files else None
-    inputs = [
-        identity,
-        asdict(plan.spec),
-        _items_md5(plan),
-        plan.pipeline.model_dump(mode="json"),
-        facts,
-        None if patch is None else patch.decode(errors="surrogateescape"),
-    ]
-    digest = text_md5(json.dumps(inputs, sort_keys=True))[:8]
-    file = out / f"{TRAJECTORIES}.{digest}.partial"
+def _hash_code(uncommitted: Sequence[str] | None, *, progress: Progress) -> dict[str, str]:
+    """The hash of each uncommitted file, a deleted one's being that of an empty folder.
+
+    If they are unknown, or one cannot be read, a hash that no other call has, so that nothing is resumed.
+    """
+    with suppress(OSError):
+        if uncommitted is not None:
+            return {file: path_md5(Path(file)) for file in uncommitted}
+    progress.on_note("not all uncommitted files can be read: this begins anew, and cannot be resumed")
+    return {"": secrets.token_hex()}
+
+
+def _hash_inputs(plan: EvaluationPlan, origins: Sequence[Any]) -> str:
+    """The MD5 of all that decides the episodes; `origins`: the policy, versions and commit, and the code."""
+    inputs = [asdict(plan.spec), _items_md5(plan), plan.pipeline.model_dump(mode="json"), *origins]
+    return text_md5(json.dumps(inputs, sort_keys=True))
+
+
+def _partial_file(digest: str, out: Path) -> Path:
+    """The file of the episodes that have ended of the inputs with this `digest`; those of others are
+    deleted."""
+    file = out / f"{TRAJECTORIES}.{digest[:8]}.partial"
     for other in out.glob(f"{TRAJECTORIES}.*.partial"):
         if other != file:
             other.unlink()
@@ -125,9 +136,15 @@ def _read_partial(file: Path, plan: EvaluationPlan) -> dict[tuple[int, int], Tra
 
 
 def _make_record(
-    plan: EvaluationPlan, identity: dict[str, Any], groups: Sequence[Sequence[Trajectory]], *, seconds: float
+    plan: EvaluationPlan,
+    identity: dict[str, Any],
+    facts: dict[str, str],
+    groups: Sequence[Sequence[Trajectory]],
+    *,
+    seconds: float,
 ) -> EvaluationRecord:
-    """The record of the episodes `groups`, a group for each item of `plan`, with the policy of `identity`."""
+    """The record of the episodes `groups`, a group for each item of `plan`, with the policy of `identity` and
+    the code of `facts`."""
     pipeline, spec = plan.pipeline, plan.spec
     outcomes = [
         outcome_of(group, max_turns=get_max_turns(item, pipeline, spec))
@@ -151,7 +168,7 @@ def _make_record(
         pipeline=plan.source,
         settings={block: values[block] for block in ("data", "agent", "servers", "rollout")},
         items_md5=_items_md5(plan),
-        provenance=provenance(envs=pipeline.data.envs),
+        provenance=facts,
         seconds=seconds,
         outcomes=outcomes,
         results=results_of(outcomes, samples=spec.num_samples, ks=plan.ks),

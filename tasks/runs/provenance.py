@@ -27,8 +27,11 @@ _REMOTE = re.compile(
 )
 
 
-def provenance(*, envs: Sequence[str]) -> dict[str, str]:
-    """Git commit, whether files but `dvc.lock` differ from it, and versions, also of `envs`' packages."""
+def provenance(*, envs: Sequence[str], uncommitted: Sequence[str] | None) -> dict[str, str]:
+    """Git commit, whether files differ from it, and versions, also of `envs`' packages.
+
+    `uncommitted`: the files that differ, as `uncommitted_files` lists them.
+    """
     facts = {"python": platform.python_version()}
     packages = dict.fromkeys(package for env in envs for package in get_env(env).packages)
     for package in (*PACKAGES, *packages):
@@ -39,7 +42,7 @@ def provenance(*, envs: Sequence[str]) -> dict[str, str]:
     commit = head_commit()
     if commit is not None:
         facts["git.commit"] = commit
-        facts["git.dirty"] = dirty_tag(uncommitted_files())
+        facts["git.dirty"] = dirty_tag(uncommitted)
         page = repository_page(_git("remote", "get-url", "origin") or "")
         if page is not None:
             facts["git.url"] = f"{page}/tree/{commit}"

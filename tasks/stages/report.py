@@ -44,7 +44,7 @@ from tasks.reporting.results import (
 )
 from tasks.runs.parameters import ALL_PARAMETERS
 from tasks.runs.progress import SILENT, Progress
-from tasks.runs.provenance import provenance
+from tasks.runs.provenance import provenance, uncommitted_files
 from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.names import absolute_store, run_page
 from tasks.tracking.record import read_record
@@ -248,7 +248,7 @@ def phase_table(results: Results) -> list[tuple[str, float, float]]:
 
 def lineage(results: Results, workspace: Path, *, pipeline: Pipeline) -> dict[str, str]:
     """The origin of the results: files by MD5 (data as in `dvc.lock`), the current code and versions."""
-    facts = provenance(envs=pipeline.data.envs)
+    facts = provenance(envs=pipeline.data.envs, uncommitted=uncommitted_files())
     origins = {}
     if "git.commit" in facts:
         origins["commit"] = facts["git.commit"] + (" and changes" if facts["git.dirty"] == "true" else "")

@@ -200,7 +200,7 @@ def test_what_git_does_not_say_is_recorded_as_unknown(project: Path) -> None:
     lineage = record(make_plan(), "prepare")
     assert (lineage.code.commit, lineage.code.uncommitted) == (head_commit(), None)
     assert lineage.patch_md5 is None
-    assert provenance(envs=[])["git.dirty"] == "unknown"
+    assert provenance(envs=[], uncommitted=uncommitted_files())["git.dirty"] == "unknown"
     assert format_code(lineage.code).endswith("; whether all code was committed is unknown")
 
 

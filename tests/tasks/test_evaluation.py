@@ -33,8 +33,10 @@ from tasks.evaluation.request import EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
 from tasks.reporting.comparison.compare import compare
 from tasks.runs.progress import Progress
+from tasks.runs.provenance import MAX_PATCH_BYTES
 from tasks.verl import checkpoints
 from tests.support.chat_server import chat_server, fails, says
+from tests.support.dvc_toy import git
 from tests.support.evaluation_toy import FIRST, record_of
 from tests.support.report_toy import make_failure, make_trajectory
 from tests.support.tiny_model import save_tiny_model
@@ -141,6 +143,43 @@ def test_a_killed_evaluation_resumes_and_one_at_work_is_not_disturbed(tmp_path: 
     assert [outcome.successes for outcome in read_record(tmp_path).outcomes] == [[True] * 3] * 2
     assert len(read_trajectories(tmp_path / "trajectories.jsonl")) == 6
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_an_evaluation_resumes_if_its_uncommitted_files_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    git("init", "-q", cwd=tmp_path)
+    identity = ("-c", "user.name=t", "-c", "user.email=t@t")
+    git(*identity, "commit", "-q", "--allow-empty", "-m", "first", cwd=tmp_path)
+    out, commands = Path("out"), tmp_path / ".git" / "commands"
+    monkeypatch.setenv("GIT_TRACE", str(commands))
+
+    def begin() -> list[str]:
+        """Evaluate until the first of eight episodes ends; returns the notes."""
+        notes: list[str] = []
+
+        def stop(done: int, total: int) -> None:
+            raise RuntimeError("stopped")
+
+        plan = plan_evaluation(EvaluationRequest(envs=(SAY,), samples=4), policy, out=out)
+        with pytest.raises(RuntimeError, match="stopped"):
+            evaluate_policy(plan, policy, out=out, progress=Progress(on_episodes=stop, on_note=notes.append))
+        return notes
+
+    with chat_server(lambda body: says("Action: 6")) as server, Path("rows.bin").open("wb") as rows:
+        policy = find_policy(NamedPolicy(policy=server.url, model="toy"))
+        rows.truncate(MAX_PATCH_BYTES + 1)
+        assert begin() == []
+        assert commands.read_text().count("git status") == 1
+        (note,) = begin()
+        assert re.fullmatch("resumes: . of 8 episodes had ended", note)
+        rows.write(b"1")
+        rows.flush()
+        assert begin() == []
+        Path(".git", "index").write_bytes(b"no index")
+        unknown = ["not all uncommitted files can be read: this begins anew, and cannot be resumed"]
+        assert (begin(), begin()) == (unknown, unknown)
 
 
 def test_failed_episodes_are_counted_and_are_no_zeros(tmp_path: Path) -> None:

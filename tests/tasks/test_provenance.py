@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runs.provenance import provenance, repository_page
+from tasks.runs.provenance import provenance, repository_page, uncommitted_files
 
 
 @pytest.fixture
@@ -20,19 +20,19 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_lock_that_a_run_writes_is_no_change_of_the_code(repository: Path) -> None:
-    assert provenance(envs=[])["git.dirty"] == "false"
+    assert provenance(envs=[], uncommitted=uncommitted_files())["git.dirty"] == "false"
     (repository / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
-    assert provenance(envs=[])["git.dirty"] == "false"
+    assert provenance(envs=[], uncommitted=uncommitted_files())["git.dirty"] == "false"
 
 
 @pytest.mark.parametrize("name", ["code.py", "new.py"])
 def test_any_other_change_is_one(repository: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (repository / name).write_text("a = 2\n")
-    assert provenance(envs=[])["git.dirty"] == "true"
+    assert provenance(envs=[], uncommitted=uncommitted_files())["git.dirty"] == "true"
     below = repository / "folder"
     below.mkdir()
     monkeypatch.chdir(below)
-    assert provenance(envs=[])["git.dirty"] == "true"
+    assert provenance(envs=[], uncommitted=uncommitted_files())["git.dirty"] == "true"
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_a_remote_has_a_page_if_its_address_says_so(remote: str, page: str | Non
 
 
 def test_the_commit_has_a_page(repository: Path) -> None:
-    assert "git.url" not in provenance(envs=[])
+    assert "git.url" not in provenance(envs=[], uncommitted=uncommitted_files())
     remote = "git@github.com:me/wingspan.git"
     subprocess.run(["git", "remote", "add", "origin", remote], check=True)
-    facts = provenance(envs=[])
+    facts = provenance(envs=[], uncommitted=uncommitted_files())
     assert facts["git.url"] == f"https://github.com/me/wingspan/tree/{facts['git.commit']}"
