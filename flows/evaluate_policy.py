@@ -54,7 +54,7 @@ def evaluate_policy(**values: Any) -> dict[str, Any]:
         with lock(folder, option="out"):
             take_over(folder, flow_run_id=flow_run.id)
             with hold_slots(needed_slots(plan.pipeline, has_trainer=False)):
-                record = evaluate(plan, policy, out=folder)
+                record = evaluate(plan, policy, out=folder, is_tracked=evaluation.track)
             if evaluation.track:
                 record_evaluation(record, folder)
     return record.overall.model_dump() | {"record": str(folder)}

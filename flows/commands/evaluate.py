@@ -34,7 +34,9 @@ def evaluate(evaluation: PolicyEvaluation, *, console: Console) -> bool:
         title = f"{evaluation.policy} on {' and '.join(evaluation.envs)}"
         with Display(title, stages=[STAGE], steps={}, steps_per_round=1, console=console) as display:
             display.stage(STAGE, StageState.RUNNING)
-            record = evaluate_policy(plan, policy, out=folder, progress=display.progress(STAGE))
+            record = evaluate_policy(
+                plan, policy, out=folder, is_tracked=evaluation.track, progress=display.progress(STAGE)
+            )
             display.stage(STAGE, StageState.DONE)
         source = (
             f"pipeline {record.pipeline}"
@@ -51,7 +53,7 @@ def evaluate(evaluation: PolicyEvaluation, *, console: Console) -> bool:
             except Exception as error:  # whatever MLflow's client raises, the evaluation is there
                 raise WingspanError(
                     f"MLflow has no record of {folder} ({describe(error)[:200]}); fix the cause and run the "
-                    "command again"
+                    "command again, which only records it"
                 ) from error
             print_plain(f"MLflow: {page}", console=console)
     return record.overall.episodes > 0

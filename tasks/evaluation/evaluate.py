@@ -13,7 +13,7 @@ from typing import Any
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.samplers.local import LocalModel
 from agents.types import Trajectory
-from envs.files import check_writable, drop_incomplete_line
+from envs.files import check_writable, drop_incomplete_line, write_atomically
 from tasks.cluster.session import LOGS
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent
@@ -23,11 +23,11 @@ from tasks.data.items import item_to_json
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
 from tasks.evaluation.models import SavedPolicy, identify_endpoint
 from tasks.evaluation.policy import open_policy
-from tasks.evaluation.record import EvaluationRecord, Sampling
+from tasks.evaluation.record import EvaluationRecord, Sampling, is_record, read_record
 from tasks.evaluation.request import EvaluationPlan, EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
 from tasks.rollout.runner import get_max_turns
-from tasks.runs.folders import RUNS, TRAJECTORIES
+from tasks.runs.folders import RUNS, TRAJECTORIES, UNRECORDED
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.provenance import provenance, uncommitted_files
 
@@ -52,7 +52,12 @@ def plan_evaluation(
 
 
 def evaluate_policy(
-    plan: EvaluationPlan, policy: SavedPolicy | Endpoint, *, out: Path, progress: Progress = SILENT
+    plan: EvaluationPlan,
+    policy: SavedPolicy | Endpoint,
+    *,
+    out: Path,
+    is_tracked: bool = False,
+    progress: Progress = SILENT,
 ) -> EvaluationRecord:
     """Run the episodes of `plan` and write `record.json` and `trajectories.jsonl` to `out`.
 
@@ -61,6 +66,9 @@ def evaluate_policy(
     call runs the rest; on the CPU to the same episodes, whose random numbers do not depend on each other. A
     failed episode is counted and is no outcome; one in a partial file is run again. The record's seconds are
     those of the last call.
+
+    `is_tracked`: the caller will call `record_evaluation` (`tasks/tracking/evaluations.py`). Until that has
+    succeeded, the next call with the same arguments returns the finished record and runs nothing.
     """
     total, start = len(plan.items) * plan.spec.num_samples, time.perf_counter()
     identity = dict(identify_endpoint(policy) if isinstance(policy, Endpoint) else policy.identify())
@@ -68,7 +76,14 @@ def evaluate_policy(
     uncommitted = uncommitted_files(leave_out=[out])  # `out` may be in the repository
     facts = provenance(envs=plan.pipeline.data.envs, uncommitted=uncommitted)
     digest = _hash_inputs(plan, [identity, facts, _hash_code(uncommitted, progress=progress)])
-    incomplete = _partial_file(digest, out)
+    incomplete, unrecorded = _partial_file(digest, out), out / UNRECORDED
+    # A record also depends on these, which decide no episode.
+    finished = text_md5(json.dumps([digest, plan.split, plan.source, plan.ks]))
+    is_finished = unrecorded.exists() and unrecorded.read_text() == finished and not incomplete.exists()
+    if is_tracked and is_finished and is_record(out):
+        progress.on_note("the evaluation has finished, and is only recorded in MLflow")
+        return read_record(out)
+    unrecorded.unlink(missing_ok=True)
     finished_samples = _read_partial(incomplete, plan)
     done = len(finished_samples)
     if finished_samples:
@@ -88,6 +103,8 @@ def evaluate_policy(
         groups = run(plan.items, replace(plan.spec, finished_samples=finished_samples))
     record = _make_record(plan, identity, facts, groups, seconds=time.perf_counter() - start)
     record.write(out)
+    if is_tracked:
+        write_atomically(unrecorded, finished)
     incomplete.replace(out / TRAJECTORIES)  # last: until then, the next call can write the record
     return record
 

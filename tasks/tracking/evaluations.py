@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.config.parameters import flat
 from tasks.evaluation.record import EvaluationRecord
-from tasks.runs.folders import RECORD
+from tasks.runs.folders import RECORD, UNRECORDED
 from tasks.tracking.batches import log_metrics, log_params, metrics_of
 from tasks.tracking.connection import connect, experiment_of
 from tasks.tracking.names import metric_key, run_page
@@ -34,6 +34,7 @@ def record_evaluation(record: EvaluationRecord, folder: Path) -> str:
     log_metrics(client, run_id, series)
     client.log_artifact(run_id, str(folder / RECORD))
     client.set_terminated(run_id, status="FINISHED")
+    (folder / UNRECORDED).unlink(missing_ok=True)
     return run_page(experiment_id, run_id)
 
 

@@ -18,10 +18,12 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
+from typer.testing import CliRunner
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
+from flows.cli.app import app
 from flows.commands.runs import run_rows
 from tasks.config.agent import JudgeBlock
 from tasks.config.parameters import changed_parameters, parameters_of, write_changes
@@ -43,6 +45,7 @@ from tasks.tracking.traces import MAX_SPANS, evaluation_traces
 from tasks.tracking.tracker import Tracker
 from tasks.verl.checkpoints import mark_complete
 from tasks.verl.rewinds import Rewind, write_rewind
+from tests.support.chat_server import chat_server, says
 from tests.support.evaluation_toy import FIRST, record_of
 from tests.support.lineage_toy import lineage_of
 from tests.support.report_toy import write_evaluation
@@ -704,14 +707,20 @@ def test_a_metric_is_in_the_section_of_its_kind(key: str, name: str) -> None:
     assert step_metric(key) == name
 
 
+def recorded_evaluations(folder: Path) -> list[Any]:
+    """MLflow's runs of the evaluation in `folder`."""
+    client = connect()
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], f"attributes.run_name = '{folder.name}'"))
+
+
 def test_an_evaluation_is_recorded_and_is_no_training(workspace: Path) -> None:
     record = record_of(FIRST)
     file = record.write(workspace)
     page = record_evaluation(record, workspace)
     client = connect()
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id])
+    (run,) = recorded_evaluations(workspace)
     assert run.info.run_id in page
     assert run.info.status == "FINISHED"
     assert run.data.metrics["eval/avg_at_2"] == pytest.approx(0.5)
@@ -721,6 +730,35 @@ def test_an_evaluation_is_recorded_and_is_no_training(workspace: Path) -> None:
     folder.mkdir()
     assert read_record(Path(client.download_artifacts(run.info.run_id, file.name, str(folder)))) == record
     assert workspace.name not in [row[0] for row in run_rows()]
+
+
+def test_a_finished_evaluation_whose_recording_failed_is_only_recorded(workspace: Path) -> None:
+    def evaluate(*options: str) -> str:
+        arguments = ["evaluate", server.url, "tests.support.own_env:SPEC", "--model", "toy", "--samples", "2"]
+        done = CliRunner().invoke(app, [*arguments, "--out", str(workspace), *options])
+        assert (done.exit_code == 0) == (done.exception is None), done.output
+        return str(done.exception or done.stdout)
+
+    artifacts, elsewhere = Path("mlartifacts"), Path("elsewhere")
+    artifacts.mkdir(exist_ok=True)
+    with chat_server(lambda body: says("Action: 6")) as server:
+        artifacts.rename(elsewhere)
+        artifacts.touch()  # a file, below which MLflow can write nothing
+        try:
+            evaluate("--track")
+            assert f"MLflow has no record of {workspace} (" in evaluate("--track", "--k", "1")
+            assert len(server.requests) == 8  # the first record has other rates
+        finally:
+            artifacts.unlink()
+            elsewhere.rename(artifacts)
+        record = read_record(workspace)
+        assert "MLflow: " in evaluate("--track", "--k", "1")
+        assert len(server.requests) == 8
+        assert read_record(workspace) == record
+        finished = [run for run in recorded_evaluations(workspace) if run.info.status == "FINISHED"]
+        assert [run.data.metrics["eval/avg_at_2"] for run in finished] == [0.5]
+        evaluate("--track", "--k", "1")  # MLflow has it: again, as without --track
+        assert len(server.requests) == 12
 
 
 def test_signs_of_a_collapse_are_a_tag_before_a_round_has_ended(workspace: Path, pipeline: Pipeline) -> None:
