@@ -5,9 +5,10 @@ A row's result depends on that row alone, and is the same in one call for many r
 
 import math
 
-import numba
 import numpy as np
-from numba import float32, float64, int32, int64, njit, uint64
+from llvmlite import ir
+from numba import float32, float64, int32, int64, njit, types, uint64
+from numba.extending import intrinsic
 
 _LOG2_E = np.float32(1 / math.log(2))
 _LEAST_EXPONENT, _MOST_EXPONENT = np.float32(-126.0), np.float32(126.0)
@@ -15,38 +16,52 @@ _LEAST_EXPONENT, _MOST_EXPONENT = np.float32(-126.0), np.float32(126.0)
 _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
 _MINUS_INFINITY = np.float32(-np.inf)
 _LEAST_MASS = np.float32(2.0**-125)
-"""Less counts as 0: `exponentiate` gives about as much for everything below."""
+"""Less counts as 0: `exponential` gives about as much for everything below."""
 _BLOCK = 16
 """Tokens whose mass is added up before one of them is looked for."""
 
 
-@njit(fastmath=True, inline="always")
-def exponentiate(numbers, powers):  # type: ignore[no-untyped-def]
-    """Replace `numbers` [C] by their exponentials; `powers`: int32 [C], to work in."""
-    for c in range(numbers.shape[0]):
-        x = min(max(numbers[c] * _LOG2_E, _LEAST_EXPONENT), _MOST_EXPONENT)
-        whole = int32(np.floor(x + float32(0.5)))
-        part = x - float32(whole)
-        powers[c] = (whole + int32(127)) << int32(23)  # the bits of 2^whole
-        numbers[c] = float32(1.0) + part * (
-            _C1 + part * (_C2 + part * (_C3 + part * (_C4 + part * (_C5 + part * _C6))))
-        )
-    two_to_whole = powers.view(np.float32)
-    for c in range(numbers.shape[0]):
-        numbers[c] *= two_to_whole[c]
+@intrinsic
+def _float_of_bits(_, bits):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
 
 
 @njit(fastmath=True, inline="always")
-def exponentiate_scores(scores, powers):  # type: ignore[no-untyped-def]
-    """Replace `scores` [C] by exp(score - highest score), and return their sum; `powers` as above."""
-    highest = scores[0]
+def exponential(number):  # type: ignore[no-untyped-def]
+    """The exponential of a float32; a loop of it becomes vector instructions."""
+    x = min(max(number * _LOG2_E, _LEAST_EXPONENT), _MOST_EXPONENT)
+    whole = int32(np.floor(x + float32(0.5)))
+    part = x - float32(whole)
+    mantissa = float32(1.0) + part * (
+        _C1 + part * (_C2 + part * (_C3 + part * (_C4 + part * (_C5 + part * _C6))))
+    )
+    return mantissa * _float_of_bits((whole + int32(127)) << int32(23))
+
+
+@njit(fastmath=True, inline="always")
+def highest_of(numbers):  # type: ignore[no-untyped-def]
+    """The highest of `numbers` [C], by eight chains: one would wait for each comparison."""
+    h0 = h1 = h2 = h3 = h4 = h5 = h6 = h7 = numbers[0]
+    whole = numbers.shape[0] // 8 * 8
+    for c in range(0, whole, 8):
+        h0, h1 = max(h0, numbers[c]), max(h1, numbers[c + 1])
+        h2, h3 = max(h2, numbers[c + 2]), max(h3, numbers[c + 3])
+        h4, h5 = max(h4, numbers[c + 4]), max(h5, numbers[c + 5])
+        h6, h7 = max(h6, numbers[c + 6]), max(h7, numbers[c + 7])
+    for c in range(whole, numbers.shape[0]):
+        h0 = max(h0, numbers[c])
+    return max(max(max(h0, h1), max(h2, h3)), max(max(h4, h5), max(h6, h7)))
+
+
+@njit(fastmath=True, inline="always")
+def exponentiate_scores(scores):  # type: ignore[no-untyped-def]
+    """Replace `scores` [C] by exp(score - highest score), and return their sum."""
+    highest, total = highest_of(scores), float32(0.0)
     for c in range(scores.shape[0]):
-        highest = max(highest, scores[c])
-    for c in range(scores.shape[0]):
-        scores[c] -= highest
-    exponentiate(scores, powers)
-    total = np.float32(0.0)
-    for c in range(scores.shape[0]):
+        scores[c] = exponential(scores[c] - highest)
         total += scores[c]
     return total
 
@@ -97,19 +112,15 @@ _WITH_NAN = {"reassoc", "nsz", "arcp", "contract"}
 
 
 @njit(nogil=True, fastmath=_WITH_NAN)
-def exponentiate_logits(logits, temperature, masses, powers):  # type: ignore[no-untyped-def]
+def exponentiate_logits(logits, temperature, masses):  # type: ignore[no-untyped-def]
     """Write exp((logit - highest) / temperature) to `masses` [V]; returns their sum, and the logarithm of the
     sum of the exponentials of the tempered logits. A logit may be −∞; with +∞ or NaN, the sum is NaN."""
-    highest, check, factor = logits[0], float32(0.0), float32(1.0) / temperature
+    highest, check, factor = highest_of(logits), float32(0.0), float32(1.0) / temperature
     for v in range(logits.shape[0]):
-        highest = max(highest, logits[v])
         check += float32(0.0) * (logits[v] if logits[v] != _MINUS_INFINITY else float32(0.0))
     for v in range(logits.shape[0]):
-        masses[v] = (logits[v] - highest) * factor
-    exponentiate(masses, powers)
-    for v in range(logits.shape[0]):
-        if masses[v] < _LEAST_MASS:
-            masses[v] = float32(0.0)
+        mass = exponential((logits[v] - highest) * factor)
+        masses[v] = mass if mass >= _LEAST_MASS else float32(0.0)
     total = _add_up(masses) + float64(check)
     return total, float64(highest) * float64(factor) + math.log(total)
 
@@ -149,17 +160,12 @@ def draw(masses, total, number):  # type: ignore[no-untyped-def]
     return last
 
 
-@njit(
-    numba.types.UniTuple(float64[::1], 2)(float32[:, ::1], float32[::1], float32[:, ::1]),
-    nogil=True,
-    cache=True,
-)
+@njit(types.UniTuple(float64[::1], 2)(float32[:, ::1], float32[::1], float32[:, ::1]), nogil=True, cache=True)
 def exponentiate_rows(logits, temperatures, masses):  # type: ignore[no-untyped-def]
     """`exponentiate_logits` of each row [N, V]: sums and logarithms [N]."""
     totals, log_sums = np.empty(logits.shape[0]), np.empty(logits.shape[0])
-    powers = np.empty(logits.shape[1], np.int32)
     for n in range(logits.shape[0]):
-        totals[n], log_sums[n] = exponentiate_logits(logits[n], temperatures[n], masses[n], powers)
+        totals[n], log_sums[n] = exponentiate_logits(logits[n], temperatures[n], masses[n])
     return totals, log_sums
 
 

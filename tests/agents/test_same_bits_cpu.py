@@ -14,7 +14,7 @@ from agents.samplers.cpu.engine import CpuEngine, SamplingRequest
 from agents.samplers.cpu.llama import model_shape
 from agents.samplers.cpu.scheduler import bytes_per_token
 from agents.types import Completion, SamplingParams
-from tests.support.sampler_toy import KINDS, SIZES, make_engine, make_model, random_tokens, rope
+from tests.support.sampler_toy import KINDS, SIZES, complete, make_engine, make_model, random_tokens, rope
 
 EPISODES, GROUP, TURNS = 12, 4, 4
 PARAMS = (
@@ -89,12 +89,14 @@ def play(
 
 @pytest.fixture(scope="module")
 def reference(model: Any) -> dict[str, Played]:
-    """Each episode in an engine of its own."""
+    """Each episode in an engine of its own, without drafts."""
     turns_by_episode: dict[str, Played] = {}
-    for episode in range(EPISODES):
-        turns_by_episode |= play(
-            make_engine(model, seed=3), EpisodeSet([episode]), rng=random.Random(0), patience=1
-        )
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(engine_module, "MAX_DRAFT", 0)
+        for episode in range(EPISODES):
+            turns_by_episode |= play(
+                make_engine(model, seed=3), EpisodeSet([episode]), rng=random.Random(0), patience=1
+            )
     return turns_by_episode
 
 
@@ -156,3 +158,30 @@ def test_completions_that_start_again_with_the_same_weights(
 
     monkeypatch.setattr(engine, "step", step)
     assert play(engine, EpisodeSet(), rng=random.Random(7), patience=0.4) == reference
+
+
+@pytest.mark.parametrize(("temperature", "least_accepted"), [(0, 0.9), (0.02, 0.2), (0.1, 0.0)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_however_many_tokens_are_drafted(
+    model: Any, temperature: float, least_accepted: float, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups are sampled twice, and the second time they are drafted from the first: at temperature 0
+    nearly all drafts are right, and the higher it is, the fewer."""
+    params = SamplingParams(max_tokens=40, temperature=temperature)
+    completions_by_draft = []
+    for max_draft in (0, 1, 4, 100):
+        monkeypatch.setattr(engine_module, "MAX_DRAFT", max_draft)
+        engine = make_engine(model, seed=3, threads=threads)
+        completions: dict[str, Completion] = {}
+        for time in "ab":
+            prompts = {f"{time}{i}": _tokens(f"opening {i // GROUP}", 50) for i in range(2 * GROUP)}
+            completions |= complete(engine, prompts, params=params)
+        completions_by_draft.append(completions)
+        stats = engine.stats
+        assert stats.accepted_tokens <= stats.drafted_tokens
+        if max_draft == 0:
+            assert stats.drafted_tokens == 0
+        elif max_draft == 4:  # the second time
+            assert stats.accepted_tokens >= least_accepted * 2 * GROUP * 40 * 4 // 5
+            assert stats.drafted_tokens > stats.accepted_tokens or temperature == 0
+    assert completions_by_draft[1:] == completions_by_draft[:1] * 3

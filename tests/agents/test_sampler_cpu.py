@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from agents.samplers import kernels
-from agents.samplers.cpu import CpuSampler, forward, tiles
+from agents.samplers.cpu import CpuSampler, drafts, forward, tiles
 from agents.samplers.cpu.engine import TOKENS_PER_STEP, SamplingRequest
 from agents.samplers.cpu.llama import Llama, model_shape, read_checkpoint
 from agents.samplers.sampling import sample_tokens, uniforms
@@ -584,7 +584,7 @@ def test_a_weight_that_is_no_number_is_found(llama: Any, name: str, value: float
 
 def test_what_is_compiled_belongs_to_the_files_that_it_was_compiled_from() -> None:
     """numba looks at the function's own file, and at its closure."""
-    sources = b"".join(Path(inspect.getfile(module)).read_bytes() for module in (tiles, kernels))
+    sources = b"".join(Path(inspect.getfile(module)).read_bytes() for module in (tiles, kernels, drafts))
     for function in (forward.forward, forward.generate):
         assert inspect.getclosurevars(function.py_func).nonlocals["digest"] == zlib.crc32(sources)
 

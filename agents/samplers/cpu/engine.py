@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from agents.samplers.cpu.drafts import make_drafts, write_sequence
 from agents.samplers.cpu.llama import Batch, Draws, Llama, ModelShape, Segment, make_batch
 from agents.samplers.cpu.scheduler import CachedSequence, Prefix, Scheduler, bytes_per_token
 from agents.samplers.cpu.tiles import BYTES
@@ -37,10 +38,12 @@ PATIENCE = 500
 """Steps after which the sequence that has waited for longest goes first."""
 SMALL_MODEL_BYTES = 8e6
 """Weights beyond this are read from memory at every step anyway: then all sequences advance together."""
-MIN_HOT = 4
+MIN_HOT = 8
 """The fewest sequences that are advanced together, if there are so many."""
-TOKENS_PER_STEP = 8
+TOKENS_PER_STEP = 16
 """Tokens that are sampled for a sequence before other requests can join."""
+MAX_DRAFT = 4
+"""The most tokens that are drafted for a sequence; each costs a row of a forward, accepted or not."""
 NO_ROWS = np.zeros(0, dtype=np.int64)
 PROMPT_TOKENS = 768
 """Tokens of new prompts in one forward (unless one prompt is longer); more is not faster."""
@@ -69,6 +72,10 @@ class EngineStats:
     """Tokens of prompts that the cache had."""
     forwards: int = 0
     """Passes through the model, of however many sequences."""
+    drafted_tokens: int = 0
+    """Tokens that were drafted, and so computed before it was known whether they would be sampled."""
+    accepted_tokens: int = 0
+    """Drafted tokens that were sampled."""
     evictions: int = 0
     """Episodes whose slot was given to another."""
 
@@ -130,6 +137,7 @@ class CpuEngine:
         self._scheduler = Scheduler(
             shape, context_length=context_length, max_sequences=max_sequences, cache_gb=cache_gb
         )
+        self._drafts = make_drafts(self._scheduler.slots.count, context_length)
         self._waiting: dict[str, SamplingRequest] = {}  # by episode, first come first
         self._jobs: dict[str, _Job] = {}  # by episode
         self._counts: Counter[str] = Counter()
@@ -216,14 +224,14 @@ class CpuEngine:
         """Give waiting requests their slots, as far as there are any, and compute new prompts."""
         for episode, request in list(self._waiting.items()):
             if sequence := self._scheduler.resume(episode, request.prompt_ids):
-                self._start(request, sequence)
+                self._start(request, sequence, drafted=sequence.num_cached)
                 self._count(reused_tokens=sequence.num_cached)
         new_prefixes: list[Prefix] = []
         for episode, request in list(self._waiting.items()):
             sequence = self._scheduler.admit(episode, request.prompt_ids, clock=self._clock)
             if sequence is None:
                 break
-            self._start(request, sequence)
+            self._start(request, sequence, drafted=0)
             prefix = sequence.prefix
             if prefix.is_filled or prefix in new_prefixes:
                 self._count(reused_tokens=len(prefix))
@@ -234,12 +242,15 @@ class CpuEngine:
             self._fill(new_prefixes)
             self._scheduler.evict_unused_prefixes()
 
-    def _start(self, request: SamplingRequest, sequence: CachedSequence) -> None:
+    def _start(self, request: SamplingRequest, sequence: CachedSequence, *, drafted: int) -> None:
+        """`drafted`: the first tokens of the sequence that are among the drafts."""
         del self._waiting[request.episode_id]
         # The length, too: a conversation that was shortened comes by the same positions again.
         key = random_key(self._seed, self.policy_version, request.episode_id, len(request.prompt_ids))
         self._jobs[request.episode_id] = _Job(request, key)
         sequence.last_used = self._clock
+        tokens = np.array(sequence.tokens, dtype=np.int64)
+        write_sequence(self._drafts, sequence.slot, tokens, drafted, sequence.prefix.salt)
         self._count(prefilled_tokens=len(sequence.tokens) - sequence.num_cached)
 
     def _fill(self, prefixes: list[Prefix]) -> None:
@@ -302,6 +313,8 @@ class CpuEngine:
         stops = [p.stop_token_ids for p in params]
         width = max(map(len, stops))
         draws = Draws(
+            slots=np.array([s.slot for s, _ in pairs], dtype=np.int64),
+            salts=np.array([s.prefix.salt for s, _ in pairs], dtype=np.uint64),
             keys=np.array([job.key for _, job in pairs], dtype=np.uint64),
             temperatures=np.array([p.temperature for p in params], dtype=np.float32),
             stops=np.array([[*ids, *[-1] * (width - len(ids))] for ids in stops], dtype=np.int64),
@@ -309,14 +322,14 @@ class CpuEngine:
         )
         parts = self._share_out(
             make_batch(map(_last_token, pairs), draws),
-            lambda part: self._model.generate(part, steps=TOKENS_PER_STEP),
+            lambda part: self._model.generate(part, self._drafts, count=TOKENS_PER_STEP, max_draft=MAX_DRAFT),
         )
-        tokens, logprobs = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        counts = (tokens >= 0).sum(axis=1).tolist()
-        self._count(forwards=max(counts))
+        tokens, logprobs = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+        forwards, drafted, accepted = np.array([part[2] for part in parts]).T.tolist()
+        self._count(forwards=max(forwards), drafted_tokens=sum(drafted), accepted_tokens=sum(accepted))
         completions = []
         for pair, count, row, row_logprobs in zip(
-            pairs, counts, tokens.tolist(), logprobs.tolist(), strict=True
+            pairs, (tokens >= 0).sum(axis=1).tolist(), tokens.tolist(), logprobs.tolist(), strict=True
         ):
             completions += self._append(*pair, row[:count], row_logprobs[:count])
         return completions

@@ -23,9 +23,10 @@ from numba import float32, float64, int64, njit, types, uint64
 from numba.extending import intrinsic
 
 from agents.samplers import kernels
-from agents.samplers.cpu import tiles
-from agents.samplers.cpu.tiles import BYTES, LANES, ROWS, add_product, add_row, add_tile, round_up
-from agents.samplers.kernels import draw, exponentiate, exponentiate_logits, exponentiate_scores, uniform
+from agents.samplers.cpu import drafts, tiles
+from agents.samplers.cpu.drafts import DRAFTS, add_token, draft
+from agents.samplers.cpu.tiles import BYTES, LANES, ROWS, add_product, add_rows, round_up
+from agents.samplers.kernels import draw, exponential, exponentiate_logits, exponentiate_scores, uniform
 
 _BLOCK = 48
 """Tokens that pass through a layer's inner matrices at once: their activations stay in the L2 cache."""
@@ -85,14 +86,10 @@ def _normalize(x, width, eps, output):  # type: ignore[no-untyped-def]
 @njit(nogil=True, fastmath=True)
 def _gate(gate_up, inner, output):  # type: ignore[no-untyped-def]
     """silu(gate) * up; `gate_up`: [N, 2 I], `output`: [N, I]."""
-    powers = np.empty(inner, np.int32)
     for n in range(gate_up.shape[0]):
         gate, up, result = gate_up[n, :inner], gate_up[n, inner:], output[n]
         for i in range(inner):
-            result[i] = -gate[i]
-        exponentiate(result, powers)
-        for i in range(inner):
-            result[i] = gate[i] / (float32(1.0) + result[i]) * up[i]
+            result[i] = gate[i] / (float32(1.0) + exponential(-gate[i])) * up[i]
 
 
 @njit(nogil=True, fastmath=True)
@@ -147,7 +144,7 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
     [N, H * D], overwritten.
     """
     heads, head_dim = sizes.heads, sizes.head_dim
-    value_dim = (head_dim + LANES - 1) // LANES * LANES
+    value_dim, panel = (head_dim + LANES - 1) // LANES * LANES, LANES * head_dim
     _store(qkv, positions, segments, layer, sizes, value_dim)
     longest = 0
     segment_of = np.empty(qkv.shape[0], np.int64)
@@ -156,7 +153,7 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
         segment_of[segments[s, FIRST] : end] = s
         longest = max(longest, positions[end - 1] + 1)
     stride = longest + 2 * LANES  # the last panel of keys may go beyond a sequence's end
-    scores, powers = np.empty((ROWS, stride), np.float32), np.empty(stride, np.int32)
+    scores = np.empty((ROWS, stride), np.float32)
     sums, shares = np.empty((ROWS, value_dim), np.float32), np.empty(ROWS, np.float32)
     at_scores, at_sums, q = scores.ctypes.data, sums.ctypes.data, qkv.shape[1]
     first = 0
@@ -179,38 +176,58 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
             for part in range(parts):
                 start, end = first + count * part // parts, first + count * (part + 1) // parts
                 rows, queries = end - start, qkv.ctypes.data + BYTES * (start * q + head * head_dim)
-                scores[:rows, : length + LANES] = float32(0.0)
-                for c in range(0, length, LANES):
-                    panel, target = keys + BYTES * c * head_dim, at_scores + BYTES * c
-                    add_tile(rows, queries, q, panel, LANES, head_dim, target, stride)
-                for r in range(rows):
-                    n = start + r
-                    own, columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
+                padded = (length + LANES - 1) // LANES * LANES
+                scores[:rows, :padded] = float32(0.0)
+                add_rows(rows, queries, q, keys, LANES, panel, head_dim, padded, at_scores, stride)
+                r = 0
+                while r < rows:  # the rows of one segment, of which the last sees the most
+                    s = segment_of[start + r]
+                    own, columns = segments[s, OWN], segments[s, OWN_COLUMNS]
                     own_keys, _ = _locate(own, columns, layer, k, sizes, value_dim)
-                    own_length = positions[n] + 1 - length
-                    padded = (own_length + LANES - 1) // LANES * LANES
-                    query, target = queries + BYTES * r * q, at_scores + BYTES * (r * stride + length)
-                    scores[r, length : length + padded] = float32(0.0)
-                    add_row(query, own_keys, LANES, LANES * head_dim, head_dim, padded, target)
-                    total = exponentiate_scores(scores[r, : positions[n] + 1], powers[: positions[n] + 1])
-                    shares[r] = float32(1.0) / total
+                    end_of_run = min(rows, segments[s, FIRST] + segments[s, COUNT] - start)
+                    visible = positions[start + end_of_run - 1] + 1
+                    padded = (visible - length + LANES - 1) // LANES * LANES
+                    scores[r:end_of_run, length : length + padded] = float32(0.0)
+                    query, at_own = queries + BYTES * r * q, at_scores + BYTES * (r * stride + length)
+                    run = end_of_run - r
+                    add_rows(run, query, q, own_keys, LANES, panel, head_dim, padded, at_own, stride)
+                    for row in range(r, end_of_run):
+                        row_visible = positions[start + row] + 1
+                        shares[row] = float32(1.0) / exponentiate_scores(scores[row, :row_visible])
+                        scores[row, row_visible:visible] = float32(0.0)
+                    r = end_of_run
                 sums[:rows] = float32(0.0)
-                for d in range(0, value_dim, LANES):
-                    panel, target = values + BYTES * d, at_sums + BYTES * d
-                    add_tile(rows, at_scores, stride, panel, value_dim, length, target, value_dim)
-                for r in range(rows):
-                    n = start + r
-                    own, columns = segments[segment_of[n], OWN], segments[segment_of[n], OWN_COLUMNS]
+                add_rows(
+                    rows, at_scores, stride, values, value_dim, LANES, length, value_dim, at_sums, value_dim
+                )
+                r = 0
+                while r < rows:
+                    s = segment_of[start + r]
+                    own, columns = segments[s, OWN], segments[s, OWN_COLUMNS]
                     _, own_values = _locate(own, columns, layer, k, sizes, value_dim)
-                    weights, target = (
+                    end_of_run = min(rows, segments[s, FIRST] + segments[s, COUNT] - start)
+                    count_of_own = positions[start + end_of_run - 1] + 1 - length
+                    at_own, target = (
                         at_scores + BYTES * (r * stride + length),
                         at_sums + BYTES * r * value_dim,
                     )
-                    add_row(
-                        weights, own_values, value_dim, LANES, positions[n] + 1 - length, value_dim, target
+                    run = end_of_run - r
+                    add_rows(
+                        run,
+                        at_own,
+                        stride,
+                        own_values,
+                        value_dim,
+                        LANES,
+                        count_of_own,
+                        value_dim,
+                        target,
+                        value_dim,
                     )
+                    r = end_of_run
+                for r in range(rows):
                     for d in range(head_dim):
-                        attended[n, head * head_dim + d] = sums[r, d] * shares[r]
+                        attended[start + r, head * head_dim + d] = sums[r, d] * shares[r]
         first = end_of_prefix
 
 
@@ -239,6 +256,10 @@ _GENERATE: Any = numba.boolean(
     int64[::1],
     int64[:, ::1],
     _MODEL,
+    DRAFTS,
+    int64,
+    int64[::1],
+    uint64[::1],
     uint64[::1],
     float32[::1],
     int64[:, ::1],
@@ -246,13 +267,14 @@ _GENERATE: Any = numba.boolean(
     _MATRIX,
     int64[:, ::1],
     float64[:, ::1],
+    int64[::1],
 )
 
 
 # numba keeps compiled functions on disk, and takes them from there if their own file and their closure are
 # what they were: so the digest of the other files whose functions they call is a value in the closure. It is
 # the only one: a compiled function there would be another value in every process.
-_SOURCES = (tiles.__file__, kernels.__file__)
+_SOURCES = (tiles.__file__, kernels.__file__, drafts.__file__)
 _DIGEST = zlib.crc32(b"".join(Path(file).read_bytes() for file in _SOURCES))
 
 
@@ -326,50 +348,82 @@ def _compile_generate(digest: int) -> Any:
 
     @njit(_GENERATE, nogil=True, cache=True)
     def generate(  # type: ignore[no-untyped-def]
-        tokens, positions, segments, model, keys, temperatures, stops, limits, logits, sampled, logprobs
+        tokens,
+        positions,
+        segments,
+        model,
+        drafts,
+        max_draft,
+        slots,
+        salts,
+        keys,
+        temperatures,
+        stops,
+        limits,
+        logits,
+        sampled,
+        logprobs,
+        counts,
     ):
         """Sample up to M tokens for each of N sequences; whether all logits were numbers.
 
         `tokens`, `positions`: [N], each sequence's last token, which has no keys and values yet; `segments`:
-        [N, 7], one for each; `keys`: [N], of the random numbers; `temperatures`: [N], 0 for the most probable
-        token; `stops`: [N, any], ids that end a sequence, filled up with -1; `limits`: [N], of tokens to
-        sample; `logits`: [N, vocabulary, rounded up], to work in; `sampled`: [N, M], filled up with -1;
-        `logprobs`: [N, M]. The first three are overwritten.
+        [N, 7], one for each; `max_draft`: of tokens for a sequence; `slots`, `salts`: [N], where `drafts` has
+        the sequences; `keys`: [N], of the
+        random numbers; `temperatures`: [N], 0 for the most probable token; `stops`: [N, any], ids that end a
+        sequence, filled up with -1; `limits`: [N], of tokens to sample; `logits`: [R, vocabulary, rounded
+        up], to work in, R at least N: the most rows of a forward, drafts included; `sampled`: [N, M], filled
+        up with -1; `logprobs`: [N, M]; `counts`: [3], overwritten with the numbers of forwards, of drafted
+        tokens and of accepted ones. The first three are overwritten, too.
         """
-        vocab_size, live = model.embedding.shape[0], tokens.shape[0]
-        masses, powers = np.empty(vocab_size, np.float32), np.empty(vocab_size, np.int32)
-        rows = np.arange(live)  # the sequences that go on
-        sampled[:] = -1
-        for step in range(sampled.shape[1]):
-            parts = tokens[:live], positions[:live], segments[:live]
-            if forward(*parts, model, np.arange(live), logits) != digest:
-                return False
-            staying = 0
+        vocab_size, live, most_rows = model.embedding.shape[0], tokens.shape[0], logits.shape[0]
+        masses = np.empty(vocab_size, np.float32)
+        batch, places = np.empty(most_rows, np.int64), np.empty(most_rows, np.int64)
+        sequences, lengths = np.arange(live), np.zeros(live, np.int64)  # those that go on; tokens of each
+        sampled[:], counts[:] = -1, 0
+        while live > 0:
+            most, end = min(max_draft, most_rows // live - 1), 0
             for i in range(live):
-                n, temperature = rows[i], temperatures[rows[i]]
+                n = sequences[i]
+                room = min(most, limits[n] - lengths[n] - 1, sampled.shape[1] - lengths[n] - 1)
+                batch[end] = tokens[i]
+                drafted = draft(drafts, slots[n], positions[i] + 1, salts[n], batch[end + 1 : end + 1 + room])
+                segments[i, FIRST], segments[i, COUNT] = end, 1 + drafted
+                for r in range(1 + drafted):
+                    places[end + r] = positions[i] + r
+                end += 1 + drafted
+            if forward(batch[:end], places[:end], segments[:live], model, np.arange(end), logits) != digest:
+                return False
+            counts[0], counts[1], staying = counts[0] + 1, counts[1] + end - live, 0
+            for i in range(live):
+                n, temperature = sequences[i], temperatures[sequences[i]]
                 is_greedy = temperature == float32(0.0)
-                scale, row = float32(1.0) if is_greedy else temperature, logits[i, :vocab_size]
-                total, log_sum = exponentiate_logits(row, scale, masses, powers)
-                if not np.isfinite(total):
-                    return False
-                if is_greedy:
-                    token = np.argmax(row)
-                else:
-                    number = uniform(keys[n], np.uint64(positions[i] + 1))
-                    token = draw(masses, total, number)
-                sampled[n, step] = token
-                logprobs[n, step] = float64(row[token]) * float64(float32(1.0) / scale) - log_sum
-                is_over = step + 1 >= limits[n]
-                for stop in stops[n]:
-                    is_over = is_over or token == stop
+                scale = float32(1.0) if is_greedy else temperature
+                first, is_over = segments[i, FIRST], False
+                for r in range(first, first + segments[i, COUNT]):
+                    row = logits[r, :vocab_size]
+                    total, log_sum = exponentiate_logits(row, scale, masses)
+                    if not np.isfinite(total):
+                        return False
+                    if is_greedy:
+                        token = np.argmax(row)
+                    else:
+                        token = draw(masses, total, uniform(keys[n], np.uint64(places[r] + 1)))
+                    sampled[n, lengths[n]] = token
+                    logprobs[n, lengths[n]] = float64(row[token]) * float64(float32(1.0) / scale) - log_sum
+                    lengths[n] += 1
+                    add_token(drafts, slots[n], places[r] + 1, token, salts[n])
+                    is_over = lengths[n] >= min(limits[n], sampled.shape[1])
+                    for stop in stops[n]:
+                        is_over = is_over or token == stop
+                    if is_over or r + 1 == first + segments[i, COUNT] or batch[r + 1] != token:
+                        break
+                    counts[2] += 1
                 if not is_over:
-                    rows[staying], tokens[staying], positions[staying] = n, token, positions[i] + 1
+                    sequences[staying], tokens[staying], positions[staying] = n, token, places[r] + 1
                     segments[staying] = segments[i]
-                    segments[staying, FIRST] = staying
                     staying += 1
             live = staying
-            if live == 0:
-                break
         return True
 
     return generate

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from agents.huggingface.files import PlainConfig, load_config
+from agents.samplers.cpu.drafts import Drafts
 from agents.samplers.cpu.forward import COUNT, DOWN, FIRST, GATE_UP, OUT, QKV, Model, Sizes, forward, generate
 from agents.samplers.cpu.tiles import LANES, pack, round_up
 from agents.samplers.sampling import diverged_policy_error
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
+MAX_ROWS = 192
+"""The most rows of a forward that drafts fill: with more, a row is no faster."""
 MODEL_TYPES = ("llama", "qwen2")
 """The supported architectures, by their names in config.json."""
 
@@ -177,6 +180,8 @@ class Segment(NamedTuple):
 class Draws:
     """How the next tokens of N sequences are drawn."""
 
+    slots: np.ndarray  # [N]
+    salts: np.ndarray  # [N]
     keys: np.ndarray  # [N]
     temperatures: np.ndarray  # [N]
     stops: np.ndarray  # [N, any]
@@ -208,6 +213,8 @@ class Batch:
         draws = self.draws
         if draws is not None:
             draws = Draws(
+                slots=draws.slots[first:end],
+                salts=draws.salts[first:end],
                 keys=draws.keys[first:end],
                 temperatures=draws.temperatures[first:end],
                 stops=draws.stops[first:end],
@@ -271,31 +278,39 @@ class Llama:
         forward(batch.tokens, batch.positions, batch.segments, self._model, logits_of, logits)
         return logits[:, : self.shape.vocab_size]
 
-    def generate(self, batch: Batch, *, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sample up to `steps` tokens after each sequence of `batch`, of which it has the last token alone.
+    def generate(
+        self, batch: Batch, drafts: Drafts, *, count: int, max_draft: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Sample up to `count` tokens after each sequence of `batch`, of which it has the last token alone.
 
-        Returns tokens [N, steps], filled up with -1, and log-probs [N, steps]. Raises `SamplerFailed` for
-        logits that are not numbers.
+        `max_draft`: the most tokens that are drafted for a sequence. Returns tokens [N, count], filled up
+        with -1, log-probs [N, count], and counts [3]: forwards, drafted tokens, accepted ones. Raises
+        `SamplerFailed` for logits that are not numbers.
         """
         draws = batch.draws
         assert draws is not None
-        sampled = np.empty((len(batch.tokens), steps), dtype=np.int64)
-        logprobs = np.empty(sampled.shape)
+        sampled = np.empty((len(batch.tokens), count), dtype=np.int64)
+        logprobs, counts = np.empty(sampled.shape), np.empty(3, dtype=np.int64)
         if not generate(
             batch.tokens.copy(),
             batch.positions.copy(),
             batch.segments.copy(),
             self._model,
+            drafts,
+            max_draft,
+            draws.slots,
+            draws.salts,
             draws.keys,
             draws.temperatures,
             draws.stops,
             draws.limits,
-            self._empty_logits(len(sampled)),
+            self._empty_logits(max(len(sampled), MAX_ROWS)),
             sampled,
             logprobs,
+            counts,
         ):
             raise diverged_policy_error()
-        return sampled, logprobs
+        return sampled, logprobs, counts
 
     def _empty_logits(self, rows: int) -> np.ndarray:
         return np.empty((rows, round_up(self.shape.vocab_size, LANES)), dtype=np.float32)

@@ -43,6 +43,8 @@ class Prefix:
         """Whether a forward has written them."""
         self.users = 0
         self.last_used = 0
+        self.salt = hash(tokens) & (1 << 64) - 1
+        """Tells its sequences' drafts from those of others."""
         columns = round_up(len(tokens), LANES)
         self._block = _aligned(block_size(shape.sizes, columns))
         self.place = Place(self._block.ctypes.data, columns)
@@ -55,6 +57,7 @@ class Slots:
     """The episodes' blocks: one array of fixed size. A page takes memory once it is written."""
 
     def __init__(self, shape: ModelShape, *, count: int, columns: int) -> None:
+        self.count = count
         self.columns = round_up(columns, LANES)
         """Of each slot."""
         size = block_size(shape.sizes, self.columns)

@@ -18,7 +18,8 @@ from numba.extending import intrinsic
 LANES = 16
 """Columns of a vector: one register of AVX-512, two of AVX2, four of NEON."""
 ROWS = 6
-"""The most rows of a tile: with AVX2, twelve sums, two vectors of B and a number of A fill the registers."""
+"""The most rows of a tile. With AVX2, twelve sums of one vector of columns, two registers of B and one of A
+are all that there are; with AVX-512, twelve sums of two vectors keep the units for multiply-add busy."""
 BYTES = 4
 
 
@@ -102,10 +103,12 @@ def _make_tile(rows: int, width: int) -> Callable[..., None]:
 _tile_1x1, _tile_1x2, _tile_1x4 = _make_tile(1, 1), _make_tile(1, 2), _make_tile(1, 4)
 _tile_2x1, _tile_3x1, _tile_4x1 = _make_tile(2, 1), _make_tile(3, 1), _make_tile(4, 1)
 _tile_5x1, _tile_6x1 = _make_tile(5, 1), _make_tile(6, 1)
+_tile_2x2, _tile_3x2, _tile_4x2 = _make_tile(2, 2), _make_tile(3, 2), _make_tile(4, 2)
+_tile_5x2, _tile_6x2 = _make_tile(5, 2), _make_tile(6, 2)
 
 
 @njit(nogil=True)
-def add_tile(rows, a, a_stride, b, b_stride, length, c, c_stride):  # type: ignore[no-untyped-def]
+def _add_narrow(rows, a, a_stride, b, b_stride, length, c, c_stride):  # type: ignore[no-untyped-def]
     """Add A [rows, length] times B [length, LANES] to C [rows, LANES]; `rows`: 1 to `ROWS`."""
     if rows == 6:
         _tile_6x1(a, a_stride, b, b_stride, 0, length, c, c_stride)
@@ -122,30 +125,48 @@ def add_tile(rows, a, a_stride, b, b_stride, length, c, c_stride):  # type: igno
 
 
 @njit(nogil=True)
-def add_row(a, b, b_stride, b_panel, length, columns, c):  # type: ignore[no-untyped-def]
-    """Add A [length] times B to C [columns]; `columns`: a multiple of `LANES`, each in a panel of B."""
+def _add_wide(rows, a, a_stride, b, b_stride, b_panel, length, c, c_stride):  # type: ignore[no-untyped-def]
+    """Add A [rows, length] times B [length, 2 LANES] to C; `rows`: 1 to `ROWS`."""
+    if rows == 6:
+        _tile_6x2(a, a_stride, b, b_stride, b_panel, length, c, c_stride)
+    elif rows == 5:
+        _tile_5x2(a, a_stride, b, b_stride, b_panel, length, c, c_stride)
+    elif rows == 4:
+        _tile_4x2(a, a_stride, b, b_stride, b_panel, length, c, c_stride)
+    elif rows == 3:
+        _tile_3x2(a, a_stride, b, b_stride, b_panel, length, c, c_stride)
+    elif rows == 2:
+        _tile_2x2(a, a_stride, b, b_stride, b_panel, length, c, c_stride)
+    else:
+        _tile_1x2(a, a_stride, b, b_stride, b_panel, length, c, c_stride)
+
+
+@njit(nogil=True)
+def add_rows(rows, a, a_stride, b, b_stride, b_panel, length, columns, c, c_stride):  # type: ignore[no-untyped-def]
+    """Add A [rows, length] times B to C [rows, columns]; `rows`: 1 to `ROWS`; `columns`: a multiple of
+    `LANES`, each in a panel of B."""
     column = 0
-    while column + 4 * LANES <= columns:
+    while rows == 1 and column + 4 * LANES <= columns:
         _tile_1x4(a, 0, b, b_stride, b_panel, length, c, 0)
         b, c, column = b + 4 * BYTES * b_panel, c + 4 * BYTES * LANES, column + 4 * LANES
-    if column + 2 * LANES <= columns:
-        _tile_1x2(a, 0, b, b_stride, b_panel, length, c, 0)
+    while column + 2 * LANES <= columns:
+        _add_wide(rows, a, a_stride, b, b_stride, b_panel, length, c, c_stride)
         b, c, column = b + 2 * BYTES * b_panel, c + 2 * BYTES * LANES, column + 2 * LANES
     if column < columns:
-        _tile_1x1(a, 0, b, b_stride, b_panel, length, c, 0)
+        _add_narrow(rows, a, a_stride, b, b_stride, length, c, c_stride)
 
 
 @njit(nogil=True)
 def add_product(n, a, a_stride, panels, length, columns, c, c_stride):  # type: ignore[no-untyped-def]
     """Add A [n, length] times a packed matrix [length, columns] to C [n, columns]."""
-    parts = (n + ROWS - 1) // ROWS
-    for panel in range(columns // LANES):
-        b, c_panel = panels + BYTES * panel * length * LANES, c + BYTES * panel * LANES
-        first = 0
+    parts, panel = (n + ROWS - 1) // ROWS, length * LANES
+    for column in range(0, columns, 2 * LANES):
+        b, c_panels = panels + BYTES * column * length, c + BYTES * column
+        width, first = min(2 * LANES, columns - column), 0
         for part in range(parts):
             end = n * (part + 1) // parts  # rows are shared out evenly: 8 are 4 and 4, not 6 and 2
-            a_rows, c_rows = a + BYTES * first * a_stride, c_panel + BYTES * first * c_stride
-            add_tile(end - first, a_rows, a_stride, b, LANES, length, c_rows, c_stride)
+            a_rows, c_rows = a + BYTES * first * a_stride, c_panels + BYTES * first * c_stride
+            add_rows(end - first, a_rows, a_stride, b, LANES, panel, length, width, c_rows, c_stride)
             first = end
 
 
