@@ -551,7 +551,7 @@ class _Magento(BaseHTTPRequestHandler):
 
 def test_the_shop_is_asked_through_its_own_interface() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Magento)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     base = f"http://127.0.0.1:{server.server_address[1]}"
     last = "func:shopping_get_latest_order_url()"
     author, rating = (f"func:shopping_get_sku_latest_review_{part}" for part in ("author", "rating"))

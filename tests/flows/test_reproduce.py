@@ -332,7 +332,8 @@ class TestData:
     """Of a run whose rows Git does not have."""
 
     @pytest.fixture(scope="class")
-    def project(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    @classmethod
+    def project(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         toy = LineageToy.make(tmp_path_factory.mktemp("project"), tracks_rows=False)
         toy.run()
         return toy.folder
