@@ -13,7 +13,6 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 REDACTION = "[redacted]"
@@ -82,7 +81,7 @@ class _CleanRecords:
         self._make = make
         self._format = logging.Formatter()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+    def __call__(self, *args: object, **kwargs: object) -> logging.LogRecord:
         record = self._make(*args, **kwargs)
         try:
             message = record.getMessage()

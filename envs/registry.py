@@ -51,7 +51,7 @@ def no_expert(item: Item) -> Sequence[ExpertStep]:
     return ()
 
 
-def accept_any_fields(fields: Mapping[str, Any]) -> None:
+def accept_any_fields(fields: Mapping[str, object]) -> None:
     """The `check_fields` of an environment that reads no field of a row."""
 
 
@@ -97,7 +97,7 @@ class EnvSpec:
     """False if steps carry no reward, so that a pipeline must name one."""
     has_states: bool = False
     """Whether instances have `state_key` (`envs/types.py`, `HasState`)."""
-    check_fields: Callable[[Mapping[str, Any]], object] = accept_any_fields
+    check_fields: Callable[[Mapping[str, object]], object] = accept_any_fields
     """Checks a row of a user's data before the run starts; raises `ConfigError` for what `reset` would
     refuse."""
 
@@ -231,13 +231,13 @@ def _items_by_number(spec: EnvSpec) -> Mapping[int, Item]:
     return {item.index: item for item in (*split.train, *split.test)}
 
 
-def _check_type(name: str, value: Any) -> EnvSpec:
+def _check_type(name: str, value: object) -> EnvSpec:
     if isinstance(value, EnvSpec):
         return value
     raise ConfigError(f"env {name!r} is a {type(value).__name__}; name an EnvSpec (docs/new-environment.md)")
 
 
-def _validate(name: str, value: Any) -> EnvSpec:
+def _validate(name: str, value: object) -> EnvSpec:
     spec = _check_type(name, value)
     if spec.name != name:
         raise ConfigError(
@@ -283,7 +283,7 @@ FAMILIES: Registry[FamilyModule] = Registry(
     group="wingspan.families",
     origin="envs/registry.py",
     validate=_check_family,
-    load=cast(Callable[[Any], FamilyModule], import_module),
+    load=cast(Callable[[str], FamilyModule], import_module),
 )
 """All families, by the name before the colon, whether or not their packages are installed."""
 

@@ -267,7 +267,7 @@ def read_state_key(env: Environment) -> str | None:
     Raises `ValueError` for a key that is no text.
     """
     # A tenth of the time of isinstance.
-    state_key: Callable[[], Any] | None = getattr(env, "state_key", None)
+    state_key: Callable[[], object] | None = getattr(env, "state_key", None)
     key = None if state_key is None else state_key()
     if key is None or isinstance(key, str):
         return key
@@ -306,7 +306,7 @@ def replace_surrogates(text: str, *, by: str = "\ufffd") -> str:
     return text if text.isascii() else _SURROGATE.sub(by, text)
 
 
-def replace_surrogates_within(value: Any, *, by: str = "\ufffd") -> Any:
+def replace_surrogates_within(value: object, *, by: str = "\ufffd") -> object:
     """A JSON value with `by` for each lone surrogate in its texts and keys."""
     if isinstance(value, str):
         return replace_surrogates(value, by=by)

@@ -8,7 +8,7 @@ JSON if possible (`false`, `5`, `[1, 2]`), else texts.
 import json
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 from urllib.parse import unquote
 
 from envs.errors import ConfigError, MissingDependency, list_names, suggest
@@ -18,7 +18,7 @@ MAX_LISTED = 12
 """Names in an error message; a package may have hundreds."""
 
 
-def parse_name(name: str) -> tuple[str, dict[str, Any]]:
+def parse_name(name: str) -> tuple[str, dict[str, object]]:
     """Parse `family:target?options` into (target, options); raises `ConfigError` if it is malformed."""
     target, _, query = name.partition(":")[2].partition("?")
     if not target:
@@ -32,7 +32,7 @@ def parse_name(name: str) -> tuple[str, dict[str, Any]]:
     return target, options
 
 
-def _parse_value(text: str) -> Any:
+def _parse_value(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:
@@ -47,7 +47,7 @@ def unknown_target(target: str, *, family: str, targets: Iterable[str]) -> Confi
     return ConfigError(f"unknown env {f'{family}:{target}'!r}; {hint}")
 
 
-def import_package(module: str, *, family: str) -> Any:
+def import_package(module: str, *, family: str) -> ModuleType:
     """Import `module`; raises `MissingDependency` with the command that installs the package `family`."""
     try:
         return import_module(module)

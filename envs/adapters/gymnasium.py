@@ -18,7 +18,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import gymnasium
 from gymnasium import error as errors
@@ -87,8 +86,8 @@ TOYS = {
 class Setup:
     """How one environment is constructed and converted to text."""
 
-    make: Callable[[], Any]
-    render: Callable[[Any, Any], str]
+    make: Callable[[], gymnasium.Env]
+    render: Callable[[gymnasium.Env, object], str]
     """(environment, its observation) → text."""
     actions: ActionText
     is_success: Callable[[float, float, bool], bool]
@@ -102,7 +101,7 @@ class GymnasiumEnv:
 
     def __init__(self, argument: str) -> None:
         self._setup = _setup(argument)
-        self._env: Any = None
+        self._env: gymnasium.Env | None = None
         self._has_ended = True
         self._return = 0.0
 
@@ -116,7 +115,7 @@ class GymnasiumEnv:
 
     async def step(self, action: str) -> StepResult:
         """Take an action; a text that is not an action changes nothing, and the observation says so."""
-        if self._has_ended:
+        if self._env is None or self._has_ended:
             raise RuntimeError("step before reset")
         parsed_action = self._setup.actions.read(action.strip())
         if parsed_action is None:
@@ -140,7 +139,7 @@ class GymnasiumEnv:
 
     def state_key(self) -> str | None:
         """The number of a toy text's state; None for other environments, which hide theirs."""
-        if self._has_ended or not self._setup.has_states:
+        if self._env is None or self._has_ended or not self._setup.has_states:
             return None
         return str(int(self._env.unwrapped.s))
 
@@ -194,7 +193,7 @@ def _setup(argument: str) -> Setup:
     )
 
 
-def _make(target: str, options: Mapping[str, Any]) -> Any:
+def _make(target: str, options: Mapping[str, object]) -> gymnasium.Env:
     try:
         return gymnasium.make(target, disable_env_checker=True, **options)
     except errors.UnregisteredEnv:
@@ -209,14 +208,14 @@ def _make(target: str, options: Mapping[str, Any]) -> Any:
         ) from None
 
 
-def _renderer(env: Any, *, has_ansi: bool) -> Callable[[Any, Any], str]:
+def _renderer(env: gymnasium.Env, *, has_ansi: bool) -> Callable[[gymnasium.Env, object], str]:
     if has_ansi and not isinstance(env.observation_space, gymnasium.spaces.Text):
         return lambda live, _: colours_to_words(str(live.render())).strip("\n")
     to_text = make_observation_text(env.observation_space)
     return lambda _, observation: to_text(observation)
 
 
-def _names(env: Any) -> Sequence[str]:
+def _names(env: gymnasium.Env) -> Sequence[str]:
     """Names of a choice, from `get_action_meanings()` as in the Atari package, or from an enumeration
     `actions`."""
     if inspect.ismethod(getattr(env, "get_action_meanings", None)):
@@ -226,7 +225,7 @@ def _names(env: Any) -> Sequence[str]:
 
 
 def _success_rule(
-    name: str | None, threshold: float | None, *, target: str
+    name: object, threshold: float | None, *, target: str
 ) -> Callable[[float, float, bool], bool]:
     match name or ("last_reward" if threshold is None else "threshold"):
         case "terminated":

@@ -37,7 +37,7 @@ class ActionText:
     """Text → action; None if the text is not an action."""
 
 
-def make_observation_text(space: Any) -> Callable[[Any], str]:
+def make_observation_text(space: spaces.Space) -> Callable[[Any], str]:
     """A function from the space's values to text; raises `NoTextForm`."""
     match space:
         case spaces.Text():
@@ -55,7 +55,7 @@ def make_observation_text(space: Any) -> Callable[[Any], str]:
     raise NoTextForm(f"observation space {space}")
 
 
-def make_action_text(space: Any, *, names: Sequence[str] = ()) -> ActionText:
+def make_action_text(space: spaces.Space, *, names: Sequence[str] = ()) -> ActionText:
     """The text form of the space's actions; `names` are those of a choice, in order. Raises `NoTextForm`."""
     match space:
         case spaces.Text():
@@ -82,7 +82,7 @@ def colours_to_words(rendering: str) -> str:
     return _ESCAPE.sub(to_tag, rendering)
 
 
-def _choice(space: Any, names: Sequence[str]) -> ActionText:
+def _choice(space: spaces.Discrete, names: Sequence[str]) -> ActionText:
     first, last = int(space.start), int(space.start + space.n - 1)
     values = {str(number): number for number in range(first, last + 1)}
     if len(names) == space.n:
@@ -92,14 +92,14 @@ def _choice(space: Any, names: Sequence[str]) -> ActionText:
         description = f"a number from {first} to {last}"
     dtype = space.dtype.type
 
-    def read(text: str) -> Any:
+    def read(text: str) -> object:
         value = values.get(" ".join(text.lower().split()))
         return None if value is None else dtype(value)
 
     return ActionText(description, read)
 
 
-def _read_array(space: Any, text: str) -> Any:
+def _read_array(space: spaces.Space, text: str) -> object:
     try:
         numbers = [float(word) for word in text.strip(" []()").replace(",", " ").split()]
     except ValueError:
@@ -113,11 +113,11 @@ def _read_array(space: Any, text: str) -> Any:
     return action if space.contains(action) else None
 
 
-def _format_numbers(value: Any) -> str:
+def _format_numbers(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_format_numbers, value))}]"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _size(space: Any) -> int:
+def _size(space: spaces.Space) -> int:
     return math.prod(space.shape)

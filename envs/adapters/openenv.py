@@ -99,12 +99,12 @@ class OpenEnvEnv:
                     await socket.wait_closed()
             await socket.close()
 
-    async def _schema(self) -> dict[str, Any]:
+    async def _schema(self) -> dict[str, object]:
         url = f"{self._address}/schema"
         try:
             async with httpx.AsyncClient(timeout=CONNECT_TIMEOUT_S, trust_env=False) as client:
                 answer = await client.get(url)
-            schema: dict[str, Any] = answer.raise_for_status().json()["action"]
+            schema: dict[str, object] = answer.raise_for_status().json()["action"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise self._crash(f"GET {url}", error) from error
         return schema
@@ -122,7 +122,7 @@ class OpenEnvEnv:
         except (OSError, TimeoutError, WebSocketException) as error:
             raise self._crash(f"connecting to {url}", error) from error
 
-    async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def _ask(self, kind: str, data: Mapping[str, object]) -> dict[str, Any]:
         """The server's answer; `{"rejection": why}` if it rejects the action."""
         assert self._socket is not None
         try:

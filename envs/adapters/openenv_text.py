@@ -8,7 +8,7 @@ HIDDEN_FIELDS = ("metadata", "done", "reward")
 """Fields of every observation and action that only programs need."""
 
 
-def observation_text(fields: Mapping[str, Any]) -> str:
+def observation_text(fields: Mapping[str, object]) -> str:
     """A single field's value, or a line `name: value` for each field that is not empty."""
     lines = {key: _text(value) for key, value in fields.items() if key not in HIDDEN_FIELDS}
     lines = {key: text for key, text in lines.items() if text not in ("", "null", "[]", "{}")}
@@ -17,7 +17,7 @@ def observation_text(fields: Mapping[str, Any]) -> str:
     return "\n".join(f"{key}: {text}" for key, text in lines.items())
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -45,7 +45,7 @@ class ActionForm:
         fields = ", ".join(f"{name} ({self._kind(name)})" for name in self._fields)
         return f"a JSON object with {fields}"
 
-    def read(self, text: str) -> dict[str, Any] | None:
+    def read(self, text: str) -> dict[str, object] | None:
         """Parse the fields of an action; None if `text` does not have its form."""
         text = text.strip()
         if self._single is not None and self._type(self._single) == "string":

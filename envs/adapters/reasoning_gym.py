@@ -17,15 +17,18 @@ import json
 import os
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from envs.adapters.arguments import import_package, parse_name, unknown_target
 from envs.adapters.seeds import EpisodeRandom, seeded_item
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
+
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
 
 FAMILY = "reasoning-gym"
 EXAMPLE = "reasoning-gym:leg_counting"
@@ -61,12 +64,20 @@ _REJECTION_REASONS = {
 _HASH_DEPENDENT = ("isomorphic_strings", "knight_swap", "ransom_note", "word_ladder")
 
 
+class _Entry(TypedDict):
+    """A question as its data set has it."""
+
+    question: str
+    answer: object
+    metadata: Mapping[str, object]
+
+
 class ReasoningGymEnv:
     """Asks one question per episode."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._entry: dict[str, Any] | None = None
+        self._entry: _Entry | None = None
 
     async def reset(self, item: Item) -> str:
         """Ask `item`'s question."""
@@ -130,19 +141,19 @@ def expert(name: str, item: Item) -> Sequence[ExpertStep]:
     return [ExpertStep(thought="", action=action)] if _score(name, action, entry) >= 1 else []
 
 
-def _facts(entry: dict[str, Any]) -> dict[str, Any]:
+def _facts(entry: _Entry) -> dict[str, object]:
     difficulty = entry["metadata"].get("difficulty")
     return {} if difficulty is None else {"difficulty": json.loads(json.dumps(difficulty, default=str))}
 
 
 @lru_cache(maxsize=2048)
-def _entry(name: str, index: int) -> dict[str, Any]:
+def _entry(name: str, index: int) -> _Entry:
     with EpisodeRandom(index):
-        entry: dict[str, Any] = _dataset(name)[index]
+        entry: _Entry = _dataset(name)[index]
     return entry
 
 
-def _score(name: str, action: str, entry: dict[str, Any]) -> float:
+def _score(name: str, action: str, entry: _Entry) -> float:
     dataset = _dataset(name)
     answer = action.strip().replace("\\n", "\n")
     pattern = _ALLOWED_ANSWERS.get(parse_name(name)[0])
@@ -156,7 +167,7 @@ def _score(name: str, action: str, entry: dict[str, Any]) -> float:
 
 
 @cache
-def _dataset(name: str) -> Any:
+def _dataset(name: str) -> "ProceduralDataset":
     package = import_package("reasoning_gym", family=FAMILY)
     target, options = parse_name(name)
     if target in _REJECTION_REASONS:

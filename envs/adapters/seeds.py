@@ -16,7 +16,7 @@ _NUMPY: Any = np.random
 """Typed as `Any`: the stubs lack the functions that swap the global generator."""
 
 
-def seeded_item(name: str, index: int, *, metadata: Mapping[str, Any] | None = None) -> Item:
+def seeded_item(name: str, index: int, *, metadata: Mapping[str, object] | None = None) -> Item:
     """The item `<name>_<index>`, whose problem comes from seed `index`."""
     return Item(item_id=f"{name}_{index}", env=name, seed=index, metadata=metadata or {})
 
@@ -40,8 +40,8 @@ class EpisodeRandom:
 
     def __init__(self, seed: int) -> None:
         self._python = random.Random(seed).getstate()
-        self._numpy: Any = np.random.MT19937(seed)
-        self._outer: tuple[tuple[Any, ...], Any] | None = None
+        self._numpy: np.random.BitGenerator = np.random.MT19937(seed)
+        self._outer: tuple[tuple[object, ...], np.random.BitGenerator] | None = None
 
     def __enter__(self) -> None:
         self._outer = random.getstate(), _NUMPY.get_bit_generator()

@@ -18,7 +18,7 @@ import importlib
 import io
 from contextlib import AbstractContextManager, redirect_stdout
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from envs.adapters.arguments import import_package, parse_name, unknown_target
 from envs.adapters.seeds import EpisodeRandom, seeded_split
@@ -26,6 +26,10 @@ from envs.errors import ConfigError, MissingDependency
 from envs.registry import EnvSpec, no_expert
 from envs.requirements.plugins import replace_attribute
 from envs.types import Item, StepResult
+
+if TYPE_CHECKING:
+    from textarena import Env
+    from textarena.envs.registration import EnvSpec as GameEntry
 
 FAMILY = "textarena"
 EXAMPLE = "textarena:GuessTheNumber-v0"
@@ -57,9 +61,9 @@ class TextArenaEnv:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._bare_env: Any = None
+        self._bare_env: Env | None = None
         """The game without its wrappers, reused by later episodes: some games take seconds to make."""
-        self._env: Any = None
+        self._env: Env | None = None
         self._random = EpisodeRandom(0)
         self._last_view = ""
 
@@ -75,18 +79,18 @@ class TextArenaEnv:
         self._random = EpisodeRandom(item.seed)
         with self._random, _silence():
             self._env.reset(num_players=1, seed=item.seed)
-        return self._read_news()
+        return self._read_news(self._env)
 
     async def step(self, action: str) -> StepResult:
         """Make a move."""
-        if self._env is None:
+        if self._env is None or self._bare_env is None:
             raise RuntimeError("step before reset")
         if len(action) > MAX_ACTION_LENGTH:
             return StepResult(f"A move has at most {MAX_ACTION_LENGTH} characters.")
         with self._random, _silence():
             done, _ = self._env.step(action)
         if not done:
-            return StepResult(self._read_news())
+            return StepResult(self._read_news(self._env))
         rewards, facts = self._bare_env.close()
         self._env = None
         reward, reason = rewards[0], facts[0].get("reason")
@@ -103,10 +107,10 @@ class TextArenaEnv:
         """Forget the game."""
         self._env = self._bare_env = None
 
-    def _read_news(self) -> str:
+    def _read_news(self, env: "Env") -> str:
         """The new part of the view, which begins with all that was shown before."""
         with self._random, _silence():
-            _, view = self._env.get_observation()
+            _, view = env.get_observation()
         news: str = view.removeprefix(self._last_view) or view
         self._last_view = view
         return news.strip()
@@ -131,7 +135,7 @@ def spec(argument: str) -> EnvSpec:
     )
 
 
-def _find_entry(name: str) -> Any:
+def _find_entry(name: str) -> "GameEntry":
     """The package's entry for the game; raises `ConfigError` if it cannot be played here."""
     import_package("textarena", family=FAMILY)
     entries = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
@@ -146,11 +150,11 @@ def _find_entry(name: str) -> Any:
     return entries[target]
 
 
-def _is_playable(entry: Any) -> bool:
+def _is_playable(entry: "GameEntry") -> bool:
     return str(entry.entry_point).split(".")[2] in SINGLE_PLAYER_GAMES
 
 
-def _make(name: str) -> Any:
+def _make(name: str) -> "Env":
     """The bare game; raises `MissingDependency` if its words are not installed."""
     _find_entry(name)
     target, options = parse_name(name)

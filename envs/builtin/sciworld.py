@@ -21,12 +21,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from envs.errors import ConfigError, unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.requirements.detection import JAVA
 from envs.types import Item, StepResult
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
 
 T = TypeVar("T")
 
@@ -114,7 +117,7 @@ class Jvm:
         self._gateway = JavaGateway(
             gateway_parameters=GatewayParameters(port=port, enable_memory_management=False)
         )
-        self.simulator: Any = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        self.simulator: JavaObject = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
     @property
     def pid(self) -> int:
@@ -142,7 +145,7 @@ class Jvm:
         score = float(self.simulator.getScore())
         return observation, score, score < 0 or bool(self.simulator.getCompleted())
 
-    def inspect(self, name: str) -> Any:
+    def inspect(self, name: str) -> object:
         """A fact that observations omit, named and formed as by AgentGym's server."""
         simulator = self.simulator
         match name:
@@ -226,7 +229,7 @@ class SciWorldEnv:
         self._count_points(score)
         return StepResult(observation, gain, terminated=has_ended, success=has_ended and score >= 1.0)
 
-    async def inspect(self, name: str) -> Any:
+    async def inspect(self, name: str) -> object:
         """`points`, or a fact of `Jvm.inspect`."""
         jvm = self.jvm
         if jvm is None:

@@ -2,10 +2,10 @@
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import httpx
 
@@ -59,8 +59,16 @@ ASK = Backoff(max_attempts=4, first_s=1.0, max_s=30.0)
 """The retries of `ask_json`."""
 
 
+class RequestOptions(TypedDict, total=False):
+    """What a request may have besides its method and URL, by httpx's names."""
+
+    json: object
+    params: Mapping[str, str | int | None] | None
+    headers: Mapping[str, str]
+
+
 async def send(
-    http: httpx.AsyncClient, method: str, url: str, *, timeout_s: float, **options: Any
+    http: httpx.AsyncClient, method: str, url: str, *, timeout_s: float, **options: Unpack[RequestOptions]
 ) -> httpx.Response:
     """The response to a request; `timeout_s`: for all of it, where httpx's limits are for each part.
 
@@ -81,7 +89,7 @@ async def send(
     return response
 
 
-async def ask_json(method: str, url: str, *, timeout_s: float, **options: Any) -> Any:
+async def ask_json(method: str, url: str, *, timeout_s: float, **options: Unpack[RequestOptions]) -> Any:
     """The JSON that a server answers, after retries; ignores proxies of the environment.
 
     Raises `ConfigError` for a denial (`DENIALS`), `EnvCrashed` for everything else that is no answer.

@@ -8,14 +8,14 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from envs.errors import ConfigError, EnvCrashed, describe, to_line
-from envs.network.client import tls_context
+from envs.network.client import RequestOptions, tls_context
 from envs.redaction import register_secret
 from envs.remote.agentgym import ACTIONS, dialect_of, find_other_env
 from envs.types import Item, StepResult
@@ -129,7 +129,7 @@ class AgentGymLink:
                 return f"{task}\n{observation}"  # as SciWorld's client joins them
         return str(self._field(answer, "observation"))
 
-    async def _with_actions(self, text: str, answer: Any, *, done: bool) -> str:
+    async def _with_actions(self, text: str, answer: object, *, done: bool) -> str:
         """The observation, with the available actions if AgentGym sends them separately."""
         path = dialect_of(self._env).actions_path
         if path:
@@ -147,24 +147,24 @@ class AgentGymLink:
                 f"{self._url} serves environment {other_env!r}, not {self._env!r}; correct the URL"
             )
 
-    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+    async def _post(self, path: str, body: dict[str, object]) -> Any:
         return await self._send("POST", path, json=body)
 
     async def _get(self, path: str) -> Any:
         return await self._send("GET", path, params=self._session)
 
-    async def _request(self, method: str, path: str, **request: Any) -> httpx.Response:
+    async def _request(self, method: str, path: str, **options: Unpack[RequestOptions]) -> httpx.Response:
         assert self._http is not None
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._http.request(method, f"{self._url}{path}", **request)
+                return await self._http.request(method, f"{self._url}{path}", **options)
         except TimeoutError as error:
             raise ServerUnreachable(f"{path}: no answer within {self._timeout_s:g} s") from error
         except (httpx.HTTPError, OSError) as error:
             raise ServerUnreachable(f"{path}: {describe(error)}") from error
 
-    async def _send(self, method: str, path: str, **request: Any) -> Any:
-        response = await self._request(method, path, **request)
+    async def _send(self, method: str, path: str, **options: Unpack[RequestOptions]) -> Any:
+        response = await self._request(method, path, **options)
         raw = response.content
         if response.status_code != 200:
             _fail(response.status_code, _detail(raw), url=f"{self._url}{path}", creates=path == "/create")
@@ -232,7 +232,7 @@ class OpenEnvLink:
         except (WebSocketException, TimeoutError, OSError) as error:
             raise ServerUnreachable(describe(error)) from error
 
-    async def _ask(self, kind: str, data: dict[str, Any]) -> Any:
+    async def _ask(self, kind: str, data: dict[str, object]) -> Any:
         socket = self._socket
         if socket is None:
             raise RuntimeError("step before reset")
@@ -255,7 +255,7 @@ class OpenEnvLink:
             self._fail(content)
         return content
 
-    def _fail(self, error: Mapping[str, Any]) -> NoReturn:
+    def _fail(self, error: Mapping[str, object]) -> NoReturn:
         message = error.get("message", "no reason given")
         match error.get("code"):
             case "CAPACITY_REACHED":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from envs.errors import ConfigError, MissingDependency
 from envs.files import lock_file, replaced_folder, write_atomically
@@ -178,10 +178,33 @@ def data_root() -> Path:
     return Path(os.environ.get(ROOT_VARIABLE) or Path(__file__).parents[2] / "data_sets")
 
 
-def read_receipt(folder: Path) -> dict[str, Any]:
+class FileFacts(TypedDict):
+    """A file as it was downloaded or unpacked."""
+
+    bytes: int
+    sha256: str
+
+
+class FileEntry(FileFacts):
+    """A download in a receipt."""
+
+    url: str
+    unpacked: NotRequired[dict[str, FileFacts]]
+    """The files that were in it, by path in the data set's folder."""
+
+
+class Receipt(TypedDict, total=False):
+    """What a data set's folder holds, and where it came from."""
+
+    files: dict[str, FileEntry]
+    """By path."""
+    made_by: str
+
+
+def read_receipt(folder: Path) -> Receipt:
     """Return the receipt in `folder` (`files` by path, or `made_by`); empty if there is none."""
     try:
-        receipt = json.loads((folder / RECEIPT).read_text())
+        receipt: Receipt = json.loads((folder / RECEIPT).read_text())
     except FileNotFoundError:
         return {}
     except ValueError as error:

@@ -14,14 +14,13 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from envs.errors import ConfigError, MissingDependency, WingspanError, describe
 from envs.files import lock_file, write_atomically, write_json
 from envs.network.client import Backoff
-from envs.requirements.data_sets import RECEIPT, DataFile, DataSet, read_receipt
+from envs.requirements.data_sets import RECEIPT, DataFile, DataSet, FileEntry, FileFacts, read_receipt
 
 CONNECT_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 60.0
@@ -54,7 +53,7 @@ def pull(data_set: DataSet, *, progress: DownloadProgress, pause_s: float = PAUS
         absent_files = [file for file in data_set.files if not _is_here(file, data_set, receipt)]
         _check_disk(absent_files, folder)
         for file in absent_files:
-            recorded_sha256 = receipt.get(file.path, {}).get("sha256")
+            recorded_sha256 = receipt[file.path].get("sha256") if file.path in receipt else None
             entry = _fetch(
                 file,
                 folder,
@@ -100,7 +99,7 @@ def faults(data_set: DataSet) -> Iterator[str]:
             yield f"{data_set.folder / relative}: is not there"
 
 
-def _file_faults(path: Path, facts: Mapping[str, Any]) -> Iterator[str]:
+def _file_faults(path: Path, facts: FileFacts) -> Iterator[str]:
     """`facts`: what the receipt says of the file."""
     if not path.is_file():
         yield f"{path}: is not there"
@@ -116,7 +115,7 @@ def _check_downloadable(data_set: DataSet) -> None:
         raise ConfigError(f"data set {name!r} is made, not downloaded; run: wingspan data make {name}")
 
 
-def _is_here(file: DataFile, data_set: DataSet, receipt: Mapping[str, dict[str, Any]]) -> bool:
+def _is_here(file: DataFile, data_set: DataSet, receipt: Mapping[str, FileEntry]) -> bool:
     entry = receipt.get(file.path)
     if entry is None or entry["url"] != file.url:
         return False
@@ -130,7 +129,7 @@ def _is_here(file: DataFile, data_set: DataSet, receipt: Mapping[str, dict[str, 
     )
 
 
-def _has_size(path: Path, facts: Mapping[str, Any]) -> bool:
+def _has_size(path: Path, facts: FileFacts) -> bool:
     return path.is_file() and path.stat().st_size == facts["bytes"]
 
 
@@ -146,7 +145,7 @@ def _check_disk(files: list[DataFile], folder: Path) -> None:
 
 def _fetch(
     file: DataFile, folder: Path, *, sha256: str | None, progress: DownloadProgress, pause_s: float
-) -> dict[str, Any]:
+) -> FileEntry:
     """Download, check, unpack; return the file's entry in the receipt."""
     path = folder / file.path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +167,7 @@ def _fetch(
             )
     _version(part).unlink(missing_ok=True)
     part.replace(path)
-    entry: dict[str, Any] = {"url": file.url, "bytes": size, "sha256": digest}
+    entry: FileEntry = {"url": file.url, "bytes": size, "sha256": digest}
     if file.unpack:
         entry["unpacked"] = {
             os.path.relpath(unpacked, folder): {"bytes": unpacked.stat().st_size, "sha256": _sha256(unpacked)}

@@ -29,7 +29,7 @@ class _Entry(Generic[T]):
     """Where the name is defined, for the error about a second definition."""
     reference: str | None = None
     """`module:name` of an entry point."""
-    value: Any = None
+    value: object = None
     """The registered object."""
 
 
@@ -43,11 +43,11 @@ class Registry(Mapping[str, T]):
     def __init__(
         self,
         kind: str,
-        builtin: Mapping[str, Any],
+        builtin: Mapping[str, object],
         *,
         group: str,
         origin: str,
-        validate: Callable[[str, Any], T],
+        validate: Callable[[str, object], T],
         load: Callable[[Any], T] | None = None,
     ) -> None:
         """`builtin` maps names to objects, or to the argument from which `load` makes them; `origin` is the
@@ -84,7 +84,7 @@ class Registry(Mapping[str, T]):
             )
         return self[name]
 
-    def register(self, name: str, value: Any) -> None:
+    def register(self, name: str, value: object) -> None:
         """Make `value` known as `name` in this process. Registering an equal value again does nothing."""
         result = self._validate(name, value)
         entries = self._all()
@@ -184,7 +184,7 @@ def find_sources(names: Iterable[str], *, key: str) -> list[Path]:
 
 
 @contextmanager
-def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
     """Give the attribute `name` of a foreign module or class another value while inside."""
     original = getattr(owner, name)
     setattr(owner, name, value)

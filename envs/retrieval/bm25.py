@@ -110,7 +110,7 @@ def _schema() -> "tantivy.Schema":
     return builder.build()
 
 
-def _analyzer() -> Any:
+def _analyzer() -> "tantivy.TextAnalyzer":
     from tantivy import Filter, TextAnalyzerBuilder, Tokenizer
 
     return (

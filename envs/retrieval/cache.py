@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -59,7 +59,7 @@ class SearchCache:
         values = await self._try(lambda redis: redis.mget([PREFIX + key for key in keys]))
         return [None if value is None else json.loads(value) for value in values or [None] * len(keys)]
 
-    async def put(self, values: dict[str, Any]) -> None:
+    async def put(self, values: Mapping[str, object]) -> None:
         """Store JSON values."""
 
         async def send(redis: "Redis") -> None:
@@ -154,7 +154,7 @@ class CachedRetriever:
             await self._cache.close()
 
 
-def key_of(*parts: str, **more: Any) -> str:
+def key_of(*parts: str, **more: object) -> str:
     """A hash of all arguments."""
     return hashlib.sha256(json.dumps([parts, more], sort_keys=True).encode()).hexdigest()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from envs.retrieval.corpus import Corpus, Reader
 from envs.retrieval.index_folder import ensure_index
 from envs.retrieval.local import LocalRetriever
 from envs.retrieval.types import MAX_QUERY, Passage
+
+if TYPE_CHECKING:
+    pass
 
 Vectors = npt.NDArray[np.float32]  # [N, D], each of length 1
 Kind = Literal["flat", "ivf"]
@@ -80,7 +83,7 @@ class _DenseIndex:
         file = index or folder.folder / INDEX
         try:
             # Memory-mapped: processes share it, and it may be larger than memory.
-            self._index: Any = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+            self._index: faiss.Index = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
             raise ConfigError(f"{file}: no faiss index ({to_line(error, limit=120)})") from None
         self._corpus = Corpus(path, folder=folder.folder)
@@ -133,7 +136,7 @@ def _index(texts: Iterator[str], path: Path, encoder: Encoder, *, kind: Kind) ->
         vectors.append(encoder.passages(batch))
     all_vectors = np.concatenate(vectors)
     count, dimensions = all_vectors.shape
-    index: Any = faiss.IndexFlatIP(dimensions)
+    index: faiss.Index = faiss.IndexFlatIP(dimensions)
     if kind == "ivf":
         cells = max(1, min(int(4 * math.sqrt(count)), count // SAMPLE_PER_CELL))
         index = faiss.IndexIVFFlat(index, dimensions, cells, faiss.METRIC_INNER_PRODUCT)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envs.errors import ConfigError, MissingDependency
 from envs.files import lock_file, replaced_folder, write_atomically
@@ -32,7 +31,7 @@ class IndexFolder:
 
 
 def ensure_index(
-    corpus: Path, *, kind: str, facts: Mapping[str, Any], build: Callable[[Path], str]
+    corpus: Path, *, kind: str, facts: Mapping[str, object], build: Callable[[Path], str]
 ) -> IndexFolder:
     """Return the folder of index `kind` of `corpus`; builds it if it is missing or outdated.
 
@@ -55,7 +54,7 @@ def ensure_index(
 
 
 def _build(
-    corpus: Path, folder: Path, *, facts: Mapping[str, Any], build: Callable[[Path], str]
+    corpus: Path, folder: Path, *, facts: Mapping[str, object], build: Callable[[Path], str]
 ) -> IndexFolder:
     sources, start = _describe_sources(corpus, facts), time.perf_counter()
     with replaced_folder(folder) as new:
@@ -69,7 +68,7 @@ def _build(
     return IndexFolder(folder, sha256)
 
 
-def _describe_sources(corpus: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_sources(corpus: Path, facts: Mapping[str, object]) -> dict[str, object]:
     try:
         stat = corpus.stat()
     except FileNotFoundError:
@@ -79,7 +78,7 @@ def _describe_sources(corpus: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, **facts}
 
 
-def _read_index(folder: Path, sources: Mapping[str, Any]) -> IndexFolder | None:
+def _read_index(folder: Path, sources: Mapping[str, object]) -> IndexFolder | None:
     try:
         record = json.loads((folder / RECORD).read_text())
     except (FileNotFoundError, ValueError):

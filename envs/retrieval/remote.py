@@ -75,7 +75,7 @@ class RemoteRetriever:
             )
         return self._clients[loop]
 
-    async def _ask(self, method: str, path: str, body: Any = None, *, optional: bool = False) -> Any:
+    async def _ask(self, method: str, path: str, body: object = None, *, optional: bool = False) -> Any:
         """The answer, as JSON; None for a client error (4xx) if the answer is optional."""
 
         async def attempt() -> Any:

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from envs.runtime.forking import begin_fork, has_one_thread, kill_group, watch_children
 from envs.runtime.worker import Worker, serve
@@ -96,9 +96,9 @@ class ForkServer:
         for pid in self._living:
             kill_group(pid)
 
-    def _handle(self, request: Any, sockets: list[int]) -> None:
+    def _handle(self, request: str | int, sockets: list[int]) -> None:
         if request == "fork":
-            answer: Any
+            answer: int | dict[str, str]
             try:
                 answer = self._start_worker(sockets[0])
                 self._living.add(answer)
@@ -139,7 +139,7 @@ class ForkServer:
             self._reply(self._statuses.pop(self._ending, None))
             self._ending = None
 
-    def _reply(self, value: Any) -> None:
+    def _reply(self, value: object) -> None:
         with suppress(OSError):
             self._control.send(json.dumps(value).encode())
 

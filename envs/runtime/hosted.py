@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from envs import errors
 from envs.errors import EnvCrashed, WingspanError
+from envs.runtime.worker import Answer
 from envs.types import Image, Item, Observation, StepResult
 
 GRACE_S = 5.0
@@ -28,7 +29,7 @@ class Channel(Protocol):
     def is_alive(self) -> bool:
         """False as soon as the worker has died."""
 
-    async def call(self, request: list[Any]) -> dict[str, Any]:
+    async def call(self, request: list[object]) -> Answer:
         """Return the worker's answer; raise `EnvCrashed` at once if it is dead or dies."""
 
     async def close(self) -> int | None:
@@ -81,7 +82,7 @@ class HostedEnv:
         """The key that came with the last answer."""
         return self._state
 
-    async def inspect(self, name: str) -> Any:
+    async def inspect(self, name: str) -> object:
         """Return a fact of the episode; raises `ConfigError` too if the environment is not `Inspectable`."""
         return await self._call("inspect", name)
 
@@ -99,7 +100,7 @@ class HostedEnv:
             self._is_busy = False
             await channel.close()
 
-    async def _call(self, method: str, argument: Any) -> Any:
+    async def _call(self, method: str, argument: object) -> Any:
         if self._channel is None:
             self._channel = await self._host.start()
         if self._is_busy:
@@ -119,7 +120,7 @@ class HostedEnv:
         return {**values, "images": tuple(Image.read(uri) for uri in values["images"])}
 
 
-def restore_error(answer: dict[str, Any], *, subject: str) -> WingspanError:
+def restore_error(answer: Answer, *, subject: str) -> WingspanError:
     """Return the exception of an answer: a Wingspan error as it was, any other as `EnvCrashed`."""
     error_class = getattr(errors, answer["error"], None)
     if isinstance(error_class, type) and issubclass(error_class, WingspanError):

@@ -20,7 +20,7 @@ from typing import Any
 from envs.errors import ConfigError, EnvCrashed, WingspanError
 from envs.runtime.fork_server import MESSAGE_BYTES, Setup, command
 from envs.runtime.hosted import restore_error
-from envs.runtime.worker import receive, send
+from envs.runtime.worker import Answer, receive, send
 from envs.types import Environment
 
 ANSWER_TIMEOUT_S = 120.0
@@ -72,7 +72,7 @@ class ProcessHost:
         try:
             with theirs:
                 answer = self._ask("fork", [theirs.fileno()])
-            if isinstance(answer, dict):
+            if not isinstance(answer, int):
                 if "failed" in answer:
                     raise EnvCrashed(f"the environment's process could not be started: {answer['failed']}")
                 self._end_server()
@@ -81,7 +81,7 @@ class ProcessHost:
             ours.close()
             raise
         ours.setblocking(False)
-        return ProcessChannel(self, ours, int(answer))
+        return ProcessChannel(self, ours, answer)
 
     def _kill(self, pid: int) -> int | None:
         if self._control is not None:
@@ -155,8 +155,8 @@ class ProcessChannel:
         except OSError:
             return False
 
-    async def call(self, request: list[Any]) -> dict[str, Any]:
-        answer: dict[str, Any] | None = None
+    async def call(self, request: list[object]) -> Answer:
+        answer: Answer | None = None
         with suppress(ConnectionError):
             await send(self._connection, request)
             answer = await receive(self._connection)

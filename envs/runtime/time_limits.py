@@ -55,7 +55,7 @@ async def _contain_exit(work: Coroutine[Any, Any, T]) -> T:
         raise RuntimeError(describe(error)) from error
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
+async def _end(task: asyncio.Task[object]) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=END_S)

@@ -11,13 +11,21 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypedDict
 
 from envs.errors import ConfigError
 from envs.types import Environment, HasProcess, Inspectable, Item, Observation, StepResult, read_state_key
 
 CHUNK = 1 << 16
 """Bytes to read at a time."""
+
+
+class Answer(TypedDict, total=False):
+    """What came of a request: its `value`, or the class and the text of an exception."""
+
+    value: object
+    error: str
+    text: str
 
 
 class Worker:
@@ -28,14 +36,14 @@ class Worker:
         self._make = make
         self._env: Environment | None = None
 
-    async def answer(self, request: list[Any]) -> dict[str, Any]:
+    async def answer(self, request: list[Any]) -> Answer:
         """Carry out one request; an exception of the environment becomes the answer."""
         try:
             return {"value": await self._call(*request)}
         except Exception as error:
             return {"error": type(error).__name__, "text": str(error)}
 
-    async def _call(self, method: str, argument: Any) -> Any:
+    async def _call(self, method: str, argument: Any) -> object:
         if self._env is None:
             self._env = self._make()
         match method:
@@ -57,7 +65,7 @@ class Worker:
         return None
 
 
-def _encode(result: Observation | StepResult, env: Environment) -> dict[str, Any]:
+def _encode(result: Observation | StepResult, env: Environment) -> dict[str, object]:
     images = [image.data_uri for image in result.images]
     return {**asdict(result), "images": images, "state": read_state_key(env)}
 
@@ -69,7 +77,7 @@ async def serve(worker: Worker, connection: socket.socket) -> None:
         await send(connection, await worker.answer(request))
 
 
-async def send(connection: socket.socket, message: Any) -> None:
+async def send(connection: socket.socket, message: object) -> None:
     """Write one message; raise `OSError` if the other end is closed."""
     line = json.dumps(message).encode() + b"\n"
     await asyncio.get_running_loop().sock_sendall(connection, line)

@@ -13,7 +13,7 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 _DEVICES = {
     "console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin",
@@ -24,7 +24,20 @@ _SHELL_VARIABLES = {"LC_CTYPE", "PWD", "OLDPWD", "SHLVL", "_"}
 _CLONE_NEWUSER = 0x10000000
 
 
-def find_escapes(request: dict[str, Any]) -> list[str]:
+class _Request(TypedDict):
+    limits: dict[str, int]
+    """Those of the sandbox, in the units of their names."""
+    environment: list[str]
+    """The variables that it sets."""
+    namespaces: dict[str, str]
+    """The machine's, by kind."""
+    calls: dict[str, int]
+    """The numbers of the forbidden system calls."""
+    clone: int
+    """The number of `clone`."""
+
+
+def find_escapes(request: _Request) -> list[str]:
     """Return a few words for each rule that the sandbox breaks."""
     limits, status = request["limits"], Path("/proc/self/status").read_text()
     facts = dict(line.split(":", 1) for line in status.splitlines())

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 MACHINES = ("x86_64", "aarch64")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -116,7 +115,7 @@ def bpf(machine: str | None = None) -> bytes:
     )
 
 
-def profile() -> dict[str, Any]:
+def profile() -> dict[str, object]:
     """Return the filter in the format of docker and podman, which skip names unknown to the machine."""
     denial = {"action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM}
     tests = [{"index": 0, "value": f, "valueTwo": f, "op": "SCMP_CMP_MASKED_EQ"} for f in NAMESPACES.values()]

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from envs.errors import ConfigError, EnvCrashed
 from envs.sandbox.backend import Backend, SandboxLimits
@@ -69,7 +69,7 @@ class Workspace:
         """Run `command` with `sh` in `/work`; return both streams, and the exit status if it is not 0."""
         return await self._do(_SHELL, command=command)
 
-    async def operate_on_files(self, operation: FileOperation, **arguments: Any) -> Reply:
+    async def operate_on_files(self, operation: FileOperation, **arguments: object) -> Reply:
         """Carry out an operation of `files_program.py`, by its keyword arguments."""
         reply = await self._do(_FILES, operation=operation, **arguments)
         if reply.is_error:
@@ -99,7 +99,7 @@ class Workspace:
         """End the sandbox; the next operation starts an empty one. Idempotent."""
         await self._interpreter.close()
 
-    async def _do(self, program: str, **request: Any) -> Reply:
+    async def _do(self, program: str, **request: object) -> Reply:
         request_json = json.dumps({"seconds": self._timeout_s, **request})
         # One expression, so that it adds no name to the variables of the agent's code.
         code = (
@@ -120,7 +120,7 @@ class Workspace:
         )
 
 
-def read_files(fields: Mapping[str, Any], *, name: str = "files") -> dict[str, str]:
+def read_files(fields: Mapping[str, object], *, name: str = "files") -> dict[str, str]:
     """Return the field `name` of a row as path → text, without files whose text is null (in Parquet, those of
     other rows). Raises `ConfigError` for anything else."""
     files = fields.get(name) or {}

@@ -12,7 +12,6 @@ import logging
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -65,7 +64,7 @@ class EnvServer:
         routes = protocol_routes(self._agentgym, spec, reset=self._reset, step=self._step, state=self._state)
         name = constant(greeting(spec.name))
         routes.append(EnvRoute("GET", "/", name, "Name of the environment", answer=str))
-        document: dict[str, Any] = {}
+        document: dict[str, object] = {}
         routes.append(EnvRoute("GET", "/openapi.json", constant(document), "This document"))
         document |= make_openapi(spec.name, routes, needs_token=bool(self._tokens))
         routes.append(EnvRoute("GET", "/metrics", self._metrics, ""))

@@ -4,7 +4,7 @@ The environments here use `reset` and `step` and have no such tools: the list is
 an unknown tool. Errors have status 200, as in JSON-RPC over HTTP.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,7 +20,7 @@ class McpRequest(BaseModel):
 
     jsonrpc: Literal["2.0"]
     method: str
-    params: dict[str, Any] = {}
+    params: dict[str, object] = {}
     id: str | int | None = None
 
 
@@ -36,7 +36,7 @@ class McpResponse(BaseModel):
 
     jsonrpc: Literal["2.0"] = "2.0"
     id: str | int | None = None
-    result: dict[str, Any] | None = None
+    result: dict[str, object] | None = None
     error: McpError | None = None
 
 

@@ -1,6 +1,6 @@
 """The bodies of OpenEnv's protocol, with texts for actions and observations."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,7 +13,7 @@ class Action(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     text: str
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, object] = {}
 
 
 class Observation(BaseModel):
@@ -43,7 +43,7 @@ class Reset(BaseModel):
     """With `item_id`, the item's seed; without, it selects a training item."""
     item_id: Annotated[str, Field(max_length=255)] | None = None
     """`<env>_<index>`; without it, a random training item."""
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, object] = {}
     """The item's, for an environment that reads it."""
     episode_id: Annotated[str, Field(max_length=255)] | None = None
     """The client's name of the episode, which `state` returns."""
@@ -84,7 +84,7 @@ class Message(BaseModel):
     """A message of a WebSocket client."""
 
     type: Literal["reset", "step", "state", "close"]
-    data: dict[str, Any] = {}
+    data: dict[str, object] = {}
 
 
 class Description(BaseModel):
@@ -97,9 +97,9 @@ class Description(BaseModel):
 class Schemas(BaseModel):
     """Answer to `GET /schema`."""
 
-    action: dict[str, Any]
-    observation: dict[str, Any]
-    state: dict[str, Any]
+    action: dict[str, object]
+    observation: dict[str, object]
+    state: dict[str, object]
 
 
 class Health(BaseModel):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from fastapi import Query, Security
 from fastapi.openapi.utils import get_openapi
@@ -46,12 +46,18 @@ class EnvRoute:
     path: str
     handler: Handler
     summary: str
-    answer: Any = dict[str, Any]
+    answer: object = dict[str, object]
     """Type of the answer."""
-    body: Any = None
+    body: object = None
     """A model, or a union of models."""
     query: type[BaseModel] | None = None
     needs_session: bool = False
+
+
+class _Request(TypedDict, total=False):
+    body: object
+    query: type[BaseModel]
+    needs_session: bool
 
 
 def constant(content: object) -> Handler:
@@ -69,12 +75,12 @@ def protocol_routes(
     """The routes of both protocols; `reset`, `step` and `state` are those that choose between the two."""
     family, models = gym.family, gym.models
     get, post = partial(EnvRoute, "GET"), partial(EnvRoute, "POST")
-    create: dict[str, Any] = {"body": models.create}
-    close: dict[str, Any] = {"body": models.session, "needs_session": True}
-    start: dict[str, Any] = {"body": models.reset | openenv.HttpReset, "needs_session": True}
-    act: dict[str, Any] = {"body": models.step | openenv.HttpStep, "needs_session": True}
-    ask: dict[str, Any] = {"query": models.session, "needs_session": True}
-    look: dict[str, Any] = {"query": openenv.StateQuery, "needs_session": True}
+    create: _Request = {"body": models.create}
+    close: _Request = {"body": models.session, "needs_session": True}
+    start: _Request = {"body": models.reset | openenv.HttpReset, "needs_session": True}
+    act: _Request = {"body": models.step | openenv.HttpStep, "needs_session": True}
+    ask: _Request = {"query": models.session, "needs_session": True}
+    look: _Request = {"query": openenv.StateQuery, "needs_session": True}
     create_answer, reset_answer, step_answer = map(
         _answer, (family.create_answer, family.reset_answer, family.step_answer)
     )
@@ -107,7 +113,7 @@ def _answer(read: Reader) -> Any:
     return read.__annotations__["return"]
 
 
-def make_openapi(env: str, routes: Sequence[EnvRoute], *, needs_token: bool) -> dict[str, Any]:
+def make_openapi(env: str, routes: Sequence[EnvRoute], *, needs_token: bool) -> dict[str, object]:
     """The OpenAPI 3.1 document of `routes`."""
     return get_openapi(
         title=f"Wingspan environment {env}",

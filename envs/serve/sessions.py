@@ -133,7 +133,12 @@ class EnvSessions:
         raise RequestRejected(404, f"there is no session {session_id}; create one")
 
     def item(
-        self, index: int, *, field: tuple[str, ...], seed: int = 0, metadata: Mapping[str, Any] | None = None
+        self,
+        index: int,
+        *,
+        field: tuple[str, ...],
+        seed: int = 0,
+        metadata: Mapping[str, object] | None = None,
     ) -> Item:
         """The item of a number; raises `RequestRejected` 422 for the request's `field` if there is none."""
         try:

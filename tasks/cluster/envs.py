@@ -4,14 +4,17 @@ import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from envs.errors import EnvCrashed, to_line
 from envs.registry import EnvSpec
 from envs.runtime.hosted import Host
-from envs.runtime.worker import Worker
+from envs.runtime.worker import Answer, Worker
 from envs.types import Environment
 from tasks.errors import actor_deaths
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 CPUS = 0.05
 """CPUs that an actor reserves: environments mostly wait for the policy."""
@@ -58,7 +61,7 @@ class RayHost:
 class RayChannel:
     """A `Channel` (`envs/runtime/hosted.py`) to one actor."""
 
-    def __init__(self, actor: Any, *, pid: int) -> None:
+    def __init__(self, actor: "ActorHandle", *, pid: int) -> None:
         self.pid = pid
         self._actor = actor
         self._life = asyncio.ensure_future(_until_dead(actor))
@@ -68,9 +71,9 @@ class RayChannel:
     def is_alive(self) -> bool:
         return not self._is_lost and not self._life.done()
 
-    async def call(self, request: list[Any]) -> dict[str, Any]:
+    async def call(self, request: list[object]) -> Answer:
         try:
-            answer: dict[str, Any] = await self._actor.answer.remote(request)
+            answer: Answer = await self._actor.answer.remote(request)
         except actor_deaths() as error:
             self._is_lost = True
             raise EnvCrashed(f"the environment's actor died: {to_line(error, limit=160)}") from None
@@ -95,7 +98,7 @@ class _Actor(Worker):
         await asyncio.Event().wait()
 
 
-async def _until_dead(actor: Any) -> None:
+async def _until_dead(actor: "ActorHandle") -> None:
     """Return when the actor has died: that ends its endless call."""
     with suppress(*actor_deaths()):
         await actor.live.remote()

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from envs.builtin.browser.accessibility_tree import ElementNumbers, read_accessibility_tree
+from envs.builtin.browser.accessibility_tree import ElementNumbers, Node, read_accessibility_tree
 from envs.builtin.browser.actions import (
     ElementAction,
     InvalidAction,
@@ -78,7 +78,7 @@ def test_actions_are_described_as_webarena_describes_them() -> None:
     )
 
 
-def _node(node: str, role: str, name: str, *children: str, **properties: Any) -> dict[str, Any]:
+def _node(node: str, role: str, name: str, *children: str, **properties: object) -> Node:
     return {
         "nodeId": node,
         "backendDOMNodeId": int(node),

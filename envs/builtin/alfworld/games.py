@@ -10,7 +10,7 @@ Owns how these files are read and how a damaged one is reported.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,7 @@ def _read_json(file: Path, *, remedy: str) -> dict[str, Any]:
     return value
 
 
-def _text(values: dict[str, Any], key: str, file: Path, *, remedy: str) -> str:
+def _text(values: Mapping[str, object], key: str, file: Path, *, remedy: str) -> str:
     value = values.get(key)
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{file}: a text {key!r} was expected, not {value!r:.60}; run: {remedy}")

@@ -8,18 +8,22 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from envs.builtin.alfworld.games import Game, Task
 from envs.errors import ConfigError
 from envs.types import hash_state
+
+if TYPE_CHECKING:
+    from textworld import GameState
+    from textworld.envs import PddlEnv
 
 MAX_ACTION_LENGTH = 200
 """Characters; the longest command of a game has about 60."""
 
 _PUT = re.compile(r"^put (.+?) (?:in/on|in|on|into|onto) (.+)$")
 _ARRIVAL = re.compile(r"^You arrive at [^.]*\. ")
-_idle_games: list[Any] = []
+_idle_games: list["PddlEnv"] = []
 """TextWorld instances that no house uses; each holds a copy of the planner's library, which is never
 unloaded."""
 
@@ -136,7 +140,7 @@ class House:
                 return f"move {put[1]} to {put[2]}"
         return words
 
-    def _observe(self, state: Any, text: str) -> HouseState:
+    def _observe(self, state: "GameState", text: str) -> HouseState:
         self._commands = list(state.admissible_commands)
         facts = [
             (fact.name.lower(), *(argument.name for argument in fact.arguments)) for fact in state["_facts"]

@@ -22,7 +22,6 @@ from copy import deepcopy
 from functools import cache, lru_cache
 from importlib.metadata import version
 from types import SimpleNamespace
-from typing import Any
 
 from envs.builtin.alfworld.upstream import PACKAGES, package_folder
 from envs.builtin.textworld.upstream import stand_in_for_jericho
@@ -48,24 +47,24 @@ from textworld.envs.pddl import logic, textgen
 TRANSLATIONS = ".alfworld-translations"
 """The folder, in that of the data sets, with a file for each game that was loaded, of some 50 kB."""
 
-_translate_game: Callable[..., tuple[Any, str]] = fast_downward.pddl2sas
+_translate_game: Callable[..., tuple[object, str]] = fast_downward.pddl2sas
 _TRANSLATOR = [version(package) for package in PACKAGES]
 _parse_sentence = textgen._parse_and_convert
 _parse_query = textgen.Rule.parse_conjunctive_query
 
 
 @lru_cache(maxsize=4096)
-def _sentence(text: str, rule_name: str) -> Any:
+def _sentence(text: str, rule_name: str) -> object:
     return _parse_sentence(text, rule_name=rule_name)
 
 
 @lru_cache(maxsize=2)
-def _translate(domain: str, problem: str) -> tuple[Any, str]:
+def _translate(domain: str, problem: str) -> tuple[object, str]:
     """The result of `_translate_now`, cached in a file."""
     facts = json.dumps([domain, problem, _TRANSLATOR])
     file = data_root() / TRANSLATIONS / hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
     with suppress(OSError, zlib.error, EOFError, pickle.UnpicklingError):  # absent, or damaged
-        translation: tuple[Any, str] = pickle.loads(zlib.decompress(file.read_bytes()))
+        translation: tuple[object, str] = pickle.loads(zlib.decompress(file.read_bytes()))
         return translation
     translation = _translate_now(domain, problem, for_planner=False)
     with suppress(OSError):  # a folder that cannot be written to
@@ -74,7 +73,7 @@ def _translate(domain: str, problem: str) -> tuple[Any, str]:
 
 
 @lru_cache(maxsize=2)
-def _translate_now(domain: str, problem: str, *, for_planner: bool) -> tuple[Any, str]:
+def _translate_now(domain: str, problem: str, *, for_planner: bool) -> tuple[object, str]:
     """(the problem, what the planner's library reads)"""
     arguments = sys.argv
     try:
@@ -83,15 +82,15 @@ def _translate_now(domain: str, problem: str, *, for_planner: bool) -> tuple[Any
         sys.argv = arguments  # the translator overwrites it
 
 
-def _light_sentence(text: str, rule_name: str, **_: Any) -> Any:
+def _light_sentence(text: str, rule_name: str, **_: object) -> object:
     return deepcopy(_sentence(text, rule_name))  # a derivation modifies it
 
 
-def _for_play(domain: str, problem: str, **_: Any) -> tuple[Any, str]:
+def _for_play(domain: str, problem: str, **_: object) -> tuple[object, str]:
     return _translate(domain, problem)
 
 
-def _for_plans(domain: str, problem: str, optimize: bool = False, **_: Any) -> tuple[Any, str]:
+def _for_plans(domain: str, problem: str, optimize: bool = False, **_: object) -> tuple[object, str]:
     return _translate_now(domain, problem, for_planner=optimize)
 
 
@@ -101,12 +100,12 @@ logic.fast_downward = SimpleNamespace(**{**vars(fast_downward), "pddl2sas": _for
 
 
 @contextmanager
-def planner() -> Iterator[Any]:
+def planner() -> Iterator[AlfredDemangler]:
     """A game whose states contain the planner's plan (`policy_commands`). Load no other game meanwhile."""
     with replace_attribute(logic.fast_downward, "pddl2sas", _for_plans):
         yield AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True, policy_commands=True)))
 
 
-def new_game() -> Any:
+def new_game() -> AlfredDemangler:
     """A TextWorld environment with ALFWorld's names of objects."""
     return AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)))

@@ -5,9 +5,11 @@ learning agents. Its tables are plain modules without imports.
 """
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from envs.errors import MissingDependency
@@ -38,15 +40,16 @@ def grammar() -> str:
 
 
 @cache
-def constants() -> Any:
+def constants() -> ModuleType:
     """`alfworld.gen.constants`: objects, the contents that receptacles may have, scenes of each split."""
     return _module("constants")
 
 
 @cache
-def goal_library() -> Any:
+def goal_library() -> Mapping[str, Any]:
     """`alfworld.gen.goal_library`: the goal of each task type in PDDL, and templates of its sentence."""
-    return _module("goal_library").gdict
+    gdict: Mapping[str, Any] = _module("goal_library").gdict
+    return gdict
 
 
 @cache
@@ -67,7 +70,7 @@ def standing_points(number: int) -> list[tuple[float, float]]:
     return sorted((float(x), float(z)) for x, z in points)
 
 
-def _module(name: str) -> Any:
+def _module(name: str) -> ModuleType:
     spec = spec_from_file_location(f"_alfworld_{name}", package_folder() / "gen" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from envs.builtin.babyai.expert import solve
 from envs.builtin.babyai.view import Move, describe, list_commands, look
@@ -21,9 +21,10 @@ from envs.types import Item, StepResult, hash_state
 
 if TYPE_CHECKING:
     from minigrid.core.world_object import WorldObj
+    from minigrid.envs.babyai.core.verifier import Instr
     from minigrid.minigrid_env import MiniGridEnv
 
-State = tuple[Any, ...]
+State = tuple[object, ...]
 
 _LEVELS = """
     GoToRedBallGrey-v0 GoToRedBall-v0 GoToRedBallNoDists-v0 GoToObjS6-v1 GoToLocalS8N7-v0
@@ -115,7 +116,7 @@ def read_state(level: "MiniGridEnv") -> State:
         if entity is not None and entity.type != "wall"
     ]
     pose = (*map(int, level.agent_pos), int(level.agent_dir))
-    mission: Any = level.unwrapped.instrs  # `RoomGridLevel.instrs`
+    mission: Instr = level.unwrapped.instrs  # `RoomGridLevel.instrs`
     return pose, _describe_object(level.carrying), objects, _progress(mission)
 
 
@@ -129,7 +130,7 @@ def _describe_object(entity: "WorldObj | None") -> State:
     return entity.type, entity.color, start, door, _describe_object(entity.contains)
 
 
-def _progress(mission: Any) -> State:
+def _progress(mission: "Instr") -> State:
     """Which parts of a mission are done, what each has seen in the agent's hands, and where it believes its
     objects to be: minigrid updates that only when something is dropped."""
     if hasattr(mission, "instr_a"):

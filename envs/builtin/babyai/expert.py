@@ -10,7 +10,7 @@ follows the bot's moves furthest.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from envs.builtin.babyai.view import Move, list_commands, look
 
@@ -66,13 +66,13 @@ class _EndlessError(Exception):
     """The bot plans or walks without end."""
 
 
-class _Plan(list[Any]):
+class _Plan(list[object]):
     """The bot's stack of subgoals; stops the bot if it adds to the stack without moving."""
 
     subgoals = 0
     """Added since the last move."""
 
-    def append(self, subgoal: Any) -> None:
+    def append(self, subgoal: object) -> None:
         self.subgoals += 1
         if self.subgoals > MAX_SUBGOALS:
             raise _EndlessError
@@ -133,7 +133,7 @@ def _record_bot(level: "MiniGridEnv", errand: _Errand | None) -> _Recording:
     return recording
 
 
-def _run_errand(errand: _Errand, level: "MiniGridEnv", recording: _Recording) -> Any:
+def _run_errand(errand: _Errand, level: "MiniGridEnv", recording: _Recording) -> object:
     """Run the errand; returns the bot's map of visible cells."""
     from minigrid.utils import baby_ai_bot as package
 

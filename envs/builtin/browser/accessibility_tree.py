@@ -12,9 +12,9 @@ that Chromium has renamed or added since keep their old form (`img`, no `url:`).
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Required, TypedDict
 
 Box = tuple[float, float, float, float]
 """Left, top, width and height in pixels, relative to the viewport."""
@@ -43,6 +43,30 @@ _NEEDS_NAME |= {"Legend", "listitem"}
 _OLD_ROLES = {"image": "img"}
 _HIDDEN_ROLES = frozenset({"ListMarker", "InlineTextBox"})
 _STATIC = re.compile(r"\t*\[\d+\] StaticText (.+)")
+
+
+class Value(TypedDict, total=False):
+    """A value of CDP's `Accessibility` domain."""
+
+    value: object
+
+
+class Property(TypedDict):
+    """A named property of a node."""
+
+    name: str
+    value: Value
+
+
+class Node(TypedDict, total=False):
+    """A node of the tree as CDP's `Accessibility.getFullAXTree` gives it; what is not read is left out."""
+
+    nodeId: Required[str]
+    backendDOMNodeId: int
+    childIds: Sequence[str]
+    role: Value
+    name: Value
+    properties: Sequence[Property]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +102,7 @@ class ElementNumbers:
 
 
 def read_accessibility_tree(
-    nodes: list[dict[str, Any]],
+    nodes: Sequence[Node],
     snapshot: Mapping[str, Any],
     *,
     document: str,
@@ -91,7 +115,7 @@ def read_accessibility_tree(
     elements: dict[int, Element] = {}
     lines: list[str] = []
 
-    def walk(node: Mapping[str, Any], indent: int, parent_box: Box | None, depth: int) -> None:
+    def walk(node: Node, indent: int, parent_box: Box | None, depth: int) -> None:
         box = boxes.get(node.get("backendDOMNodeId", 0), parent_box if _is_inner(node) else None)
         text = _describe(node)
         is_root = node is nodes[0]
@@ -122,7 +146,7 @@ def _read_boxes(snapshot: Mapping[str, Any]) -> dict[int, Box | None]:
     }
 
 
-def _is_inner(node: Mapping[str, Any]) -> bool:
+def _is_inner(node: Node) -> bool:
     """Whether a node is the text within a field: the snapshot leaves it out, and it lies where the field
     does."""
     return any(entry["name"] == "editable" for entry in node.get("properties", ()))
@@ -139,7 +163,7 @@ def _is_in_viewport(box: Box, viewport: tuple[int, int]) -> bool:
     return across * down / width * height >= IN_VIEWPORT
 
 
-def _describe(node: Mapping[str, Any]) -> str | None:
+def _describe(node: Node) -> str | None:
     """A node's line; None for a node that is not shown."""
     role = str(node.get("role", {}).get("value", ""))
     if "name" not in node or "backendDOMNodeId" not in node or role in _HIDDEN_ROLES:

@@ -1,7 +1,7 @@
 """Mouse and keyboard: carries out actions on a page and its elements."""
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from envs.builtin.browser.accessibility_tree import Element
 from envs.builtin.browser.actions import ElementAction
@@ -73,7 +73,7 @@ async def _find_centre(cdp: "CDPSession", element: Element) -> tuple[float, floa
     return x, y
 
 
-async def _call_on(cdp: "CDPSession", element: Element, function: str, *arguments: str) -> Any:
+async def _call_on(cdp: "CDPSession", element: Element, function: str, *arguments: str) -> object:
     """Call a JavaScript function with the element as `this`; None if the element is gone."""
     from playwright.async_api import Error
 

@@ -19,13 +19,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING
 
 from envs.builtin.textworld.play import Play, quest_commands
 from envs.builtin.textworld.upstream import generate, import_textworld
 from envs.errors import check_index
 from envs.registry import Split
 from envs.types import Item
+
+if TYPE_CHECKING:
+    from textworld import Game
 
 SEEDS_PER_LEVEL, TEST_SEEDS = 200, 8
 """The numbers of seeds of the split; there are more items by number."""
@@ -38,9 +41,9 @@ _LOCK = Lock()
 class Level:
     """One level of a kind of games."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     """The settings as TextWorld's challenge takes them."""
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,7 @@ class Kind:
 
 _TREASURES = {1: 1, 3: 2, 5: 3, 7: 4, 9: 5, 11: 2, 12: 3, 13: 4, 14: 5, 15: 6, 17: 7, 18: 8, 19: 9, 20: 10}
 """TextWorld's level → turns."""
-_MEALS: Sequence[Mapping[str, Any]] = (
+_MEALS: Sequence[Mapping[str, object]] = (
     {"recipe": 1, "take": 1},
     {"recipe": 1, "take": 1, "open": True},
     {"recipe": 1, "take": 1, "cut": True},
@@ -163,7 +166,7 @@ class World:
         return kind, level, seed
 
 
-def make_game(kind: str, level: int, seed: int) -> tuple[Any, Sequence[str]]:
+def make_game(kind: str, level: int, seed: int) -> "tuple[Game, Sequence[str]]":
     """A `textworld.Game` and the commands of its walkthrough; a map that has no quest of the level's length
     is replaced by another one."""
     with _LOCK:
@@ -171,7 +174,7 @@ def make_game(kind: str, level: int, seed: int) -> tuple[Any, Sequence[str]]:
 
 
 @lru_cache(maxsize=1024)
-def _make_game(kind: str, level: int, seed: int) -> tuple[Any, Sequence[str]]:
+def _make_game(kind: str, level: int, seed: int) -> "tuple[Game, Sequence[str]]":
     import_textworld()
     from textworld.generator import QuestGenerationError
 

@@ -5,10 +5,14 @@ TextWorld's; the sentences about rooms, exits and possessions are those of `desc
 possible ones, word for word; TextWorld's interpreter would also understand others and answer impossible ones.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from envs.builtin.textworld.upstream import import_textworld
+
+if TYPE_CHECKING:
+    from textworld.generator.game import Game
+    from textworld.logic import Action, Proposition, Variable
 
 DIRECTIONS = ("north", "east", "south", "west")
 CONDITIONS = ("raw", "fried", "roasted", "grilled", "burned", "chopped", "sliced", "diced")
@@ -19,8 +23,8 @@ COOKBOOK = "cookbook"
 class Play:
     """A game in progress."""
 
-    def __init__(self, game: Any, *, goal: str) -> None:
-        """`game`: a `textworld.Game`, which is not changed."""
+    def __init__(self, game: "Game", *, goal: str) -> None:
+        """`game` is not changed."""
         import_textworld()
         from textworld.generator.game import GameProgression
         from textworld.generator.inform7 import Inform7Game
@@ -29,7 +33,7 @@ class Play:
         self._game = game
         self._inform7 = Inform7Game(game)
         self._progression = GameProgression(game)
-        self.commands: Mapping[str, Any] = {}
+        self.commands: Mapping[str, Action] = {}
         """The possible commands, in order, and TextWorld's action of each."""
         self._update_commands()
 
@@ -86,7 +90,7 @@ class Play:
         pairs = zip(self._inform7.gen_commands_from_actions(actions), actions, strict=True)
         self.commands = dict(sorted(pairs, key=lambda pair: (pair[0], str(pair[1]))))  # they come as a set
 
-    def _is_possible(self, action: Any) -> bool:
+    def _is_possible(self, action: "Action") -> bool:
         """False for a meal that is not prepared as the recipe says.
 
         TextWorld's logic lets any first ingredients make the meal; its Inform 7 code (`meal.twl`, "Before
@@ -111,7 +115,7 @@ def _preparation(properties: set[str]) -> tuple[str, str]:
     return cooking, next((word for word in ("chopped", "sliced", "diced") if word in properties), "uncut")
 
 
-def quest_commands(game: Any) -> Sequence[str]:
+def quest_commands(game: "Game") -> Sequence[str]:
     """The commands of the game's first quest, by which it was generated."""
     import_textworld()
     from textworld.generator.inform7 import Inform7Game
@@ -122,8 +126,8 @@ def quest_commands(game: Any) -> Sequence[str]:
     return commands
 
 
-def describe(facts: Any, game: Any) -> str:
-    """What the player sees and carries, in the state of `facts` (`textworld.logic.Proposition`)."""
+def describe(facts: "Iterable[Proposition]", game: "Game") -> str:
+    """What the player sees and carries, in the state of `facts`."""
     scene = _Scene(facts, game)
     return "\n".join(
         [f"You are in the {scene.name(scene.room)}.", *scene.things(), scene.exits(), scene.load()]
@@ -133,13 +137,13 @@ def describe(facts: Any, game: Any) -> str:
 class _Scene:
     """The facts by what the player is near."""
 
-    def __init__(self, facts: Any, game: Any) -> None:
+    def __init__(self, facts: "Iterable[Proposition]", game: "Game") -> None:
         self._names = {key: info.name for key, info in game.infos.items()}
         self._types = game.kb.types
         self._properties: dict[str, set[str]] = {}
-        self._contents: dict[str, list[Any]] = {}
-        self._ways: dict[str, Any] = {}
-        self._doors: dict[str, Any] = {}
+        self._contents: dict[str, list[Variable]] = {}
+        self._ways: dict[str, Variable] = {}
+        self._doors: dict[str, Variable] = {}
         facts = sorted(facts, key=str)
         self.room = next(f.arguments[1] for f in facts if f.name == "at" and f.arguments[0].type == "P")
         for fact in facts:
@@ -153,7 +157,7 @@ class _Scene:
             elif fact.name.endswith("_of") and other_arguments[0] == self.room:
                 self._ways[fact.name.removesuffix("_of")] = first
 
-    def name(self, thing: Any) -> str:
+    def name(self, thing: "Variable") -> str:
         return str(self._names[thing.name])
 
     def things(self) -> list[str]:
@@ -176,7 +180,7 @@ class _Scene:
     def load(self) -> str:
         return f"You carry: {self._list(self._contents.get('I', [])) or 'nothing'}."
 
-    def _furniture(self, thing: Any) -> str:
+    def _furniture(self, thing: "Variable") -> str:
         name, contents = self.name(thing), self._list(self._contents.get(thing.name, []))
         state = self._state(thing)
         if state in ("closed", "locked"):
@@ -185,17 +189,17 @@ class _Scene:
             return f"The {name} is open. In it: {contents or 'nothing'}."
         return f"On the {name}: {contents or 'nothing'}."
 
-    def _list(self, things: Sequence[Any]) -> str:
+    def _list(self, things: Sequence["Variable"]) -> str:
         return ", ".join(sorted(map(self._portable_name, things)))
 
-    def _portable_name(self, thing: Any) -> str:
+    def _portable_name(self, thing: "Variable") -> str:
         properties = self._properties.get(thing.name, ()) if thing.type == "f" else ()
         conditions = [condition for condition in CONDITIONS if condition in properties]
         return f"{self.name(thing)} ({', '.join(conditions)})" if conditions else self.name(thing)
 
-    def _state(self, thing: Any) -> str:
+    def _state(self, thing: "Variable") -> str:
         states = self._properties.get(thing.name, set())
         return next((state for state in ("open", "closed", "locked") if state in states), "")
 
-    def _is_portable(self, thing: Any) -> bool:
+    def _is_portable(self, thing: "Variable") -> bool:
         return thing.type == "o" or bool(self._types.is_descendant_of(thing.type, ["o"]))

@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from envs.requirements.plugins import replace_attribute
+
+if TYPE_CHECKING:
+    from textworld import Game, GameMaker, GameOptions
 
 PACKAGES = ("textworld",)
 
@@ -39,9 +42,9 @@ def import_textworld() -> ModuleType:
 
 
 def generate(
-    make: Callable[[Mapping[str, Any], Any], Any], settings: Mapping[str, Any], *, seed: int
-) -> tuple[Any, Sequence[str]]:
-    """A `textworld.Game` of a challenge, and the commands of its walkthrough; empty if it has none.
+    make: "Callable[[Mapping[str, object], GameOptions], Game]", settings: Mapping[str, object], *, seed: int
+) -> "tuple[Game, Sequence[str]]":
+    """A game of a challenge, and the commands of its walkthrough; empty if it has none.
 
     `make`: of a module in `textworld.challenges`; `seed`: of the map, the objects, the quest and the texts.
     One thread at a time. Raises TextWorld's `QuestGenerationError` if the map of this seed has no such quest.
@@ -60,13 +63,13 @@ def generate(
     return game, getattr(options, "walkthrough", ())
 
 
-def _record_walkthrough(maker: Any, commands: Sequence[str]) -> None:
+def _record_walkthrough(maker: "GameMaker", commands: Sequence[str]) -> None:
     """A walkthrough is recorded, where TextWorld would compile the game and play it."""
     maker.options.walkthrough = tuple(commands)
 
 
 @cache
-def _load_rules(load: Callable[[Sequence[str]], Any], paths: tuple[str, ...]) -> Any:
+def _load_rules(load: Callable[[Sequence[str]], object], paths: tuple[str, ...]) -> object:
     """The rules of a challenge, read from their files once: that takes ten times as long as the rest of a
     game's generation, and TextWorld does it for every game. Games do not change them."""
     return load(paths)

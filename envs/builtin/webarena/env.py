@@ -8,7 +8,7 @@ what state.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from envs.builtin.browser.actions import InvalidAction, PageAction, describe_action, read_action
 from envs.builtin.browser.env import BrowserEnv
@@ -129,7 +129,7 @@ class WebEnv(BrowserEnv):
         self._previous_action = description
         return StepResult(await self._observe(session))
 
-    async def inspect(self, name: str) -> Any:
+    async def inspect(self, name: str) -> object:
         """`page`, as last observed, or the task's `sites` or `intent`."""
         if self._task is None:
             raise RuntimeError("inspect before reset")

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from envs.builtin.webarena.sites import Sites
@@ -45,7 +45,7 @@ class Page(Protocol):
     async def content(self) -> str:
         """The page as HTML."""
 
-    async def evaluate(self, expression: str) -> Any:
+    async def evaluate(self, expression: str) -> object:
         """The value of a JavaScript expression; raises `ValueError` if it throws."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
@@ -78,7 +78,7 @@ class Evaluation(_Record):
         return self.reference_answers is not None and bool(self.reference_answers.fuzzy_match)
 
 
-def _or_empty(value: Any) -> Any:
+def _or_empty(value: object) -> object:
     return value or ""
 
 

@@ -140,5 +140,5 @@ class WebShopEnv:
         return f"{text}\n{ACTIONS}{json.dumps(_describe_actions(session.page), ensure_ascii=False)}"
 
 
-def _describe_actions(page: Page) -> dict[str, Any]:
+def _describe_actions(page: Page) -> dict[str, object]:
     return {"has_search_bar": page.kind is PageKind.SEARCH, "clickables": [*page.clickables]}

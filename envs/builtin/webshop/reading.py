@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Literal, TextIO
 
 from envs.errors import ConfigError
 
@@ -25,7 +25,7 @@ class Entry:
 
     key: str
     """The key of a member; empty for an element."""
-    value: Any
+    value: object
     location: str
     """The place that errors name: the file, the line and the number of the entry."""
 
@@ -60,9 +60,10 @@ class _Reader:
             location = f"{self._path}, line {self._line}, entry {number}"
             key = ""
             if opening == "{":
-                key = self._read_value()
-                if not isinstance(key, str):
-                    raise self._wrong(f"a key in quotes, not {json.dumps(key)[:40]}")
+                value = self._read_value()
+                if not isinstance(value, str):
+                    raise self._wrong(f"a key in quotes, not {json.dumps(value)[:40]}")
+                key = value
                 self._expect(":")
                 location += f" ({key})"
             yield Entry(key, self._read_value(), location)
@@ -86,7 +87,7 @@ class _Reader:
             if not self._read_more():
                 return ""
 
-    def _read_value(self) -> Any:
+    def _read_value(self) -> object:
         self._peek()
         while True:
             try:

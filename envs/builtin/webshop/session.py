@@ -7,7 +7,6 @@ to the results clears the choice of options, and a product's other pages keep it
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from envs.builtin.webshop.catalogue import Product
 from envs.builtin.webshop.goals import Goal
@@ -57,7 +56,7 @@ class Session:
         return Clicks(tuple(self._choices.values()), tuple(self._visited_asins))
 
     @property
-    def state(self) -> tuple[Any, ...]:
+    def state(self) -> tuple[object, ...]:
         """What the rest of the visit depends on: the page, and behind it the results, the product and the
         options chosen. The search page forgets them all."""
         page = (self.page.kind, [piece.text for piece in self.page.pieces])

@@ -13,17 +13,33 @@ Number = Annotated[int, Field(ge=0, le=MAX_ID)]
 """Id of a session, or index of an item, as in `textcraft_12`."""
 
 
+class SessionRequest(BaseModel):
+    """A request about a session. Its fields have other names on the wire, as those of the next two."""
+
+    session: Number
+
+
+class ResetRequest(SessionRequest):
+    """The start of an item."""
+
+    index: Number
+
+
+class StepRequest(SessionRequest):
+    """An action."""
+
+    action: str
+
+
 @dataclass(frozen=True, slots=True)
 class RequestModels:
     """The bodies of one environment's requests."""
 
     create: type[BaseModel]
-    session: type[BaseModel]
-    """Has a `session`, as the next two have: the body of `POST /close`, and the query of every GET."""
-    reset: type[BaseModel]
-    """Has an `index`."""
-    step: type[BaseModel]
-    """Has an `action`."""
+    session: type[SessionRequest]
+    """The body of `POST /close`, and the query of every GET."""
+    reset: type[ResetRequest]
+    step: type[StepRequest]
 
 
 def request_models(dialect: Dialect, *, needs_index: bool) -> RequestModels:
@@ -34,12 +50,12 @@ def request_models(dialect: Dialect, *, needs_index: bool) -> RequestModels:
     }
     extras: dict[str, Any] = {key: (Literal[value], value) for key, value in dialect.reset_extras.items()}
     index = Field(... if needs_index else 0, alias=dialect.item_key)
-    session = create_model("Session", session=(Number, Field(alias=dialect.session_key)))
+    session = (Number, Field(alias=dialect.session_key))
     return RequestModels(
         create=create_model("Create", **create),
-        session=session,
-        reset=create_model("Reset", __base__=session, index=(Number, index), **extras),
-        step=create_model("Step", __base__=session, action=(str, ...)),
+        session=create_model("Session", __base__=SessionRequest, session=session),
+        reset=create_model("Reset", __base__=ResetRequest, session=session, index=(Number, index), **extras),
+        step=create_model("Step", __base__=StepRequest, session=session),
     )
 
 

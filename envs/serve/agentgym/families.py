@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -11,7 +10,7 @@ from envs.remote.agentgym import family_name
 from envs.serve.agentgym import bodies
 from envs.serve.sessions import EnvSession, EnvSessions
 
-Reader = Callable[[EnvSessions, EnvSession], Awaitable[Any]]
+Reader = Callable[[EnvSessions, EnvSession], Awaitable[object]]
 """Makes the answer about a session; its return annotation is the type in the OpenAPI document."""
 
 
@@ -28,7 +27,7 @@ def _read(model: type[BaseModel], **facts: str) -> Reader:
     return read
 
 
-def _inspect(fact: str, answer: Any = dict[str, Any]) -> Reader:
+def _inspect(fact: str, answer: object = dict[str, object]) -> Reader:
     """A reader of a fact that the environment gives (`Inspectable`), of type `answer`."""
 
     async def read(sessions: EnvSessions, session: EnvSession) -> object:

@@ -1,7 +1,5 @@
 """Handlers of AgentGym's requests."""
 
-from typing import Any
-
 from envs.network.server import RequestRejected
 from envs.remote.agentgym import dialect_of
 from envs.serve.agentgym.bodies import request_models
@@ -38,14 +36,14 @@ class AgentGym:
 
     async def reset(self, call: HttpCall) -> object:
         """`POST /reset`: start an item on an instance."""
-        request: Any = validate(self.models.reset, call.body)
+        request = validate(self.models.reset, call.body)
         session = self._sessions.find(request.session, call.owner)
         await self._sessions.reset(session, self._item(request.index, key=self._dialect.item_key))
         return await self.family.reset_answer(self._sessions, session)
 
     async def step(self, call: HttpCall) -> object:
         """`POST /step`: carry out an action."""
-        request: Any = validate(self.models.step, call.body)
+        request = validate(self.models.step, call.body)
         session = self._sessions.find(request.session, call.owner)
         await self._ensure_reset(session)
         await self._sessions.step(session, request.action)
@@ -53,13 +51,13 @@ class AgentGym:
 
     async def close(self, call: HttpCall) -> object:
         """`POST /close`: free an instance."""
-        request: Any = validate(self.models.session, call.body)
+        request = validate(self.models.session, call.body)
         await self._sessions.close(self._sessions.find(request.session, call.owner))
         return self.family.close_answer
 
     async def answer_query(self, call: HttpCall) -> object:
         """A GET request about a session."""
-        request: Any = validate(self.models.session, dict(call.query), location="query")
+        request = validate(self.models.session, dict(call.query), location="query")
         session = self._sessions.find(request.session, call.owner)
         await self._ensure_reset(session)
         if session.item is None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from envs.builtin.alfworld.games import GAME_FILE, TRAJECTORY_FILE
 from envs.builtin.alfworld.mini.drafts import Draft, drafts
@@ -34,7 +33,7 @@ def make(folder: Path) -> None:
         (game_folder / GAME_FILE).write_text(json.dumps(content))
 
 
-def _trajectory(draft: Draft) -> dict[str, Any]:
+def _trajectory(draft: Draft) -> dict[str, object]:
     """Upstream's facts of a game, without images and robot actions."""
     task, layout = draft.task, draft.layout
     return {

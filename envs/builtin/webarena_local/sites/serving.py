@@ -9,9 +9,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 from envs.builtin.webarena_local.sites.seed.people import NOW
+
+if TYPE_CHECKING:
+    from _typeshed import OptExcInfo
 
 HOST = "127.0.0.1"
 SITES = ("shop", "forum", "forge", "cms")
@@ -19,9 +23,6 @@ STATIC, STATIC_MAX_AGE_S = "/static/", 3600
 """The path of style sheets, scripts and images, and how long a browser may cache them."""
 THREADS = 4
 """A browser requests a page's style sheets and scripts at once."""
-
-StartResponse = Callable[..., Any]
-WsgiApplication = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 
 
 def copy_data(data: Path, folder: Path) -> None:
@@ -42,9 +43,6 @@ def serve(folder: Path, ports: Mapping[str, int]) -> dict[str, str]:
 
     from envs.builtin.webarena_local.sites.project import middleware, wsgi
 
-    forge: WsgiApplication = wsgi.forge
-    django_sites: WsgiApplication = wsgi.django_sites
-
     os.chdir(folder)
     sockets = {site: _listen(ports[site]) for site in SITES}
     bound_ports = {site: listener.getsockname()[1] for site, listener in sockets.items()}
@@ -52,15 +50,15 @@ def serve(folder: Path, ports: Mapping[str, int]) -> dict[str, str]:
     sites = {str(port): site for site, port in bound_ports.items()}
     projects = str(folder / "forge")
 
-    def application(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         site, path = sites[environ["SERVER_PORT"]], environ["PATH_INFO"]
         if path.startswith(STATIC):
-            return django_sites(environ, _with_caching(start_response))
+            return wsgi.django_sites(environ, _with_caching(start_response))
         if site == "forge":
             environ["trac.env_parent_dir"] = projects
-            return forge(environ, start_response)
+            return wsgi.forge(environ, start_response)
         environ[middleware.SITE_KEY] = site
-        return django_sites(environ, start_response)
+        return wsgi.django_sites(environ, start_response)
 
     time_machine.travel(NOW, tick=True).start()
     server = create_server(application, sockets=list(sockets.values()), threads=THREADS, ident=None)
@@ -71,8 +69,11 @@ def serve(folder: Path, ports: Mapping[str, int]) -> dict[str, str]:
 def _with_caching(start_response: StartResponse) -> StartResponse:
     """Allow the browser to cache: otherwise it requests a dozen files again with each page."""
 
-    def start_with_caching(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
-        return start_response(status, [*headers, ("Cache-Control", f"max-age={STATIC_MAX_AGE_S}")], *rest)
+    def start_with_caching(
+        status: str, headers: list[tuple[str, str]], exc_info: "OptExcInfo | None" = None, /
+    ) -> Callable[[bytes], object]:
+        headers = [*headers, ("Cache-Control", f"max-age={STATIC_MAX_AGE_S}")]
+        return start_response(status, headers, exc_info)
 
     return start_with_caching
 

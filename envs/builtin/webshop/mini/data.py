@@ -12,7 +12,6 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from envs.builtin.webshop.catalogue import PATH_SIGN
 from envs.builtin.webshop.mini.words import BRANDS, COLOURS, DEPARTMENTS, SIZES, Department
@@ -49,7 +48,7 @@ def write(folder: Path) -> None:
     numbers = rng.sample(range(len(drafts)), len(drafts))
     numbered_drafts = [(f"B{number:03d}", draft) for number, draft in zip(numbers, drafts, strict=True)]
     rng.shuffle(numbered_drafts)
-    files: dict[str, Any] = {
+    files: dict[str, object] = {
         "items_shuffle_1000.json": [_item(asin, draft) for asin, draft in numbered_drafts],
         "items_ins_v2_1000.json": {asin: _attributes(draft) for asin, draft in numbered_drafts},
         "items_human_ins.json": {asin: [_human(asin, draft, rng)] for asin, draft in numbered_drafts},
@@ -92,7 +91,7 @@ def _draw_except(words: Sequence[str], exceptions: Iterable[str], rng: random.Ra
     return rng.choice([word for word in words if word not in exceptions])
 
 
-def _item(asin: str, draft: Draft) -> dict[str, Any]:
+def _item(asin: str, draft: Draft) -> dict[str, object]:
     """An entry of upstream's `items_shuffle*.json`, with all its keys."""
     about = f"{draft.noun} {draft.department.made_of} {draft.material} by {draft.brand}"
     return {
@@ -138,7 +137,7 @@ def _item(asin: str, draft: Draft) -> dict[str, Any]:
     }
 
 
-def _attributes(draft: Draft) -> dict[str, Any]:
+def _attributes(draft: Draft) -> dict[str, object]:
     """An entry of upstream's `items_ins_v2*.json`."""
     attributes = [*draft.attributes, draft.material]
     description = f"{', '.join(draft.attributes)} {draft.noun} {draft.department.made_of} {draft.material}"
@@ -149,7 +148,7 @@ def _attributes(draft: Draft) -> dict[str, Any]:
     }
 
 
-def _human(asin: str, draft: Draft, rng: random.Random) -> dict[str, Any]:
+def _human(asin: str, draft: Draft, rng: random.Random) -> dict[str, object]:
     """An element of upstream's `items_human_ins.json`."""
     attributes = list(draft.attributes[: rng.choice((1, 2))])
     options = {name: rng.choice(values) for name, values in draft.options.items() if rng.random() < 0.8}

@@ -1,7 +1,7 @@
 """Routes each request to its site, and keeps the sites of the one Django project apart."""
 
 from collections.abc import Callable
-from typing import Any
+from http.cookies import Morsel
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
@@ -27,7 +27,7 @@ def route_site(get_response: Respond) -> Respond:
             request.COOKIES[django_cookie] = request.COOKIES[site_cookie]
         response = get_response(request)
         if django_cookie in response.cookies:
-            morsel: Any = response.cookies.pop(django_cookie)
+            morsel: Morsel[str] = response.cookies.pop(django_cookie)
             response.set_cookie(
                 site_cookie,
                 morsel.value,
@@ -49,15 +49,14 @@ class SiteMiddleware:
         from oscar.apps.basket.middleware import BasketMiddleware
         from wagtail.contrib.redirects.middleware import RedirectMiddleware
 
-        self._by_site: dict[str, Any] = {
+        self._by_site: dict[str, Respond] = {
             "shop": BasketMiddleware(get_response),
             "forum": ForumPermissionMiddleware(get_response),
             "cms": RedirectMiddleware(get_response),
         }
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        response: HttpResponse = self._by_site[request.META[SITE_KEY]](request)
-        return response
+        return self._by_site[request.META[SITE_KEY]](request)
 
     def process_template_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
         """Pass the call on: Django only calls it on middleware that its settings name."""

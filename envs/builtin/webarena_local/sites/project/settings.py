@@ -6,7 +6,6 @@ is the same everywhere so that a seeded login is valid on every machine.
 """
 
 from pathlib import Path
-from typing import Any
 
 import machina
 import trac
@@ -72,7 +71,7 @@ AUTHENTICATION_BACKENDS = [
     "oscar.apps.customer.auth_backends.EmailBackend",
     "django.contrib.auth.backends.ModelBackend",
 ]
-AUTH_PASSWORD_VALIDATORS: list[dict[str, Any]] = []
+AUTH_PASSWORD_VALIDATORS: list[dict[str, object]] = []
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 """Fast: a login may be part of an episode, and there is nothing to protect."""
 

@@ -3,7 +3,7 @@
 
 import os
 import warnings
-from typing import Any
+from wsgiref.types import WSGIApplication
 
 os.environ["DJANGO_SETTINGS_MODULE"] = "envs.builtin.webarena_local.sites.project.settings"
 warnings.filterwarnings("ignore", module=r"(oscar|machina|wagtail|trac|whoosh|django)")
@@ -15,7 +15,7 @@ from django.urls import get_resolver
 
 from envs.builtin.webarena_local.sites.project.middleware import SITES
 
-django_sites: Any = StaticFilesHandler(get_wsgi_application())
+django_sites: WSGIApplication = StaticFilesHandler(get_wsgi_application())
 """The WSGI application of the shop, the forum and the CMS; `middleware.SITE_KEY` names a request's site."""
 
 for _site in SITES:  # imports their views
@@ -28,5 +28,5 @@ import trac.web.main as _trac
 import trac.wiki.web_ui  # noqa: F401
 import tracopt.versioncontrol.git.git_fs  # noqa: F401
 
-forge: Any = _trac.dispatch_request
+forge: WSGIApplication = _trac.dispatch_request
 """The WSGI application of the forge; `trac.env_parent_dir` is the folder of its projects."""

@@ -4,7 +4,6 @@ repository."""
 import random
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from time_machine import Traveller
 from trac.admin.api import AdminCommandManager
@@ -76,7 +75,7 @@ def _environment(project: Project, folder: Path, clock: Traveller) -> None:
     env.shutdown()
 
 
-def _milestones(env: Any, project: Project) -> None:
+def _milestones(env: Environment, project: Project) -> None:
     for name in ("component1", "component2"):
         Component(env, name).delete()
     for name in ("1.0", "2.0"):
@@ -99,7 +98,7 @@ def _milestones(env: Any, project: Project) -> None:
     version.insert()
 
 
-def _members(env: Any) -> None:
+def _members(env: Environment) -> None:
     permissions = PermissionSystem(env)
     for permission in PERMISSIONS:
         permissions.grant_permission(EMMA.username, permission)
@@ -120,7 +119,7 @@ def _members(env: Any) -> None:
                 )
 
 
-def _wiki(env: Any, project: Project) -> None:
+def _wiki(env: Environment, project: Project) -> None:
     with env.db_transaction as database:
         database("DELETE FROM wiki")
     maintainer = DEVELOPERS[len(project.name) % len(DEVELOPERS)]
@@ -140,7 +139,7 @@ def _wiki(env: Any, project: Project) -> None:
 
 
 def _ticket(
-    env: Any, project: Project, summary: str, rng: random.Random, clock: Traveller, *, age_days: float
+    env: Environment, project: Project, summary: str, rng: random.Random, clock: Traveller, *, age_days: float
 ) -> None:
     when = days_ago(age_days) + timedelta(minutes=rng.randint(0, 900))
     clock.move_to(when)

@@ -3,9 +3,10 @@
 import random
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
 
 from django.contrib.auth.models import User
+from oscar.apps.address.abstract_models import AbstractUserAddress
+from oscar.apps.catalogue.abstract_models import AbstractProduct
 from oscar.core.loading import get_class, get_model
 from oscar.core.prices import Price
 from time_machine import Traveller
@@ -39,14 +40,14 @@ def seed_shop(clock: Traveller) -> None:
         wish_list.add(product)
 
 
-def _catalogue(rng: random.Random, clock: Traveller) -> list[Any]:
+def _catalogue(rng: random.Random, clock: Traveller) -> list[AbstractProduct]:
     Product, ProductClass = get_model("catalogue", "Product"), get_model("catalogue", "ProductClass")
     Category, StockRecord = get_model("catalogue", "Category"), get_model("partner", "StockRecord")
     goods = ProductClass.objects.create(name="Goods", requires_shipping=True, track_stock=True)
     for code, name in (("material", "Material"), ("origin", "Made in")):
         goods.attributes.create(code=code, name=name, type="text", required=False)
     partner = get_model("partner", "Partner").objects.create(name="Harbour & Pine", code="harbour-pine")
-    products: list[Any] = []
+    products: list[AbstractProduct] = []
     for category_name, wares in GOODS.items():
         category = Category.add_root(name=category_name, description="")
         for title, price in wares:
@@ -73,7 +74,7 @@ def _catalogue(rng: random.Random, clock: Traveller) -> list[Any]:
     return products
 
 
-def _reviews(rng: random.Random, clock: Traveller, products: list[Any]) -> None:
+def _reviews(rng: random.Random, clock: Traveller, products: list[AbstractProduct]) -> None:
     Review = get_model("reviews", "ProductReview")
     users = {user.username: user for user in User.objects.all()}
     for number, product in enumerate(products):
@@ -87,7 +88,7 @@ def _reviews(rng: random.Random, clock: Traveller, products: list[Any]) -> None:
             )
 
 
-def _addresses(clock: Traveller) -> list[Any]:
+def _addresses(clock: Traveller) -> list[AbstractUserAddress]:
     clock.move_to(days_ago(300))
     Country, UserAddress = get_model("address", "Country"), get_model("address", "UserAddress")
     for code, code3, number, name in (
@@ -128,7 +129,9 @@ def _addresses(clock: Traveller) -> list[Any]:
     ]
 
 
-def _orders(rng: random.Random, clock: Traveller, products: list[Any], address: Any) -> None:
+def _orders(
+    rng: random.Random, clock: Traveller, products: list[AbstractProduct], address: AbstractUserAddress
+) -> None:
     Basket, ShippingAddress = get_model("basket", "Basket"), get_model("order", "ShippingAddress")
     emma = User.objects.get(username=EMMA.username)
     strategy = get_class("partner.strategy", "Selector")().strategy(user=emma)
