@@ -6,20 +6,18 @@ training, because it never sees a token: tokens belong to the renderer, and the 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from agents.formats import ACTIONS, FORMATS, NATIVE, turn_parser
-from agents.formats.calls import ParsedTurn
+from agents.formats.calls import ParsedTurn, Schema
 from agents.prompting.tools_prompt import tools_prompt
 from envs.errors import ConfigError
 from envs.requirements.plugins import Registry
 from envs.types import Image, Item, Message
 
-Schema = Mapping[str, Any]
 """JSON schema of a tool, as `tokenizer.apply_chat_template(tools=…)` takes it."""
 
 
@@ -149,7 +147,7 @@ def _make_builtin(format: str, schemas: Sequence[Schema]) -> Agent:
     return FormatAgent(format, schemas=schemas)
 
 
-def _validate_maker(name: str, value: Any) -> MakeAgent:
+def _validate_maker(name: str, value: object) -> MakeAgent:
     if not callable(value):
         raise ConfigError(f"format {name!r} is a {type(value).__name__}; name a class of agents.agent.Agent")
     make: MakeAgent = value

@@ -7,7 +7,7 @@ steps have shown (`HorizonEvidence`). So a resumed run continues at its curricul
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -117,7 +117,7 @@ class Horizon(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _adaptive_has_a_rule(cls, values: Any) -> Any:
+    def _adaptive_has_a_rule(cls, values: object) -> object:
         if isinstance(values, dict) and values.get("type") == "adaptive":
             return {**values, "raise_when": values.get("raise_when") or {}}
         return values

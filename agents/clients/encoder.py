@@ -8,10 +8,13 @@ retrieval_server.py).
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from envs.errors import ConfigError, to_line
 from envs.retrieval.dense import Vectors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MAX_TOKENS = 256
 """The most tokens per query or passage, as in the reference; the rest is cut off."""
@@ -33,7 +36,7 @@ class TransformerEncoder:
 
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model)
-            self._model: Any = AutoModel.from_pretrained(model)
+            self._model: PreTrainedModel = AutoModel.from_pretrained(model)
         except (OSError, ValueError) as error:
             raise ConfigError(f"encoder {model!r} cannot be loaded: {to_line(error, limit=200)}") from None
         self._device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import httpx
 
@@ -102,7 +102,7 @@ class Endpoint(RequestLimits):
     """Up to the version, e.g. `http://127.0.0.1:8000/v1`."""
     model: str
     _: KW_ONLY
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
     """Further entries of each request's body, before all others; None takes one out."""
 
     @classmethod
@@ -122,7 +122,7 @@ class Endpoint(RequestLimits):
                 "OPENAI_API_KEY, and give that name"
             )
 
-    def body(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def body(self, request: Mapping[str, object]) -> dict[str, object]:
         """The body of a request, e.g. `{"messages": […]}`, with the model and `extra`."""
         body = {"model": self.model, **request, **self.extra}
         return {name: value for name, value in body.items() if value is not None}
@@ -138,7 +138,7 @@ class Endpoint(RequestLimits):
 class ChatReply:
     """A chat completion."""
 
-    message: Mapping[str, Any]
+    message: Mapping[str, object]
     """The message as it came: `content`, `tool_calls` and whatever else there is, unchecked."""
     finish_reason: str | None
     total_tokens: int | None
@@ -168,7 +168,7 @@ class EndpointClient:
     async def _post(
         self,
         url: str,
-        body: Mapping[str, Any],
+        body: Mapping[str, object],
         *,
         before_request: Callable[[], Awaitable[None]] | None = None,
     ) -> httpx.Response:
@@ -189,7 +189,7 @@ class EndpointClient:
             raise ContextFull(text) if _TOO_LONG.search(response.text) else EndpointFailed(text)
         return response
 
-    async def _send(self, method: str, url: str, *, body: Mapping[str, Any] | None) -> httpx.Response:
+    async def _send(self, method: str, url: str, *, body: Mapping[str, object] | None) -> httpx.Response:
         limit_s = self.endpoint.request_timeout_s
         verify = tls_context() if url.startswith("https") else False
         headers = self.endpoint.headers()
@@ -221,7 +221,7 @@ class ChatClient(EndpointClient):
         self._after_reply = after_reply
         self._url = f"{endpoint.url.rstrip('/')}/chat/completions"
 
-    async def ask(self, request: Mapping[str, Any], *, read: Callable[[ChatReply], T]) -> T:
+    async def ask(self, request: Mapping[str, object], *, read: Callable[[ChatReply], T]) -> T:
         """What `read` returns for the first usable reply to a body with `request` in it; `read` raises
         `TryAgain` for a reply that cannot be used.
 

@@ -64,7 +64,7 @@ class EndpointScorer(EndpointClient):
         url = f"{self._base.removesuffix('/v1')}/detokenize"
         return await self._ask(url, {"tokens": [*token_ids]}, read=lambda reply: str(reply["prompt"]))
 
-    async def _ask(self, url: str, request: Mapping[str, Any], *, read: Callable[[Any], T]) -> T:
+    async def _ask(self, url: str, request: Mapping[str, object], *, read: Callable[[Any], T]) -> T:
         async def attempt() -> T:
             return _read(await self._post(url, self.endpoint.body(request)), read)
 

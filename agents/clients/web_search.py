@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import httpx
 
@@ -81,12 +81,12 @@ class WebSearch:
     async def close(self) -> None:
         """Nothing stays open."""
 
-    async def _ask(self, query: str, top_k: int) -> Mapping[str, Any]:
+    async def _ask(self, query: str, top_k: int) -> Mapping[str, object]:
         return await self.endpoint.retry(
             lambda: self._attempt(query, top_k), error=lambda why: SearchFailed(f"web search: {why}")
         )
 
-    async def _attempt(self, query: str, top_k: int) -> Mapping[str, Any]:
+    async def _attempt(self, query: str, top_k: int) -> Mapping[str, object]:
         async with self._limiter:
             await asyncio.sleep(self._rate.wait_s())
             response = await self._send(query, top_k)
@@ -135,7 +135,7 @@ def web_endpoint() -> WebEndpoint:
     return WebEndpoint(url, "searxng", requests_per_s=requests_per_s)
 
 
-def _passages(endpoint: WebEndpoint, answer: Mapping[str, Any], top_k: int) -> list[Passage]:
+def _passages(endpoint: WebEndpoint, answer: Mapping[str, object], top_k: int) -> list[Passage]:
     entries, link, snippet = {
         "searxng": ("results", "url", "content"),
         "serper": ("organic", "link", "snippet"),

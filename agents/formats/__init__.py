@@ -6,10 +6,9 @@ What each format tells the model about the tools is `agents/prompting/tools_prom
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from agents.formats import action, code_block, hermes, json_calls, qwen3, react, searchr1
-from agents.formats.calls import ParsedTurn, TurnParser, TurnWriter
+from agents.formats.calls import ParsedTurn, Schema, TurnParser, TurnWriter
 from agents.formats.fitting import fit_types
 from envs.errors import ConfigError, suggest
 
@@ -46,7 +45,7 @@ NATIVE = ("hermes", "qwen3", "llama3")
 _WITHOUT_TYPES = ("react", "qwen3")
 
 
-def function_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def function_of(schema: Schema) -> Schema:
     """`name`, `description` and `parameters` of a tool's schema, be it bare or in OpenAI's wrapper.
 
     Raises `ConfigError` for a schema without a name.
@@ -57,7 +56,7 @@ def function_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return function
 
 
-def turn_parser(format: str, schemas: Sequence[Mapping[str, Any]]) -> TurnParser:
+def turn_parser(format: str, schemas: Sequence[Schema]) -> TurnParser:
     """The parser of `format` for these tools: arguments written as text get their schema's types.
 
     `schemas` are JSON schemas of functions, as `tokenizer.apply_chat_template(tools=…)` takes them.

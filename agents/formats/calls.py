@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+Schema = Mapping[str, Any]
+"""A JSON schema, or a tool's description with one; JSON Schema says what it may hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call as the policy wrote it: neither the tool's existence nor the arguments are checked."""
 
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
     """JSON values, at most 64 deep; every number finite, every text free of lone surrogates."""
 
 

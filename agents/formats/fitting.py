@@ -6,9 +6,8 @@ check.
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from agents.formats.calls import ToolCall
+from agents.formats.calls import Schema, ToolCall
 from agents.formats.json_values import MAX_DIGITS, Value, decode_at
 from agents.formats.react import PLAIN_INPUT
 
@@ -17,7 +16,7 @@ _NULL = ("null", "None")
 _JSON_TYPES: dict[str, type | tuple[type, ...]] = {"number": (int, float), "object": dict, "array": list}
 
 
-def fit_types(call: ToolCall, parameters: Mapping[str, Any]) -> ToolCall:
+def fit_types(call: ToolCall, parameters: Schema) -> ToolCall:
     """`call`, its text values as the JSON schema `parameters` has them.
 
     A plain input (`react.py`) goes to the only parameter, or to the only one that is required. A number,
@@ -37,7 +36,7 @@ def fit_types(call: ToolCall, parameters: Mapping[str, Any]) -> ToolCall:
     return ToolCall(call.name, arguments)
 
 
-def _types(schema: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
+def _types(schema: Schema, root: Schema) -> set[str]:
     types: set[str] = set()
     pending, followed = [schema], set[str]()
     while pending:
@@ -52,16 +51,16 @@ def _types(schema: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
     return types
 
 
-def find_definition(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
+def find_definition(reference: str, root: Schema) -> Schema:
     """Return the part of `root` that `reference` points to, such as `#/$defs/Town`, or an empty mapping if it
     points nowhere."""
-    part: Any = root
+    part: object = root
     for key in reference.removeprefix("#/").split("/"):
         part = part.get(key) if isinstance(part, Mapping) else None
     return part if isinstance(part, Mapping) else {}
 
 
-def _fit(text: str, types: set[str]) -> Any:
+def _fit(text: str, types: set[str]) -> object:
     token = text.strip()
     if "null" in types and token in _NULL:
         return None

@@ -6,7 +6,6 @@ Values are read whole: text that looks like a call within another value or its s
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import Value, broken_end, call_of, decode_at, dumps
@@ -75,7 +74,7 @@ def llama3(text: str) -> ParsedTurn:
     return turn_of(result.items, thought=result.thought, otherwise=otherwise)
 
 
-def _scan(text: str, interpret: Callable[[Any], Fragment | str | None], *, hint: str) -> Scan[Fragment]:
+def _scan(text: str, interpret: Callable[[object], Fragment | str | None], *, hint: str) -> Scan[Fragment]:
     """`interpret` returns what a value is, why it is a bad call, or None for any other value."""
     ends_of_thoughts = Ends(_END_OF_THOUGHT, text)
 
@@ -106,12 +105,12 @@ def _past_separator(text: str, position: int) -> int:
     return separator.end() if separator else position
 
 
-def _call(value: Any) -> Fragment | str | None:
+def _call(value: object) -> Fragment | str | None:
     call = call_of(value)
     return Fragment(calls=(call,)) if isinstance(call, ToolCall) else call
 
 
-def _calls_or_answer(value: Any) -> Fragment | str | None:
+def _calls_or_answer(value: object) -> Fragment | str | None:
     if isinstance(value, list):
         calls = [call_of(element) for element in value]
         if not calls or None in calls:

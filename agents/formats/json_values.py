@@ -86,7 +86,7 @@ def decode_at(text: str, position: int) -> Value | InvalidJson:
     return Value(value, end)
 
 
-def _fault(value: Any, depth: int) -> str | None:
+def _fault(value: object, depth: int) -> str | None:
     if isinstance(value, dict | list):
         if depth > MAX_DEPTH:
             return f"is nested more than {MAX_DEPTH} deep"
@@ -117,7 +117,7 @@ dumps = json.JSONEncoder(ensure_ascii=False).encode
 """A JSON value as the formats write it."""
 
 
-def call_of(value: Any) -> ToolCall | str | None:
+def call_of(value: object) -> ToolCall | str | None:
     """A call, why it is a bad one (fits after "its "), or None for a value that is not a call.
 
     A call is an object with a `name` and `arguments` (OpenAI, Hermes, Qwen) or `parameters` (Llama),

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import MAX_NAME, InvalidJson, decode_at, dumps
@@ -26,7 +25,7 @@ _OBJECT = re.compile(r"\s*(?:```(?:json)?\s*)?(?=\{)")
 @dataclass(frozen=True, slots=True)
 class _Label:
     name: str
-    value: dict[str, Any] | None = None
+    value: dict[str, object] | None = None
     """The JSON object after `Action Input:`."""
     problem: str | None = None
 

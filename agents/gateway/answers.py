@@ -4,17 +4,16 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from agents.gateway.policy import Answer
 from agents.types import FinishReason
 
 
-def completion(answer: Answer, *, model: str) -> dict[str, Any]:
+def completion(answer: Answer, *, model: str) -> dict[str, object]:
     """The body of a `chat.completion`."""
     reading = answer.reading
     content = None if reading.calls and not reading.content else reading.content  # as OpenAI has it
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
     if reading.calls:
         message["tool_calls"] = _calls(answer)
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
@@ -25,7 +24,7 @@ def events(answer: Answer, *, model: str, include_usage: bool) -> Iterator[str]:
     """The same as a stream. Samplers return whole completions, so all events come at once."""
     head = _head(answer, model, "chat.completion.chunk")
 
-    def event(delta: dict[str, Any], finish_reason: str | None = None) -> str:
+    def event(delta: dict[str, object], finish_reason: str | None = None) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         more = {"usage": None} if include_usage else {}
         return _event({**head, "choices": [choice], **more})
@@ -41,13 +40,13 @@ def events(answer: Answer, *, model: str, include_usage: bool) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def models(model: str, *, created: int) -> dict[str, Any]:
+def models(model: str, *, created: int) -> dict[str, object]:
     """The body of `GET /v1/models`; `created`: Unix time of the start, in seconds."""
     entry = {"id": model, "object": "model", "created": created, "owned_by": "wingspan"}
     return {"object": "list", "data": [entry]}
 
 
-def _head(answer: Answer, model: str, kind: str) -> dict[str, Any]:
+def _head(answer: Answer, model: str, kind: str) -> dict[str, object]:
     return {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": kind,
@@ -58,7 +57,7 @@ def _head(answer: Answer, model: str, kind: str) -> dict[str, Any]:
     }
 
 
-def _calls(answer: Answer) -> list[dict[str, Any]]:
+def _calls(answer: Answer) -> list[dict[str, object]]:
     return [
         {
             "id": f"call_{secrets.token_hex(12)}",
@@ -85,5 +84,5 @@ def _usage(answer: Answer) -> dict[str, int]:
     }
 
 
-def _event(value: dict[str, Any]) -> str:
+def _event(value: dict[str, object]) -> str:
     return f"data: {json.dumps(value)}\n\n"

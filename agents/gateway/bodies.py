@@ -100,8 +100,8 @@ class ItemBody(Strict):
     item_id: str = Field(min_length=1)
     env: str = "program"
     seed: int = 0
-    metadata: dict[str, Any] = {}
-    fields: dict[str, Any] = {}
+    metadata: dict[str, object] = {}
+    fields: dict[str, object] = {}
 
     @property
     def item(self) -> Item:
@@ -157,7 +157,7 @@ class Function(Strict):
 
     name: str = Field(min_length=1)
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, object] | None = None
     strict: bool | None = None
     """Frameworks set it by themselves. No grammar is enforced; the policy is shown the schema."""
 

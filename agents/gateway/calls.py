@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
 
@@ -87,7 +87,7 @@ class CallWriter:
         start = text.rpartition(_BEFORE)[2]
         return start.rfind(THOUGHT_START) > start.rfind(THOUGHT_END)
 
-    def _render(self, message: Mapping[str, Any]) -> str:
+    def _render(self, message: Mapping[str, object]) -> str:
         turns = [{"role": "user", "content": _BEFORE}, dict(message), {"role": "user", "content": _AFTER}]
         text = self._tokenizer.apply_chat_template(turns, tokenize=False)
         assert isinstance(text, str)

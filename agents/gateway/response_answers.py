@@ -24,7 +24,7 @@ class ResponseAnswer:
         self._cut = answer.completion.finish_reason is FinishReason.LENGTH
         self._output = list(self._items())
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """The body of a `response`."""
         details = {"reason": "max_output_tokens"} if self._cut else None
         return {
@@ -40,13 +40,13 @@ class ResponseAnswer:
             body = {"type": kind, "sequence_number": number, **event}
             yield f"event: {kind}\ndata: {json.dumps(body)}\n\n"
 
-    def _events(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _events(self) -> Iterator[tuple[str, dict[str, object]]]:
         head = self._head("in_progress", [])
         yield "response.created", {"response": head}
         yield "response.in_progress", {"response": head}
         for index, item in enumerate(self._output):
             position = {"output_index": index}
-            empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+            empty: dict[str, object] = {"content": []} if item["type"] == "message" else {"arguments": ""}
             empty_item = {**item, **empty, "status": "in_progress"}
             yield "response.output_item.added", {**position, "item": empty_item}
             yield from _item_events(item, {**position, "item_id": item["id"]})
@@ -54,7 +54,7 @@ class ResponseAnswer:
         whole = self.body()
         yield f"response.{whole['status']}", {"response": whole}
 
-    def _head(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _head(self, status: str, output: list[dict[str, object]]) -> dict[str, object]:
         request = self._request
         return {
             "id": self.response_id,
@@ -108,7 +108,7 @@ class ResponseAnswer:
                 "status": status,
             }
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, object]:
         num_sampled = len(self._answer.completion.token_ids)
         return {
             "input_tokens": self._answer.prompt_tokens,
@@ -119,7 +119,9 @@ class ResponseAnswer:
         }
 
 
-def _item_events(item: dict[str, Any], position: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _item_events(
+    item: dict[str, Any], position: dict[str, object]
+) -> Iterator[tuple[str, dict[str, object]]]:
     if item["type"] == "function_call":
         arguments = item["arguments"]
         yield "response.function_call_arguments.delta", {**position, "delta": arguments}

@@ -6,7 +6,7 @@ conversations.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -85,7 +85,7 @@ class Reasoning(Strict):
 class ResponsesRequest(AnswerRequest):
     """Body of `POST /v1/responses`. Fields with a single value exist for clients that send it."""
 
-    input: str | list[dict[str, Any]] = Field(min_length=1)
+    input: str | list[dict[str, object]] = Field(min_length=1)
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[FunctionTool] = Field(default=[])
@@ -137,7 +137,7 @@ class ResponsesRequest(AnswerRequest):
         raise RequestRejected(400, why, param="previous_response_id", code="previous_response_not_found")
 
 
-def _messages(items: Sequence[dict[str, Any]]) -> list[ChatTurn]:
+def _messages(items: Sequence[dict[str, object]]) -> list[ChatTurn]:
     """One message for a message of the policy and the calls that follow it."""
     messages: list[ChatTurn] = []
     takes_calls = False  # whether calls that follow belong to the last message

@@ -140,14 +140,14 @@ def _is_plain(folder: Path) -> bool:
     return values.get("tokenizer_class") in classes and "auto_map" not in values
 
 
-def _import_plain_tokenizer() -> Any:
+def _import_plain_tokenizer() -> "type[PreTrainedTokenizerBase]":
     """The class of plain tokenizers.
 
     Its module imports transformers' reader of GGUF files, and with it torch. No tokenizer here is such a
     file: during the first import, a module that imports the reader when it is called takes its place.
     """
 
-    def load_gguf_checkpoint(*args: Any, **options: Any) -> Any:
+    def load_gguf_checkpoint(*args: object, **options: object) -> object:
         return import_module(_GGUF).load_gguf_checkpoint(*args, **options)
 
     is_imported = not sys.modules.keys().isdisjoint((_GGUF, _PLAIN))
@@ -156,7 +156,8 @@ def _import_plain_tokenizer() -> Any:
         stand_in.load_gguf_checkpoint = load_gguf_checkpoint  # type: ignore[attr-defined]
     try:
         with no_garbage_collection():
-            return import_module(_PLAIN).TokenizersBackend
+            tokenizer: type[PreTrainedTokenizerBase] = import_module(_PLAIN).TokenizersBackend
+            return tokenizer
     finally:
         if not is_imported:
             del sys.modules[_GGUF]

@@ -6,7 +6,15 @@
 import json
 import struct
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
+
+
+class TensorEntry(TypedDict):
+    """A tensor as the file describes it; where its bytes are is left out."""
+
+    dtype: str
+    """E.g. `BF16`."""
+    shape: list[int]
 
 
 def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -17,10 +25,10 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor["shape"]) for name, tensor in read_header(file).items()}
 
 
-def read_header(file: Path) -> dict[str, dict[str, Any]]:
-    """What a file says of each tensor (`dtype`, `shape`), by its name. Raises as `read_shapes` does."""
+def read_header(file: Path) -> dict[str, TensorEntry]:
+    """What a file says of each tensor, by its name. Raises as `read_shapes` does."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
-        header: dict[str, dict[str, Any]] = json.loads(stream.read(length))
+        header: dict[str, TensorEntry] = json.loads(stream.read(length))
     header.pop("__metadata__", None)
     return header

@@ -6,11 +6,12 @@ takes and transforms its pixels. The result equals that of the processor for the
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from agents.formats.calls import Schema
 from agents.huggingface.files import load_config
 from envs.errors import ConfigError, EnvCrashed, MissingDependency, boundary, describe, to_line
 from envs.requirements.detection import pip_install
@@ -19,7 +20,7 @@ from envs.types import Image
 if TYPE_CHECKING:
     import PIL.Image
     import torch
-    from transformers import ProcessorMixin
+    from transformers import BatchFeature, ProcessorMixin
 
 _SENTINEL = "Wspan4image"
 _TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
@@ -62,9 +63,7 @@ class VisionProcessor:
             )
         self._mark = marks[0]
 
-    def render(
-        self, turns: Sequence[tuple[str, str, int]], *, tools: list[dict[str, Any]] | None = None
-    ) -> str:
+    def render(self, turns: Sequence[tuple[str, str, int]], *, tools: Sequence[Schema] | None = None) -> str:
         """Render (role, content, number of images) of each message, up to where the policy answers."""
         conversation = [
             {"role": role, "content": [*[{"type": "image"}] * images, {"type": "text", "text": content}]}
@@ -109,11 +108,8 @@ class VisionProcessor:
             return None
         return [int(kind) for kind in self._processor.create_mm_token_type_ids([list(ids)])[0]]
 
-    def _call(self, text: str, images: Sequence[Image], **options: Any) -> Mapping[str, Any]:
-        inputs: Mapping[str, Any] = self._processor(
-            text=[text], images=[decode_image(image) for image in images], **options
-        )
-        return inputs
+    def _call(self, text: str, images: Sequence[Image], **options: object) -> "BatchFeature":
+        return self._processor(text=[text], images=[decode_image(image) for image in images], **options)
 
 
 @lru_cache(_DECODED_IMAGES)

@@ -4,10 +4,11 @@ Some templates silently ignore `tools=`, so that the model never learns about th
 another format. Sentinel words reveal both before anything is sampled.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from agents.formats import FORMATS, NATIVE
-from agents.formats.calls import ToolCall
+from agents.formats.calls import Schema, ToolCall
 from envs.errors import ConfigError, to_line
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _NAME, _DESCRIPTION, _ARGUMENT, _VALUE = "wspan_tool", "Wspan0description", "wspan_argument", "Wspan1value"
 _USER = "Wspan2user"
 _CALL = ToolCall(_NAME, {_ARGUMENT: _VALUE})
-SENTINEL: dict[str, Any] = {
+SENTINEL: Schema = {
     "type": "function",
     "function": {
         "name": _NAME,
@@ -55,7 +56,7 @@ def check_native(tokenizer: "PreTrainedTokenizerBase", format: str) -> None:
         raise _unusable(tokenizer, f"does not write calls in format {format!r}; {instead}")
 
 
-def _render(tokenizer: "PreTrainedTokenizerBase", *messages: dict[str, Any], prompts: bool) -> str:
+def _render(tokenizer: "PreTrainedTokenizerBase", *messages: Mapping[str, object], prompts: bool) -> str:
     from jinja2 import TemplateError
 
     try:

@@ -14,11 +14,12 @@ expands (`agents/prompting/images.py`).
 import copy
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from agents.formats.calls import Schema
 from agents.prompting.images import VisionProcessor
 from envs.errors import ConfigError, to_line
 from envs.types import Image, Message, Role
@@ -98,9 +99,7 @@ class Renderer:
         self._image_prompt = lru_cache(_IMAGE_PROMPTS_CACHED)(self._encode_prompt)
         self._reply = lru_cache(_REPLIES_CACHED)(self._encode_reply)
 
-    def prompt_ids(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Message], *, tools: Sequence[Schema] = ()) -> list[int]:
         """The conversation up to where the policy answers ([P]), with JSON schemas of tools.
 
         For a template without a system role, the system message is prepended to the next one. Raises
@@ -228,7 +227,7 @@ class Renderer:
             self._render([("user", _USER, 0)])  # raises if the template is at fault, not the role
             return False
 
-    def _render(self, turns: Sequence[_RenderedMessage], *, tools: list[dict[str, Any]] | None = None) -> str:
+    def _render(self, turns: Sequence[_RenderedMessage], *, tools: Sequence[Schema] | None = None) -> str:
         from jinja2 import TemplateError
 
         try:

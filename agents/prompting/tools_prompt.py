@@ -4,12 +4,12 @@ There is a file for each format that no chat template writes; the others are in 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from agents.formats import ACTIONS, FORMATS, NATIVE, code_block, function_of, searchr1
+from agents.formats.calls import Schema
 from envs.errors import ConfigError
 
 PLACEHOLDER = "{{tools}}"
@@ -21,7 +21,7 @@ FORMATS_WITH_PROMPT = tuple(name for name in FORMATS if name not in (*ACTIONS, *
 _ONE_TOOL = {"code": (code_block.TOOL, code_block.ARGUMENT), "searchr1": (searchr1.TOOL, searchr1.ARGUMENT)}
 
 
-def tools_prompt(format: str, schemas: Sequence[Mapping[str, Any]]) -> str:
+def tools_prompt(format: str, schemas: Sequence[Schema]) -> str:
     """Instructions for an agent that writes `format` and has the tools `schemas` describe.
 
     `schemas` are JSON schemas of functions, as `tokenizer.apply_chat_template(tools=…)` takes them.
@@ -48,7 +48,7 @@ def tools_prompt(format: str, schemas: Sequence[Mapping[str, Any]]) -> str:
     return _prompt(format).replace(PLACEHOLDER, tools)
 
 
-def _check_one_tool(format: str, functions: list[Mapping[str, Any]]) -> None:
+def _check_one_tool(format: str, functions: list[Schema]) -> None:
     tool, argument = _ONE_TOOL[format]
     names = [function["name"] for function in functions]
     arguments = functions[0].get("parameters", {}).get("properties", {})

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.function import reward
@@ -100,7 +99,7 @@ def read_tests(tests: object, *, entry_point: str | None = None) -> list[Test]:
     return [_read_test(test) for test in tests]
 
 
-def _read_test(test: Any) -> Test:
+def _read_test(test: object) -> Test:
     if isinstance(test, str):
         return test
     if isinstance(test, dict) and isinstance(test.get("input"), str) and isinstance(test.get("output"), str):
@@ -187,7 +186,7 @@ async def code_tests(
 
 @reward(needs=(SANDBOX,), timeout_s=None, check_env=get_workspace)
 async def workspace_tests(
-    env: Environment, test_command: str, test_files: Mapping[str, Any] | None = None
+    env: Environment, test_command: str, test_files: Mapping[str, object] | None = None
 ) -> dict[str, float | bool]:
     """1 if `test_command` succeeds in the workspace, else 0.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict, Unpack, overload
+from typing import TypedDict, Unpack, overload
 
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
@@ -33,7 +33,7 @@ class FunctionReward:
     """A function as a reward. Calling the object calls the function itself."""
 
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., object]
     parameters: Mapping[str, bool]
     """Name → whether it is required."""
     timeout_s: float | None = TIMEOUT_S
@@ -43,7 +43,7 @@ class FunctionReward:
     needs: Sequence[Requirement] = ()
     check_env: EnvCheck | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """The function's own value, unchecked."""
         return self.function(*args, **kwargs)
 
@@ -87,7 +87,7 @@ class FunctionReward:
             f"{where}: reward {self.name!r} failed at each of {self.max_attempts} calls, the last: {reason}"
         ) from cause
 
-    async def _call(self, arguments: Mapping[str, Any]) -> object:
+    async def _call(self, arguments: Mapping[str, object]) -> object:
         name, in_thread = f"reward {self.name!r}", not is_async(self.function)
         async with _THREAD_LIMITER if in_thread else nullcontext():
             work = call_function(partial(self.function, **arguments), in_thread=in_thread, name=name)
@@ -122,10 +122,10 @@ class RewardOptions(TypedDict, total=False):
 
 
 @overload
-def reward(function: Callable[..., Any], /) -> FunctionReward: ...
+def reward(function: Callable[..., object], /) -> FunctionReward: ...
 @overload
-def reward(**options: Unpack[RewardOptions]) -> Callable[[Callable[..., Any]], FunctionReward]: ...
-def reward(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+def reward(**options: Unpack[RewardOptions]) -> Callable[[Callable[..., object]], FunctionReward]: ...
+def reward(function: Callable[..., object] | None = None, /, **options: Unpack[RewardOptions]) -> object:
     """Make a function, or an async function, a reward; bare or with options.
 
     The function returns a number, or a dict as `read_result` describes it; one that is not async runs in a
@@ -138,16 +138,15 @@ def reward(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
     if max_attempts < 1:
         raise ConfigError(f"max_attempts={max_attempts} of a reward; give 1 or more")
 
-    def decorate(function: Callable[..., Any]) -> FunctionReward:
+    def decorate(function: Callable[..., object]) -> FunctionReward:
         name = options.get("name") or name_of(function)
-        return FunctionReward(
-            function=function, parameters=_parameters(function, name), **{**options, "name": name}
-        )
+        named_options: RewardOptions = {**options, "name": name}
+        return FunctionReward(function=function, parameters=_parameters(function, name), **named_options)
 
     return decorate if function is None else decorate(function)
 
 
-def _parameters(function: Callable[..., Any], name: str) -> dict[str, bool]:
+def _parameters(function: Callable[..., object], name: str) -> dict[str, bool]:
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters.values()
     for parameter in parameters:

@@ -27,7 +27,7 @@ class RewardInput:
     """The policy's answer, in its format or by a tool that ends the episode; empty if its last turn called
     other tools; else its last text."""
     trajectory: Trajectory
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
     """Further columns of a user's data set, e.g. `{"answer": "42"}`, of any type and size, never shown to the
     policy. `item.metadata` holds the few values by which success is broken down."""
     env: Environment | None = None
@@ -53,7 +53,7 @@ class RewardInput:
             lines.append(f"Observation: {turn.observation}")
         return "\n".join(lines)
 
-    def arguments(self, names: Collection[str]) -> dict[str, Any]:
+    def arguments(self, names: Collection[str]) -> dict[str, object]:
         """The values of those of `names` that exist."""
         free = {**self.item.metadata, **self.fields}
         if self.env is not None:

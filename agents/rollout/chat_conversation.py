@@ -6,7 +6,7 @@ the server, which parses the calls (function calling); without tools, the agent 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from agents.agent import Opening
 from agents.clients.endpoint import ChatReply, ContextFull, EndpointFailed
@@ -28,7 +28,7 @@ _INSTRUCTION = "Call a tool with its arguments as one JSON object, or answer in 
 class ChatModel(Protocol):
     """What answers requests: `ChatClient`, or `agents.rollout.replay.ReplayedChat`."""
 
-    async def ask(self, request: Mapping[str, Any], *, read: Callable[[ChatReply], T]) -> T:
+    async def ask(self, request: Mapping[str, object], *, read: Callable[[ChatReply], T]) -> T:
         """Ask for the next turn, as `ChatClient.ask` does."""
 
 
@@ -61,8 +61,8 @@ class ChatConversation:
         self._where = where
         self._limits = limits
         self._opening: Sequence[Message] = ()
-        self._messages: list[dict[str, Any]] = []
-        self._tools: list[dict[str, Any]] = []
+        self._messages: list[dict[str, object]] = []
+        self._tools: list[dict[str, object]] = []
         self._num_tokens = 0  # of the conversation up to the last completion
         self._call_ids: list[str] = []  # of the last completion's calls, while they wait for their replies
 
@@ -152,8 +152,8 @@ class ChatConversation:
         )
 
     def _call_message(
-        self, content: str | None, calls: Sequence[Mapping[str, Any]], parsed_calls: Sequence[ToolCall]
-    ) -> dict[str, Any]:
+        self, content: str | None, calls: Sequence[Mapping[str, object]], parsed_calls: Sequence[ToolCall]
+    ) -> dict[str, object]:
         """The message as it is sent back, with every field that was received: some endpoints sign their
         calls."""
         self._call_ids = [
@@ -174,7 +174,7 @@ class ChatConversation:
         return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
 
-def _parse(content: str, calls: Sequence[Mapping[str, Any]]) -> ParsedTurn:
+def _parse(content: str, calls: Sequence[Mapping[str, object]]) -> ParsedTurn:
     """A malformed call makes the turn a problem; a message without calls is the answer."""
     thinking, prose = split_thinking(content)
     if not calls:
@@ -191,7 +191,7 @@ def _parse(content: str, calls: Sequence[Mapping[str, Any]]) -> ParsedTurn:
     return ParsedTurn(thought=thought, calls=tuple(parsed_calls))
 
 
-def _format_call(call: Mapping[str, Any]) -> str:
+def _format_call(call: Mapping[str, object]) -> str:
     """A call with its arguments as the model wrote them, for reading: `add({"number": 1})`."""
     function = call.get("function")
     if not isinstance(function, Mapping):
@@ -199,13 +199,13 @@ def _format_call(call: Mapping[str, Any]) -> str:
     return f"{function.get('name')}({function.get('arguments')})"
 
 
-def _chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _chat_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     """`messages` in the protocol's form, in which a tool's message has only text: the images of tools follow
     all of `messages`, in one message of the user."""
-    chat_messages: list[dict[str, Any]] = []
+    chat_messages: list[dict[str, object]] = []
     tool_images: list[Image] = []
     for message in messages:
-        content: str | list[dict[str, Any]] = message.content
+        content: str | list[dict[str, object]] = message.content
         if message.role == "tool":
             tool_images += message.images
         elif message.images:
@@ -217,5 +217,5 @@ def _chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return chat_messages
 
 
-def _image_parts(images: Sequence[Image]) -> list[dict[str, Any]]:
+def _image_parts(images: Sequence[Image]) -> list[dict[str, object]]:
     return [{"type": "image_url", "image_url": {"url": image.data_uri}} for image in images]

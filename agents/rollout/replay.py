@@ -9,7 +9,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agents.clients.endpoint import ChatReply
 from agents.formats.json_values import parse_calls
@@ -243,7 +243,7 @@ class ReplayedChat:
         self._model = model
         self._replay = replay
 
-    async def ask(self, request: Mapping[str, Any], *, read: Callable[[ChatReply], T]) -> T:
+    async def ask(self, request: Mapping[str, object], *, read: Callable[[ChatReply], T]) -> T:
         turn = self._replay.next_turn()
         if turn is None:
             return await self._model.ask(request, read=read)
@@ -278,7 +278,7 @@ def recorded_contexts(past: Past) -> list[list[int]]:
     return contexts
 
 
-def _message(turn: Turn, *, has_tools: bool) -> Mapping[str, Any]:
+def _message(turn: Turn, *, has_tools: bool) -> Mapping[str, object]:
     """The recorded turn as an endpoint would have answered it."""
     calls = parse_calls(turn.action) if has_tools and not turn.is_malformed else []
     if not calls:

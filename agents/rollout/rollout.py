@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from agents.agent import Agent, FormatAgent
 from agents.clients.endpoint import ChatClient, Endpoint
@@ -37,7 +36,7 @@ from envs.types import Item
 
 
 def rollout(
-    items: Iterable[Item | Mapping[str, Any] | str],
+    items: Iterable[Item | Mapping[str, object] | str],
     *,
     agent: Agent | str,
     model: Endpoint | LocalModel,
@@ -116,7 +115,7 @@ def _find_reward(reward: Reward | str | None) -> Reward | None:
 
 
 def _resolve_items(
-    items: Iterable[Item | Mapping[str, Any] | str], *, env: EnvSpec | str
+    items: Iterable[Item | Mapping[str, object] | str], *, env: EnvSpec | str
 ) -> tuple[Sequence[EnvSpec], Sequence[Item]]:
     """The environments of the items, and the items."""
     default = get_env(env) if isinstance(env, str) else env
@@ -133,7 +132,7 @@ def _resolve_items(
     return specs, episode_items
 
 
-def _make_item(row: Mapping[str, Any] | str, *, env: str, index: int) -> Item:
+def _make_item(row: Mapping[str, object] | str, *, env: str, index: int) -> Item:
     fields = {"question": row} if isinstance(row, str) else dict(row)
     return Item(item_id=f"{env}_{index}", env=env, fields=fields)
 

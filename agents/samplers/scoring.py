@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agents.huggingface.files import load_config
 from envs.errors import ConfigError, describe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,9 @@ class LocalScorer:
         from agents.huggingface.models import AutoModelForCausalLM
 
         try:
-            self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+            self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                folder, dtype="float32"
+            ).eval()
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{folder} cannot be loaded: {describe(error)[:300]}; give a folder in Hugging Face format"

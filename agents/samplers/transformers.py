@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.huggingface.files import load_tokenizer
 from agents.prompting.images import VisionProcessor
@@ -22,7 +22,7 @@ from envs.types import Image
 
 if TYPE_CHECKING:
     import torch
-    from transformers import ProcessorMixin
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 
 class TransformersSampler:
@@ -48,11 +48,11 @@ class TransformersSampler:
 
         kind = AutoModelForCausalLM if processor is None else AutoModelForImageTextToText
         try:
-            self._model: Any = kind.from_pretrained(Path(model), dtype="float32").eval()
+            self._model: PreTrainedModel = kind.from_pretrained(Path(model), dtype="float32").eval()
         except (OSError, ValueError) as error:
             raise ConfigError(f"{model} cannot be loaded: {describe(error)[:300]}; check `model`") from error
         self._vision = None if processor is None else VisionProcessor(processor)
-        self._tokenizer: Any = None if processor is None else processor.tokenizer
+        self._tokenizer: PreTrainedTokenizerBase | None = None if processor is None else processor.tokenizer
         self._folder = Path(model)
         self._context_length = context_length
         self._seed = seed

@@ -240,7 +240,7 @@ class VllmSampler:
         self._thread.join()
         self._connection.close()
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: Mapping[str, object]) -> None:
         try:
             with self._write_lock:
                 self._connection.sendall(json.dumps(message).encode() + b"\n")
@@ -256,7 +256,11 @@ class VllmSampler:
         self._process.wait()
         failure = self._failure()
         answers, self._answers = self._answers, {}
-        futures: list[Future[Any]] = [self._start, self._loading, *answers.values()]
+        futures: list[Future[int] | Future[None] | Future[dict[str, Any]]] = [
+            self._start,
+            self._loading,
+            *answers.values(),
+        ]
         for waiting in futures:
             with suppress(InvalidStateError):
                 waiting.set_exception(failure)

@@ -25,7 +25,11 @@ import queue
 import socket
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+    from vllm.v1.engine.llm_engine import LLMEngine
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process, and torch's store is a file
@@ -50,7 +54,7 @@ class Program:
         self._commands: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._requests: dict[str, _Message] = {}
         self._version = 0
-        self._engine: Any = None
+        self._engine: LLMEngine  # made by `run`
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
     def run(self) -> None:
@@ -113,7 +117,7 @@ class Program:
             self._add(request)
         self._send({"loaded": version})
 
-    def _answer(self, output: Any) -> None:
+    def _answer(self, output: "RequestOutput") -> None:
         if self._requests.pop(output.request_id, None) is None:
             return
         completion = output.outputs[0]

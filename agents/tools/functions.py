@@ -5,19 +5,21 @@ Tools, rewards and agent programs are such functions; what their failures mean i
 """
 
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 from agents.tools.threads import run_in_thread
 from envs.errors import ConfigError, suggest
 
+T = TypeVar("T")
 
-def name_of(function: Callable[..., Any]) -> str:
+
+def name_of(function: Callable[..., object]) -> str:
     """The function's name; of an object, its class's."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., object]) -> bool:
     """Whether to call it in the event loop. A decorated one may be asynchronous even if this is false."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
@@ -31,7 +33,7 @@ def check_options(options: Iterable[str], known: type, *, decorator: str) -> Non
             raise ConfigError(f"@{decorator} has no option {name!r}; {hint}it has: {', '.join(names)}")
 
 
-async def call_function(call: Callable[[], Any], *, in_thread: bool, name: str) -> Any:
+async def call_function(call: Callable[[], T | Awaitable[T]], *, in_thread: bool, name: str) -> T:
     """What `call` returns, awaited if it can be. `name`: for errors and debuggers."""
     value = await run_in_thread(call, name=name) if in_thread else call()
     return await value if inspect.isawaitable(value) else value

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from agents.tools import episode, sandbox
 from agents.tools.calculator import calculator
@@ -30,7 +29,7 @@ _BUILTIN: dict[str, Callable[[], Tool]] = {
 }
 
 
-def _validate(name: str, value: Any) -> Callable[[], Tool]:
+def _validate(name: str, value: object) -> Callable[[], Tool]:
     if isinstance(value, Tool):
         return lambda: value
     if not callable(value):

@@ -1,6 +1,6 @@
 """Tools in a sandbox, which keeps their time: `code_interpreter` in its own, the others in the episode's."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -149,7 +149,7 @@ WORKSPACE_TOOLS = (code_session, shell, read_file, create_file, edit_file, undo_
 """The tools that need a workspace."""
 
 
-async def _operate(env: Environment, operation: FileOperation, **arguments: Any) -> str:
+async def _operate(env: Environment, operation: FileOperation, **arguments: object) -> str:
     return read_reply(await get_workspace(env).operate_on_files(operation, **arguments))
 
 

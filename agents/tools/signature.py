@@ -10,7 +10,9 @@ from docstring_parser import DocstringStyle, ParseError, parse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import ErrorDetails
 
+from agents.formats.calls import Schema
 from agents.formats.fitting import find_definition
 from envs.errors import ConfigError
 from envs.types import replace_surrogates_within
@@ -32,7 +34,7 @@ class Signature:
 
     description: str
     """The description of the tool, from its docstring; empty without one."""
-    schema: Mapping[str, Any]
+    schema: Schema
     """JSON schema of the parameters, an object."""
     env: str | None
     """The parameter that takes the environment; not in the schema."""
@@ -40,7 +42,7 @@ class Signature:
     _model: type[BaseModel]
     _names: Mapping[str, str]  # of the model's fields → of the parameters
 
-    def values(self, arguments: object) -> dict[str, Any]:
+    def values(self, arguments: object) -> dict[str, object]:
         """Keyword arguments for the function, without those that the agent left out.
 
         Raises `InvalidArguments`.
@@ -52,7 +54,7 @@ class Signature:
         try:
             values = self._model.model_validate(replace_surrogates_within(dict(arguments), by="?"))
         except ValidationError as error:
-            faults = "; ".join(_fault(dict(fault)) for fault in error.errors(include_url=False))
+            faults = "; ".join(_fault(fault) for fault in error.errors(include_url=False))
             raise InvalidArguments(f"{faults}. {self._describe_parameters()}") from None
         return {self._names[field]: getattr(values, field) for field in values.model_fields_set}
 
@@ -65,7 +67,7 @@ class Signature:
         return f"It takes: {', '.join(texts)}" if texts else "It takes no arguments"
 
 
-def read_signature(function: Callable[..., Any], *, tool: str, stateful: bool, method: bool) -> Signature:
+def read_signature(function: Callable[..., object], *, tool: str, stateful: bool, method: bool) -> Signature:
     """`method`: the first parameter is the instance.
 
     Raises `ConfigError` for a signature that a JSON object cannot describe.
@@ -119,12 +121,12 @@ class _SchemaWithoutTitles(GenerateJsonSchema):
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
-    def field_title_should_be_set(self, schema: Any) -> bool:
+    def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
 
 def _env_parameter(
-    parameters: list[inspect.Parameter], hints: Mapping[str, Any], *, tool: str, stateful: bool
+    parameters: list[inspect.Parameter], hints: Mapping[str, object], *, tool: str, stateful: bool
 ) -> str | None:
     annotated_names = [p.name for p in parameters if _is_environment(hints.get(p.name))]
     env_names = annotated_names or [p.name for p in parameters if p.name == "env" and stateful]
@@ -138,13 +140,13 @@ def _env_parameter(
     return env_names[0] if env_names else None
 
 
-def _is_environment(annotation: Any) -> bool:
+def _is_environment(annotation: object) -> bool:
     if get_origin(annotation) is not None:
         return any(_is_environment(part) for part in get_args(annotation))
     return isinstance(annotation, type) and all(hasattr(annotation, name) for name in _ENVIRONMENT)
 
 
-def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+def _docstring(function: Callable[..., object]) -> tuple[str, dict[str, str]]:
     """The tool's description, and that of each parameter under `Args:`."""
     source = function if inspect.isroutine(function) else type(function).__call__
     text = inspect.cleandoc(source.__doc__ or "")
@@ -156,7 +158,7 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     return "\n\n".join(texts), {p.arg_name: " ".join((p.description or "").split()) for p in docstring.params}
 
 
-def _fault(error: Mapping[str, Any]) -> str:
+def _fault(error: ErrorDetails) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":
         return f"{where} is missing"
@@ -165,7 +167,7 @@ def _fault(error: Mapping[str, Any]) -> str:
     return f"{where}: {error['msg']}, not {_short(error['input'])}"
 
 
-def _type_name(about: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+def _type_name(about: Schema, root: Schema) -> str:
     if "$ref" in about:
         about = find_definition(about["$ref"], root)
     if "enum" in about:

@@ -9,7 +9,7 @@ import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from envs.errors import WingspanError
 
@@ -32,7 +32,7 @@ async def run_in_thread(function: Callable[[], T], *, name: str) -> T:
             "asynchronous, or give it its own time limit"
         )
     context = contextvars.copy_context()
-    outcome: Future[tuple[Any, BaseException | None]] = Future()
+    outcome: Future[tuple[T, None] | tuple[None, BaseException]] = Future()
     outcome.set_running_or_notify_cancel()  # a caller that is cancelled does not cancel the thread
 
     def work() -> None:
@@ -47,11 +47,10 @@ async def run_in_thread(function: Callable[[], T], *, name: str) -> T:
     except RuntimeError as refused:
         raise WingspanError(f"no thread for {name} ({refused}); raise ulimit -u") from None
     try:
-        value, error = await asyncio.wrap_future(outcome)
+        ended = await asyncio.wrap_future(outcome)
     except asyncio.CancelledError:
         _left_behind.add(thread)
         raise
-    if error is not None:
-        raise error
-    result: T = value
-    return result
+    if ended[1] is not None:
+        raise ended[1]
+    return ended[0]

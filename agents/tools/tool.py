@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from agents.clients.rate_limit import ConcurrencyLimiter
+from agents.formats.calls import Schema
 from agents.tools.functions import check_options, is_async, name_of
 from agents.tools.signature import InvalidArguments, read_signature
 from agents.tools.threads import run_in_thread
@@ -109,7 +110,7 @@ class Tool:
         self._limiter = nullcontext() if max_concurrency is None else ConcurrencyLimiter(max_concurrency)
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> Schema:
         """The schema for function calling, in OpenAI's form."""
         header = {"name": self.name, "description": self.description}
         return {
@@ -117,7 +118,7 @@ class Tool:
             "function": {**header, "parameters": copy.deepcopy(self._signature.schema)},
         }
 
-    async def call(self, arguments: Mapping[str, Any], *, env: Environment | None = None) -> ToolResult:
+    async def call(self, arguments: Mapping[str, object], *, env: Environment | None = None) -> ToolResult:
         """Run the tool with an agent's arguments. `env`: the episode's, for stateful tools.
 
         Raises `WingspanError`s of the tool, and `ConfigError` for a stateful tool without an environment.
@@ -127,7 +128,7 @@ class Tool:
         ends_episode = self.finish or (step is not None and (step.terminated or step.truncated))
         return replace(result, ends_episode=ends_episode and result.status is ToolStatus.OK)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the function itself."""
         return self.function(*args, **kwargs)
 
@@ -140,7 +141,7 @@ class Tool:
         method.is_unbound = False
         return method
 
-    async def _answer(self, arguments: Any, env: Environment | None) -> ToolResult:
+    async def _answer(self, arguments: object, env: Environment | None) -> ToolResult:
         if self.is_unbound:
             raise ConfigError(f"tool {self.name!r} is a method; give its instance to collect_tools")
         try:
@@ -157,7 +158,7 @@ class Tool:
         async with self._limiter:
             return await self._run(values)
 
-    async def _run(self, values: dict[str, Any]) -> ToolResult:
+    async def _run(self, values: dict[str, object]) -> ToolResult:
         work = self._work(values)
         try:
             result = await run_in_time(work, timeout_s=self.timeout_s, name=f"tool {self.name!r}")
@@ -171,7 +172,7 @@ class Tool:
         except Exception as error:
             return self._observe_error(error)
 
-    async def _work(self, values: dict[str, Any]) -> ToolResult:
+    async def _work(self, values: dict[str, object]) -> ToolResult:
         try:
             if self._is_async:
                 return read_outcome(await self.function(**values))
@@ -201,16 +202,16 @@ class Decorator(Protocol):
     @overload
     def __call__(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]  # first wins
     @overload
-    def __call__(self, target: Callable[..., Any], /) -> Tool: ...
+    def __call__(self, target: Callable[..., object], /) -> Tool: ...
 
 
 @overload
 def tool(target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]  # a class is no function here
 @overload
-def tool(target: Callable[..., Any], /) -> Tool: ...
+def tool(target: Callable[..., object], /) -> Tool: ...
 @overload
 def tool(**options: Unpack[ToolOptions]) -> Decorator: ...
-def tool(target: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
+def tool(target: Callable[..., object] | None = None, /, **options: Unpack[ToolOptions]) -> object:
     """Make a `Tool` of a function, asynchronous or not, of a method in its class, or of a bound method.
 
     In a class, its `__call__` becomes the tool; the class stays a class, and `collect_tools` finds the tool
@@ -254,7 +255,7 @@ def collect_tools(holder: object) -> tuple[Tool, ...]:
     return tools
 
 
-def _make(target: Any, options: ToolOptions) -> Any:
+def _make(target: Callable[..., object], options: ToolOptions) -> object:
     if not isinstance(target, type):
         return Tool(target, **options)
     function = next((vars(owner)["__call__"] for owner in target.__mro__ if "__call__" in vars(owner)), None)
@@ -268,7 +269,9 @@ def _make(target: Any, options: ToolOptions) -> Any:
     return target
 
 
-def _call_function(function: Callable[..., Any], values: dict[str, Any]) -> ToolResult | Awaitable[Any]:
+def _call_function(
+    function: Callable[..., object], values: dict[str, object]
+) -> ToolResult | Awaitable[object]:
     """Run in a thread, where the value is also read, because it may be large."""
     value = function(**values)
     return value if inspect.isawaitable(value) else read_outcome(value)

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Any
 
+from agents.formats.calls import Schema
 from agents.tools.tool import Tool, collect_tools
 from agents.tools.types import ToolResult, ToolStatus, ToolUsage
 from envs.errors import ConfigError, suggest
@@ -45,12 +45,12 @@ class Toolbox:
         return {tool.name: tool.check_env for tool in self.tools.values() if tool.check_env is not None}
 
     @property
-    def schemas(self) -> list[dict[str, Any]]:
+    def schemas(self) -> list[Schema]:
         """The schemas of all tools, as function calling takes them."""
         return [tool.schema for tool in self.tools.values()]
 
     async def call(
-        self, name: str, arguments: Mapping[str, Any], *, env: Environment | None = None
+        self, name: str, arguments: Mapping[str, object], *, env: Environment | None = None
     ) -> ToolResult:
         """Call the tool `name`; the answer to an unknown name lists the tools."""
         if name not in self.tools:

@@ -75,7 +75,7 @@ class ToolUsage:
     """Sums of what the tool measured, by its own names."""
 
 
-def read_outcome(value: Any) -> ToolResult:
+def read_outcome(value: object) -> ToolResult:
     """Read text, a `StepResult`, a `Summary`, a mapping with `observation`, or any other value as JSON.
 
     In a mapping, `image` and `images` are images (`Image`, or bytes of a recognised format) and all other
@@ -99,20 +99,20 @@ def read_outcome(value: Any) -> ToolResult:
     return ToolResult(observation=_to_json(value))
 
 
-def _to_json(value: Any) -> str:
+def _to_json(value: object) -> str:
     try:
         return to_json(value, fallback=_to_plain, inf_nan_mode="constants").decode()
     except PydanticSerializationError:  # perhaps it holds what is no UTF-8
         return to_json(_to_text(value), inf_nan_mode="constants").decode()
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: Any) -> object:
     """A value that JSON has, of one that pydantic does not know: arrays and scalars of NumPy and torch are
     lists and numbers, anything else is its text."""
     return value.tolist() if callable(getattr(type(value), "tolist", None)) else str(value)
 
 
-def _to_text(value: Any) -> Any:
+def _to_text(value: object) -> object:
     """A JSON value of `value`, with a mark for what UTF-8 cannot encode or decode."""
     if isinstance(value, str):
         return replace_surrogates(value, by="?")
@@ -144,7 +144,7 @@ def cut(result: ToolResult, *, max_length: int | None) -> ToolResult:
     return replace(result, observation=text[:head] + notice + text[len(text) - room // 2 :])
 
 
-def _images(values: Iterable[Any]) -> Iterable[Image]:
+def _images(values: Iterable[object]) -> Iterable[Image]:
     for value in values:
         if isinstance(value, Image):
             yield value
@@ -157,7 +157,7 @@ def _images(values: Iterable[Any]) -> Iterable[Image]:
             raise ValueError(f"an image {error}; return envs.types.Image with its media type") from None
 
 
-def _metrics(values: Mapping[str, Any]) -> dict[str, float]:
+def _metrics(values: Mapping[str, object]) -> dict[str, float]:
     return {
         name: read_number(
             bool(value) if is_flag(value) else value, f"the metric {name!r} beside 'observation'"

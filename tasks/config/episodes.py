@@ -3,10 +3,11 @@
 import inspect
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from agents.agent import AGENTS, Agent, FormatAgent, Schema
+from agents.agent import AGENTS, Agent, FormatAgent
 from agents.formats import FORMATS, NATIVE
+from agents.formats.calls import Schema
 from agents.prompting.native_tools import check_native
 from agents.rewards import REWARDS, CombinedReward, Reward
 from agents.rewards.types import PREFIX, check_items, require_reward
@@ -145,7 +146,7 @@ def check_reward(settings: AgentSettings, items: Iterable[Item]) -> None:
         check_items(reward, items, with_env=settings.program is None)
 
 
-ProgramResponse = float | Mapping[str, Any] | None
+ProgramResponse = float | Mapping[str, object] | None
 
 
 class AgentProgram(Protocol):

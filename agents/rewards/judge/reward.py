@@ -105,7 +105,7 @@ class LLMJudge:
         """Score an episode. Also raises `BudgetSpent`, and `ConfigError` if key or model is refused."""
         return await self._reward.score(reward_input)
 
-    async def _judge(self, **values: Any) -> dict[str, float]:
+    async def _judge(self, **values: object) -> dict[str, float]:
         min_score, max_score = self._settings.min_score, self._settings.max_score
         prompt = self._prompt.format(**values, min_score=f"{min_score:g}", max_score=f"{max_score:g}")
         request_body = {
@@ -124,7 +124,7 @@ class LLMJudge:
         reward = (score - min_score) / (max_score - min_score)
         return {"reward": reward, "score": score, "cached": float(not is_first)}
 
-    async def _ask(self, key: str, request_body: Mapping[str, Any]) -> str:
+    async def _ask(self, key: str, request_body: Mapping[str, object]) -> str:
         reply = await self._client.ask(request_body, read=self._usable)
         await self.store.put(key, reply)
         return reply

@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import sys
-from typing import Any
+from types import ModuleType
 
 MEMORY_BYTES = 2 << 30
 
@@ -37,7 +37,7 @@ def main() -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def compare(math_verify: Any, gold: list[str], response: str) -> dict[str, object]:
+def compare(math_verify: ModuleType, gold: list[str], response: str) -> dict[str, object]:
     """Whether the response's answer equals one of `gold`."""
     # Its own limits are alarms; the timer above replaces them.
     answers = math_verify.parse(response, parsing_timeout=None)

@@ -14,12 +14,14 @@ query, key and value projections; `E`, `I` and `Q` are rounded up to `LANES` whe
 
 import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import float32, float64, int64, njit, types, uint64
+from numba.core.dispatcher import Dispatcher
+from numba.core.typing.templates import Signature
 from numba.extending import intrinsic
 
 from agents.samplers import kernels
@@ -250,8 +252,8 @@ _MATRIX, _SIZES = float32[:, ::1], types.NamedUniTuple(int64, len(Sizes._fields)
 _MODEL = types.NamedTuple(
     [_SIZES, float32, _MATRIX, _MATRIX, _MATRIX, _MATRIX, float32[::1], int64[:, ::1]], Model
 )
-_FORWARD: Any = int64(int64[::1], int64[::1], int64[:, ::1], _MODEL, int64[::1], _MATRIX)
-_GENERATE: Any = numba.boolean(
+_FORWARD: Signature = int64(int64[::1], int64[::1], int64[:, ::1], _MODEL, int64[::1], _MATRIX)
+_GENERATE: Signature = numba.boolean(
     int64[::1],
     int64[::1],
     int64[:, ::1],
@@ -278,7 +280,7 @@ _SOURCES = (tiles.__file__, kernels.__file__, drafts.__file__)
 _DIGEST = zlib.crc32(b"".join(Path(file).read_bytes() for file in _SOURCES))
 
 
-def _compile_forward(digest: int) -> Any:
+def _compile_forward(digest: int) -> Dispatcher:
     """`forward`, for the contents of `_SOURCES`."""
 
     # NaN in weights that have diverged reaches the logits, where `generate` and its callers look for it.
@@ -343,7 +345,7 @@ def _compile_forward(digest: int) -> Any:
 forward = _compile_forward(_DIGEST)
 
 
-def _compile_generate(digest: int) -> Any:
+def _compile_generate(digest: int) -> Dispatcher:
     """`generate`, for the contents of `_SOURCES`."""
 
     @njit(_GENERATE, nogil=True, cache=True)

@@ -99,7 +99,7 @@ def model_shape(config: "PretrainedConfig | PlainConfig", *, source: str) -> Mod
     remedy = "the CPU engine samples plain Llama and Qwen2 models; use another model or rollout: vllm"
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     layer_types = getattr(config, "layer_types", None) or ()
-    requirements: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    requirements: dict[str, tuple[object, tuple[object, ...]]] = {
         "model_type": (config.model_type, MODEL_TYPES),
         "hidden_act": (getattr(config, "hidden_act", "silu"), ("silu",)),
         "attention_bias": (getattr(config, "attention_bias", False), (False,)),

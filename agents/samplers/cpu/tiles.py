@@ -6,13 +6,13 @@ multiply-add: its bits depend neither on the size of the tile nor on the other r
 0017-fused-forward.md). Arrays are passed by address; strides and lengths count float32 numbers.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.base import BaseContext
 from numba.extending import intrinsic
 
 LANES = 16
@@ -30,7 +30,9 @@ def _make_tile(rows: int, width: int) -> Callable[..., None]:
     vectors. Row r of A begins at `a + r * a_stride`, row i of B[w] at `b + i * b_stride + w * b_panel`.
     """
 
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, _: object, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         a, a_stride, b, b_stride, b_panel, length, c, c_stride = arguments
         number, integer = ir.FloatType(), ir.IntType(64)
         vector = ir.VectorType(number, LANES)
@@ -40,13 +42,13 @@ def _make_tile(rows: int, width: int) -> Callable[..., None]:
         no_vector = ir.Constant(vector, ir.Undefined)
         first_lane = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
 
-        def times(value: Any, count: int) -> Any:
+        def times(value: ir.Value, count: int) -> ir.Value:
             return builder.mul(value, ir.Constant(integer, count))
 
-        def pointer(address: Any, offset: Any, kind: Any) -> Any:
+        def pointer(address: ir.Value, offset: ir.Value, kind: ir.Type) -> ir.Value:
             return builder.inttoptr(builder.add(address, times(offset, BYTES)), kind.as_pointer())
 
-        def phis(starts: list[Any], block: Any) -> list[Any]:
+        def phis(starts: list[ir.Value], block: ir.Block) -> list[ir.Value]:
             nodes = [builder.phi(start.type) for start in starts]
             for node, start in zip(nodes, starts, strict=True):
                 node.add_incoming(start, block)
