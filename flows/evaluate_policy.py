@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -19,13 +19,15 @@ from tasks.evaluation.models import find_policy
 from tasks.evaluation.request import PolicyEvaluation
 from tasks.tracking.evaluations import record_evaluation
 
+F = TypeVar("F", bound=Callable[..., object])
 
-def _takes(settings: type[Settings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+
+def _takes(settings: type[Settings]) -> Callable[[F], F]:
     """Give a function the fields of `settings` as its parameters, those that are required first."""
     fields = inspect.signature(settings).parameters.values()
     signature = inspect.Signature(sorted(fields, key=lambda field: field.default is not field.empty))
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: F) -> F:
         vars(function)["__signature__"] = signature
         return function
 
@@ -39,7 +41,7 @@ def _name_run() -> str:
 
 @flow(name="evaluate-policy", flow_run_name=_name_run)
 @_takes(PolicyEvaluation)
-def evaluate_policy(**values: Any) -> dict[str, Any]:
+def evaluate_policy(**values: Any) -> dict[str, object]:
     """Evaluate `policy` on `envs`, as `wingspan evaluate --help` explains; returns the rates of all items.
 
     The record is in the folder `out`, by default one below `runs/evaluations`. Raises `WingspanError` for

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.huggingface import hub
 from agents.huggingface.files import find_file
@@ -61,7 +61,7 @@ class Plan:
     stages: Mapping[str, Stage]
     is_tracked: bool
     """Whether the workspace is the one that DVC tracks, with the parameters of `pipelines.yaml`."""
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, object] = field(default_factory=dict)
     """Overridden parameters, by dotted key."""
     if_changed: IfChanged = "refuse"
     served_at: "ServedAt | None" = None
@@ -73,7 +73,7 @@ class Plan:
 def make_plan(
     name: str,
     *,
-    overrides: Mapping[str, Any],
+    overrides: Mapping[str, object],
     workspace: Path | None,
     serve_policy: str | None = None,
     if_changed: IfChanged = "refuse",

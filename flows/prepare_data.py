@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 from prefect import flow
@@ -23,8 +22,8 @@ STAGES = ("prepare", "provision")
 
 @flow(name="prepare-data", flow_run_name="{pipeline}")
 def prepare_data(
-    pipeline: str, overrides: dict[str, Any] | None = None, workspace: str | None = None
-) -> dict[str, Any]:
+    pipeline: str, overrides: dict[str, object] | None = None, workspace: str | None = None
+) -> dict[str, object]:
     """Write the items of `pipeline`, and prove that its environments work: what a run of `train-agent` in the
     same workspace, with the same data, then does not repeat.
 

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 PROGRAM = (sys.executable, "-c", "from flows.cli.app import main; main()")
 """Starts `wingspan` in another process; its arguments follow."""
@@ -12,7 +11,7 @@ REPRODUCTION = "WINGSPAN_REPRODUCTION"
 which may remove the run's folder."""
 
 
-def to_options(overrides: Mapping[str, Any]) -> list[str]:
+def to_options(overrides: Mapping[str, object]) -> list[str]:
     """`{"train.lr": 0.001}` → `["--set", "train.lr=0.001"]`: the inverse of `parse_settings` of
     `flows/cli/options.py`."""
     return [part for key, value in overrides.items() for part in ("--set", f"{key}={json.dumps(value)}")]

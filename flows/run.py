@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 import typer
@@ -52,7 +52,7 @@ from tasks.config.pipelines import load_pipeline
 from tasks.data.collapse import Alert
 from tasks.data.hashes import path_md5
 from tasks.data.items import planned_turns
-from tasks.evaluation.outcomes import read_evaluation
+from tasks.evaluation.outcomes import Evaluation, read_evaluation
 from tasks.rollout.current_episode import EPISODE_FILE
 from tasks.runs.progress import Progress
 from tasks.runs.provenance import provenance, uncommitted_files
@@ -109,7 +109,7 @@ def open_run(
         yield Run(plan, display=display, closing=closing, page=page, flow_run_id=flow_run_id)
 
 
-def read_finished(plan: Plan) -> dict[str, Any] | None:
+def read_finished(plan: Plan) -> Evaluation | None:
     """The content of `evaluation.json` of a run of which nothing is left to do, which is then shown; else
     None.
 
@@ -179,7 +179,7 @@ class Run:
 
         return self.finish(stage, work, *inputs)
 
-    def finish(self, stage: Stage, work: Callable[[], object], *inputs: Any) -> Receipt:
+    def finish(self, stage: Stage, work: Callable[[], object], *inputs: object) -> Receipt:
         """Do `work`, the last part of `stage`; Prefect stores the receipt, and later runs skip the stage."""
         if FlowRunContext.get() is None:
             work()
@@ -193,7 +193,7 @@ class Run:
 
         assets = stage_assets(stage)
 
-        def work_and_hash(*_: Any) -> Receipt:
+        def work_and_hash(*_: object) -> Receipt:
             work()
             receipt = make_receipt(stage)
             self._recorder.finish(receipt)
@@ -211,7 +211,7 @@ class Run:
         )
         return task(*inputs)
 
-    def task(self, name: str, work: Callable[..., T], *inputs: Any, after: Sequence[Any] = ()) -> T:
+    def task(self, name: str, work: Callable[..., T], *inputs: object, after: Sequence[object] = ()) -> T:
         """Call `work` with `inputs` as a task run. `after`: results on which it depends and does not take."""
         if FlowRunContext.get() is None:
             return work(*inputs)
@@ -310,7 +310,7 @@ class Run:
         if self._page is not None:
             self._page.sync_rounds()
 
-    def record(self, report: Receipt) -> dict[str, Any]:
+    def record(self, report: Receipt) -> Evaluation:
         """Record the finished run in DVC and MLflow; returns the content of `evaluation.json`.
 
         Raises `WingspanError` if a record is incomplete; the records do not depend on each other.
@@ -339,7 +339,7 @@ class Run:
             raise dvc_failure
         return evaluation
 
-    def _show_result(self, evaluation: dict[str, Any], *, promotion: Promotion | None = None) -> None:
+    def _show_result(self, evaluation: Evaluation, *, promotion: Promotion | None = None) -> None:
         if self._page is not None:
             self._page.show_links(evaluation)
             if promotion is not None:

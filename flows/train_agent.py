@@ -8,7 +8,6 @@ between its stages in `flows/run.py`.
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 from prefect import flow
@@ -25,17 +24,18 @@ from flows.orchestrator.limits import hold_slots, needed_slots
 from flows.orchestrator.runs import cancel, orchestrate, take_over
 from flows.plan import Plan, check_plan, check_run, make_plan
 from flows.run import STAGES, Run, open_run
+from tasks.evaluation.outcomes import Evaluation
 
 
 @flow(name="train-agent", flow_run_name="{pipeline}")
 def train_agent(
     pipeline: str,
-    overrides: dict[str, Any] | None = None,
+    overrides: dict[str, object] | None = None,
     workspace: str | None = None,
     serve_policy: str | None = None,
     if_changed: IfChanged = "refuse",
     promote: bool = True,
-) -> dict[str, Any]:
+) -> Evaluation:
     """Run `pipeline` of `pipelines.yaml`, or what is left of it, in its workspace.
 
     `overrides`: parameters by dotted key, e.g. `{"train.lr": 1e-3}`; such a run gets its own workspace unless
@@ -60,11 +60,11 @@ def train_agent(
             return run_plan(plan)
 
 
-def run_with_prefect(plan: Plan) -> tuple[dict[str, Any], Exception | None]:
+def run_with_prefect(plan: Plan) -> tuple[Evaluation, Exception | None]:
     """Run `plan` as `train_agent`; the caller holds the lock of its workspace. Returns and raises as
     `orchestrate` does."""
 
-    def work(pipeline: str, overrides: dict[str, Any], workspace: str) -> dict[str, Any]:
+    def work(pipeline: str, overrides: dict[str, object], workspace: str) -> Evaluation:
         return run_plan(plan)
 
     parameters = {"pipeline": plan.name, "overrides": plan.overrides, "workspace": str(plan.workspace)}
@@ -72,7 +72,7 @@ def run_with_prefect(plan: Plan) -> tuple[dict[str, Any], Exception | None]:
     return orchestrate(work, name=train_agent.name, run_name=run_name, parameters=parameters)
 
 
-def run_plan(plan: Plan) -> dict[str, Any]:
+def run_plan(plan: Plan) -> Evaluation:
     """Run all stages of `plan`, within a flow; the caller holds the lock of its workspace."""
     with claim_signals():
         take_over(plan.workspace, flow_run_id=flow_run.id)
@@ -99,7 +99,7 @@ def train(run: Run, *inputs: Receipt) -> Receipt:
     key = run.key(stage)
     with run.working(stage, is_resumed=claim_checkpoints(stage, if_changed=run.plan.if_changed)):
         session = run.training_session()
-        after: tuple[Any, ...] = inputs
+        after: tuple[object, ...] = inputs
         for index in range(session.num_rounds):
             name = f"round {index + 1}"
             steps = run.task(f"{name}: rollout and train", partial(session.train_round, index), after=after)

@@ -57,7 +57,7 @@ MaxSessions = Annotated[int, typer.Option(min=1, help="How many sessions may be 
 MaxBodyBytes = Annotated[int, typer.Option(min=1024, help="Bytes that the body of a request may have.")]
 
 
-def parse_settings(settings: list[str]) -> dict[str, Any]:
+def parse_settings(settings: list[str]) -> dict[str, object]:
     """`["train.lr=1e-3"]` → `{"train.lr": 0.001}`; values are YAML. Raises `ConfigError`."""
     overrides = {}
     for text in settings:
@@ -91,10 +91,10 @@ def parse_seeds(text: str) -> list[int]:
         raise ConfigError(f"--seeds {text!r}: give whole numbers, separated by commas, e.g. 0,1,2") from None
 
 
-def parse_axes(axes: list[str]) -> dict[str, list[Any]]:
+def parse_axes(axes: list[str]) -> dict[str, list[object]]:
     """`["train.lr=1e-3,1e-4"]` → `{"train.lr": [0.001, 0.0001]}`; values are YAML; a comma within brackets,
     braces or quotes is part of one. Raises `ConfigError`."""
-    parsed: dict[str, list[Any]] = {}
+    parsed: dict[str, list[object]] = {}
     for text in axes:
         key, equals, values = text.partition("=")
         if not key or not equals or not values.strip():
@@ -138,7 +138,7 @@ def parse_where(conditions: list[str]) -> dict[str, list[Any]]:
     return where
 
 
-def _parse_value(text: str, *, option: str) -> Any:
+def _parse_value(text: str, *, option: str) -> object:
     try:
         return json.loads(text)  # differs only for numbers like 1e-3, which are text in YAML 1.1
     except json.JSONDecodeError:

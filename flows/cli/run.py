@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from flows.program import PROGRAM, REPRODUCTION
 
 if TYPE_CHECKING:
     from flows.plan import Plan
+    from tasks.evaluation.outcomes import Evaluation
 
 BASE_MODEL = Path("models/textcraft-base")
 """The output of stage `base` in dvc.yaml."""
@@ -94,7 +95,7 @@ def leave_incomplete_record(prefect_failure: Exception) -> None:
     leave(None, status=0)  # at exit, Prefect would keep sending events to the server that died
 
 
-def _read_finished(plan: "Plan") -> dict[str, Any] | None:
+def _read_finished(plan: "Plan") -> "Evaluation | None":
     """The evaluation of a finished run; None if anything is left to do, or a Prefect server is to know."""
     from flows.orchestrator.runs import server_url
 

@@ -70,7 +70,7 @@ def deploy(
             description: str,
             *,
             pipelines: Mapping[str, Pipeline] = pipelines,
-            **parameters: Any,
+            **parameters: object,
         ) -> str:
             fields = _fields(flow, entrypoint=entrypoint, description=description)
             fields["parameter_openapi_schema"] = describe_parameters(flow, pipelines)
@@ -129,7 +129,7 @@ def _apply(
     name: str,
     *,
     fields: Mapping[str, Any],
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, object],
     pool: str,
     variables: Mapping[str, str],
 ) -> None:

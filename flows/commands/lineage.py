@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from tasks.config.parameters import flat
 from tasks.config.user_code import CODE
@@ -19,7 +18,7 @@ _BUILT_IN = "part of that code"
 _CHANGES = {"false": "", "true": " + changes", "unknown": " + unknown changes"}
 
 
-def describe(run: FoundRun, registration: Registration | None) -> dict[str, Any]:
+def describe(run: FoundRun, registration: Registration | None) -> dict[str, object]:
     """The whole lineage, for programs."""
     return {
         "reference": run.reference,

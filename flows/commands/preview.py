@@ -8,7 +8,6 @@ changes nothing but that the folder PREFECT_HOME is made. If Prefect stores resu
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envs.errors import ConfigError
 from flows.lineage.lock_file import locked_entry, locked_receipt
@@ -42,7 +41,7 @@ class Forecast:
 
 
 def preview(
-    name: str, *, overrides: Mapping[str, Any], workspace: Path | None
+    name: str, *, overrides: Mapping[str, object], workspace: Path | None
 ) -> tuple[Plan, list[Forecast]]:
     """The plan of a run, checked, and what would happen to its stages. Raises as `make_plan` and
     `check_plan` do."""

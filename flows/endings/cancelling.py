@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from logging import Logger, LoggerAdapter
-from typing import Any
 
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
@@ -48,7 +47,7 @@ def end_when_cancelled(advice: str) -> Iterator[None]:
         yield
 
 
-def _log(logger: Logger | LoggerAdapter[Any], line: str) -> None:
+def _log(logger: Logger | LoggerAdapter[Logger], line: str) -> None:
     """Log on the console and for Prefect's page."""
     logger.warning(line)
     APILogHandler().flush()

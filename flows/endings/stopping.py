@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 from envs.redaction import redact
 from flows.endings.guardian import SHOW_CURSOR, announce_end
@@ -34,6 +34,9 @@ _OUT = b"\0"
 """Written to the watcher: the main thread has left its blocks, or there is nothing left to watch."""
 _STDERR = 2
 """Not `sys.stderr`, which an open display replaces."""
+
+Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+"""Of a signal, as `signal.signal` takes and returns it."""
 
 _current: "Stoppable | None" = None
 
@@ -103,7 +106,7 @@ class Stoppable:
             os.write(self._wake, _OUT)
             self._watcher.join()
 
-    def install(self) -> dict[int, Any]:
+    def install(self) -> dict[int, Handler]:
         """Install our handlers; returns the previous ones."""
         # Ignored signals stay ignored: a shell ignores SIGINT for background processes.
         ours = [number for number in self._handled if signal.getsignal(number) is not signal.SIG_IGN]
@@ -146,7 +149,7 @@ class Stoppable:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _restore(handlers: dict[int, Any]) -> None:
+def _restore(handlers: dict[int, Handler]) -> None:
     for number, handler in handlers.items():
         signal.signal(number, handler)
 

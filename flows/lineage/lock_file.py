@@ -44,7 +44,7 @@ def locked_entry(stage: Stage, *, name: str) -> dict[str, Any] | None:
     return entry
 
 
-def _present_params(stage: Stage, *, name: str) -> dict[str, Any]:
+def _present_params(stage: Stage, *, name: str) -> dict[str, object]:
     """The parameters that `pipelines.yaml` gives, by their whole dotted key, as in an entry."""
     pipeline, params = _read(PIPELINES_FILE)["pipelines"][name], {}
     for key in stage.params:

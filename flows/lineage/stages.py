@@ -58,7 +58,7 @@ class Stage:
     command: str
     """The command by which `dvc repro` runs the stage; the flow calls the same function."""
     deps: tuple[Path, ...]
-    params: Mapping[str, Any]
+    params: Mapping[str, object]
     """The parameters by dotted key within the pipeline, e.g. `{"train": {"lr": 3e-4, …}, "seed": 0}`."""
     outs: tuple[Path, ...]
     is_resumable: bool = False
@@ -81,7 +81,7 @@ def default_workspace(name: str) -> Path:
     return RUNS / name
 
 
-def workspace_of(name: str, *, overrides: Mapping[str, Any], workspace: Path | None) -> Path:
+def workspace_of(name: str, *, overrides: Mapping[str, object], workspace: Path | None) -> Path:
     """The workspace of a run of pipeline `name`: `workspace`, if the run names one."""
     home = default_workspace(name)
     if workspace is not None or not overrides:
@@ -105,7 +105,7 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
     values = pipeline.model_dump(mode="json")
     home = default_workspace(name)
 
-    def resolve(template: Any) -> Path:
+    def resolve(template: str | dict[str, object]) -> Path:
         text = next(iter(template)) if isinstance(template, dict) else template
         path = Path(_interpolate(text, key=name, item=values))
         return workspace / path.relative_to(home) if path.is_relative_to(home) else path
@@ -338,11 +338,11 @@ def _is_of_hub(path: Path) -> bool:
     return not (path.parts[0] in (*CODE, DATA, str(RUNS)) or path.is_absolute() or path.suffix)
 
 
-def _is_kept(out: Any) -> bool:
+def _is_kept(out: object) -> bool:
     return isinstance(out, dict) and any(options.get("persist") for options in out.values())
 
 
-def _interpolate(template: str, *, key: str, item: Mapping[str, Any]) -> str:
+def _interpolate(template: str, *, key: str, item: Mapping[str, object]) -> str:
     def value_of(match: re.Match[str]) -> str:
         expression = match[1]
         return key if expression == "key" else str(lookup(item, expression.removeprefix("item.")))

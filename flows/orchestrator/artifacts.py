@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tasks.config.pipelines import Pipeline
+from tasks.evaluation.outcomes import Evaluation
 from tasks.runs.folders import RUNS, relative_within
 from tasks.tracking import facts
 from tasks.tracking.connection import ui_command
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 Step = Mapping[str, float]
 """One training step: a line of `train/metrics.jsonl`."""
-
-Summaries = Mapping[str, Mapping[str, float]]
-"""Mode (`sampled`, `greedy`) → rates of the test split, of one policy."""
 
 BARS = "▁▂▃▄▅▆▇█"
 MAX_BARS = 60
@@ -129,9 +127,7 @@ def sparkline(values: Sequence[float], *, bars: int = MAX_BARS) -> str:
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
 
 
-def links_artifact(
-    workspace: Path, *, evaluation: Mapping[str, Summaries] | None, is_recorded: bool
-) -> RunArtifact:
+def links_artifact(workspace: Path, *, evaluation: Evaluation | None, is_recorded: bool) -> RunArtifact:
     """Where the run can be seen: its MLflow page, its report, its trajectories.
 
     `evaluation`: the content of `evaluation.json`, None before the end. `is_recorded`: MLflow has the report.

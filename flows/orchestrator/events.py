@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from envs.redaction import redact
 
@@ -32,7 +32,7 @@ def emit_promoted(promotion: "Promotion", *, pipeline: str, envs: list[str], wor
     emit(PROMOTED, facts, pipeline=pipeline, workspace=workspace)
 
 
-def emit(event: str, facts: Mapping[str, Any], *, pipeline: str, workspace: Path) -> None:
+def emit(event: str, facts: Mapping[str, object], *, pipeline: str, workspace: Path) -> None:
     """Hand the event to Prefect's thread, which sends it. A server that has died does not stop the run."""
     from prefect.events import emit_event
 

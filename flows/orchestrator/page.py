@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
 from envs.errors import describe
@@ -30,6 +30,7 @@ from flows.orchestrator.artifacts import (
 from flows.orchestrator.events import COLLAPSE, ROUND, emit, emit_promoted
 from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import Alert
+from tasks.evaluation.outcomes import Evaluation
 from tasks.runs.parameters import try_read_lines
 from tasks.runs.progress import Progress
 from tasks.tracking.model import Promotion
@@ -114,7 +115,7 @@ class PrefectPage:
             self._writer.put(rounds_artifact(results, steps))
             self._writer.put(curves_artifact(results, steps))
 
-    def show_links(self, evaluation: Mapping[str, Any] | None) -> None:
+    def show_links(self, evaluation: Evaluation | None) -> None:
         """Link to the records of the run; `evaluation`: of a run that is recorded."""
         # Only a finished run has a report; this is called after every step.
         has_report = evaluation is not None and is_recorded(self._workspace, pipeline=self._pipeline)

@@ -167,7 +167,7 @@ def check_server() -> None:
 
 
 def orchestrate(
-    work: Callable[..., T], *, name: str, run_name: str, parameters: Mapping[str, Any]
+    work: Callable[..., T], *, name: str, run_name: str, parameters: Mapping[str, object]
 ) -> tuple[T, Exception | None]:
     """Call `work` with `parameters`, which Prefect's page shows, in a run of the flow `name`.
 
@@ -181,7 +181,7 @@ def orchestrate(
     failures: list[Exception] = []
 
     @wraps(work)
-    def call(**parameters: Any) -> None:
+    def call(**parameters: object) -> None:
         try:
             results.append(work(**parameters))
         except Exception as error:
@@ -235,7 +235,7 @@ def take_over(folder: Path, *, flow_run_id: UUID | None) -> None:
     record = read_json(file)
     with get_client(sync_client=True) as client:
         if record and record["flow_run_id"] != str(flow_run_id):
-            state: State[Any] = Crashed(
+            state: State[object] = Crashed(
                 message="The process was killed; another run has taken over its folder."
             )
             _end_run(client, UUID(record["flow_run_id"]), state, unless_final=True)
@@ -263,7 +263,7 @@ def mark_killed_runs() -> None:
                 _end_run(client, run.id, Crashed(message="The process was killed."), unless_final=True)
 
 
-def _is_killed(flow_run_id: UUID, labels: Mapping[str, Any]) -> bool:
+def _is_killed(flow_run_id: UUID, labels: Mapping[str, object]) -> bool:
     """Whether the flow run with `labels` was the last to work in its folder, and is gone. False for a run
     without such a folder here."""
     if FOLDER not in labels:

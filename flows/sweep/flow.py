@@ -16,7 +16,6 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 from uuid import UUID
 
 import typer
@@ -70,11 +69,11 @@ class SweepResult:
 def sweep(
     pipeline: str,
     seeds: list[Seed] | None = None,
-    vary: dict[str, list[Any]] | None = None,
-    overrides: dict[str, Any] | None = None,
+    vary: dict[str, list[object]] | None = None,
+    overrides: dict[str, object] | None = None,
     at_once: Positive = 1,
     folder: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Train `pipeline` with each of `seeds` and each combination of `vary`, compare, and promote the best.
 
     `vary`: values by dotted key, e.g. `{"train.lr": [1e-3, 1e-4]}`; `overrides`: parameters of all runs;
@@ -97,12 +96,14 @@ def sweep(
 
 
 def sweep_with_prefect(
-    plan: SweepPlan, *, parameters: Mapping[str, Any], temporary: str
+    plan: SweepPlan, *, parameters: Mapping[str, object], temporary: str
 ) -> tuple[SweepResult, Exception | None]:
     """Run `plan`, which was made of `parameters`, as the flow `sweep`; the caller holds the lock of its
     folder. Returns and raises as `orchestrate` does."""
 
-    def work(pipeline: str, seeds: Any, vary: Any, overrides: Any, at_once: int, folder: str) -> SweepResult:
+    def work(
+        pipeline: str, seeds: object, vary: object, overrides: object, at_once: int, folder: str
+    ) -> SweepResult:
         return run_sweep(plan, temporary=temporary)
 
     plan_parameters = {"pipeline": plan.name, "at_once": plan.at_once, "folder": str(plan.folder)}
@@ -111,7 +112,7 @@ def sweep_with_prefect(
     )
 
 
-def summarise(result: SweepResult) -> dict[str, Any]:
+def summarise(result: SweepResult) -> dict[str, object]:
     """What the flow returns."""
     return {
         "best": result.best.name,

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from envs.errors import ConfigError
 from flows.plan import check_run, find_disk_need, make_plan
@@ -39,7 +38,7 @@ class SweepRun:
 
     name: str
     """`VARIANT-seedN`, also that of its workspace."""
-    overrides: Mapping[str, Any]
+    overrides: Mapping[str, object]
     """Parameters by dotted key, the seed among them."""
     pipeline: Pipeline
     workspace: Path
@@ -72,8 +71,8 @@ def plan_sweep(
     name: str,
     *,
     seeds: Sequence[int] | None,
-    axes: Mapping[str, Sequence[Any]],
-    settings: Mapping[str, Any],
+    axes: Mapping[str, Sequence[object]],
+    settings: Mapping[str, object],
     at_once: int = 1,
     folder: Path | None = None,
 ) -> SweepPlan:
@@ -96,9 +95,9 @@ def plan_sweep(
 def plan_variants(
     name: str,
     *,
-    variants: Mapping[str, Mapping[str, Any]],
+    variants: Mapping[str, Mapping[str, object]],
     seeds: Sequence[int] | None,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     at_once: int = 1,
     folder: Path | None = None,
 ) -> SweepPlan:
@@ -144,7 +143,7 @@ def largest_memory_need(plan: SweepPlan) -> Need | None:
     return max(needs, key=lambda need: need.total, default=None)
 
 
-def _variants(name: str, axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
+def _variants(name: str, axes: Mapping[str, Sequence[object]]) -> dict[str, dict[str, object]]:
     """The overrides of all combinations, named by key and value; a key is shortened to its last part if that
     is enough."""
     if not axes:
@@ -154,7 +153,7 @@ def _variants(name: str, axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[st
         short_name if short_names.count(short_name) == 1 else key
         for key, short_name in zip(axes, short_names, strict=True)
     ]
-    variants: dict[str, dict[str, Any]] = {}
+    variants: dict[str, dict[str, object]] = {}
     for values in product(*axes.values()):
         parts = [f"{label}={_format_value(value)}" for label, value in zip(labels, values, strict=True)]
         variant = ",".join(parts)
@@ -164,14 +163,14 @@ def _variants(name: str, axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[st
     return variants
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     if re.fullmatch(rf"[\w.+-]{{1,{MAX_VALUE}}}", text):
         return text
     return text_md5(text)[:8]
 
 
-def _make_run(name: str, *, run_name: str, overrides: Mapping[str, Any], folder: Path) -> SweepRun:
+def _make_run(name: str, *, run_name: str, overrides: Mapping[str, object], folder: Path) -> SweepRun:
     """Raises `ConfigError` for a workspace in which a run of other parameters has finished."""
     workspace = folder / run_name
     pipeline = load_pipeline(name, overrides=dict(overrides))
@@ -214,7 +213,7 @@ def _check_comparable(runs: Sequence[SweepRun]) -> None:
             check_same_items(first_items, _test_items(run), names=(first.name, run.name), remedy=remedy)
 
 
-def _test_items(run: SweepRun) -> dict[str, Any]:
+def _test_items(run: SweepRun) -> dict[str, object]:
     return {item.item_id: item for item in split(run.pipeline.data).test}
 
 

@@ -94,7 +94,7 @@ class OnlineAlgorithm(Algorithm):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_loss_has_no_name(cls, values: Any) -> Any:
+    def _default_loss_has_no_name(cls, values: Any) -> object:
         """`loss: {clip_high: 0.28}` changes parameters of the algorithm's own loss."""
         loss = values.get("loss") if isinstance(values, dict) else None
         if isinstance(loss, str):

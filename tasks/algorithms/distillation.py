@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -22,7 +22,7 @@ class TeacherEndpoint(EndpointSettings):
     """The time for one segment of a conversation."""
 
 
-def _parse_teacher(value: Any) -> Any:
+def _parse_teacher(value: object) -> object:
     if isinstance(value, str | Path | TeacherEndpoint):
         return value
     if not isinstance(value, Mapping):

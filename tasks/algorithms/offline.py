@@ -5,7 +5,7 @@ that its steps would sample online: `rollout.items_per_step` items for each step
 """
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import model_validator
 
@@ -34,7 +34,7 @@ class OfflineAlgorithm(Algorithm):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_advantages(cls, values: Any) -> Any:
+    def _has_no_advantages(cls, values: object) -> object:
         unused_keys = sorted(_ONLINE & set(values)) if isinstance(values, dict) else []
         if unused_keys:
             raise ValueError(

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -27,7 +26,7 @@ def _load(name: str) -> type[Algorithm]:
     return algorithm
 
 
-def _validate(name: str, value: Any) -> type[Algorithm]:
+def _validate(name: str, value: object) -> type[Algorithm]:
     if not (isinstance(value, type) and issubclass(value, OnlineAlgorithm | OfflineAlgorithm)):
         raise ConfigError(
             f"algorithm {name!r} is {value!r:.60}; give a subclass of OnlineAlgorithm or OfflineAlgorithm"
@@ -59,7 +58,7 @@ def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
     ALGORITHMS.register(name, algorithm)
 
 
-def parse_algorithm(value: Any) -> Algorithm:
+def parse_algorithm(value: object) -> Algorithm:
     """The algorithm that a pipeline names: `grpo`, or `{name: gigpo, normalize_by_std: false}`.
 
     Raises `ValueError` for an unknown name, and for a parameter that this algorithm does not have.

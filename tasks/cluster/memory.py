@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from envs.errors import ConfigError
 from envs.requirements.detection import PROBE_TIMEOUT_S
@@ -303,7 +302,7 @@ def _remedies(pipeline: Pipeline, size: ModelSize, *, device_bytes: int, nodes: 
                 break
 
 
-def _changes(pipeline: Pipeline) -> dict[str, Sequence[Any]]:
+def _changes(pipeline: Pipeline) -> dict[str, Sequence[object]]:
     """Values to try, by key: each further from the pipeline's own."""
     backend, train, rollout = pipeline.backend, pipeline.train, pipeline.rollout
     halves = [tokens for tokens in _halves(train.micro_batch_tokens) if tokens > rollout.context_length]

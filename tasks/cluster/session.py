@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envs.errors import WingspanError, to_line
 from envs.requirements.plugins import replace_attribute
@@ -22,6 +22,9 @@ from tasks.cluster.network import loopback_and_token, read_token
 from tasks.cluster.placement import QUEUE_CPUS, WORKER_CPUS
 from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 ATTEMPTS = 5
 """Ray may give up its start on a busy machine."""
@@ -60,7 +63,7 @@ def connect_ray(pipeline: Pipeline) -> bool:
     return True
 
 
-def start_local_ray(**options: Any) -> None:
+def start_local_ray(**options: object) -> None:
     """Start a Ray cluster on this machine, with the `options` of `ray.init`; it ends with this process.
 
     Raises `WingspanError` if it does not come up.
@@ -124,7 +127,7 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def result_of(answer: Any, *, while_waiting: Callable[[], object] = lambda: None) -> Any:
+def result_of(answer: "ObjectRef", *, while_waiting: Callable[[], object] = lambda: None) -> Any:
     """`ray.get`; calls `while_waiting` every `POLL_S`.
 
     Also raises `RayDied` when the local cluster's control service is gone.

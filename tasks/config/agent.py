@@ -1,7 +1,7 @@
 """The block `agent`: how the model is prompted, how its output is read, and what rewards its episodes."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -9,7 +9,7 @@ from agents.rollout.conversation import ContextPolicy
 from agents.settings import EndpointSettings, JudgeSettings, Settings
 
 
-def _check_reward(value: Any) -> Any:
+def _check_reward(value: object) -> object:
     weights = value.values() if isinstance(value, dict) else ()
     has_weights = bool(weights) and all(isinstance(weight, int | float) for weight in weights)
     if value is not None and not isinstance(value, str) and not has_weights:
@@ -53,7 +53,7 @@ class AgentSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _programs_instruct_themselves(cls, values: Any) -> Any:
+    def _programs_instruct_themselves(cls, values: object) -> object:
         if isinstance(values, dict) and values.get("program") is not None:
             return {"instructions": False} | values
         return values

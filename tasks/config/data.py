@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -90,7 +90,7 @@ class DataSettings(Settings):
 
     @field_validator("parts", mode="before")
     @classmethod
-    def _named_after_their_env(cls, parts: Any) -> Any:
+    def _named_after_their_env(cls, parts: object) -> object:
         if not isinstance(parts, dict):
             return parts
         return {

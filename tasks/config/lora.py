@@ -2,7 +2,7 @@
 
 import struct
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
@@ -14,7 +14,7 @@ _OUTSIDE_LAYERS = ("embed_tokens", "lm_head")
 """Modules that may share their weight, so that no adapter of one of them could be merged."""
 
 
-def _check_names(targets: Any) -> Any:
+def _check_names(targets: object) -> object:
     """Before the types are tried one by one, whose errors would hide these."""
     if targets == "all-linear":
         return targets
@@ -38,7 +38,7 @@ class LoraSettings(Settings):
     """Names of linear modules (`q_proj`), or all of them but the head."""
 
     @property
-    def model_options(self) -> dict[str, Any]:
+    def model_options(self) -> dict[str, object]:
         """verl's options of the model, by the fields of `HFModelConfig`."""
         return {
             "lora_rank": self.rank,

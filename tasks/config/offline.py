@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import yaml
 from pydantic import (
@@ -36,7 +36,7 @@ class OfflineSettings(TrainSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_updates(cls, values: Any) -> Any:
+    def _has_no_updates(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
         keys = {field.alias or name for name, field in cls.model_fields.items()}
@@ -64,12 +64,12 @@ class OfflineSettings(TrainSettings):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_updates(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = serialize(self)
+    def _without_updates(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        values: dict[str, object] = serialize(self)
         return {name: value for name, value in values.items() if name in _KEYS}
 
 
-def is_offline(train: Any) -> bool:
+def is_offline(train: object) -> bool:
     """Whether a block `train`, as it is written or already parsed, is of an algorithm that learns offline."""
     if not isinstance(train, Mapping):
         return isinstance(train, OfflineSettings)
@@ -81,7 +81,7 @@ def is_offline(train: Any) -> bool:
         return False
 
 
-def read_train(value: Any, read_online: Callable[[Any], TrainSettings]) -> TrainSettings:
+def read_train(value: object, read_online: Callable[[object], TrainSettings]) -> TrainSettings:
     """The block `train`, as the settings of its kind of algorithm."""
     return OfflineSettings.model_validate(value) if is_offline(value) else read_online(value)
 

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from agents.formats.calls import Schema
 from tasks.algorithms.algorithm import Algorithm
 from tasks.algorithms.registry import ALGORITHMS
 from tasks.config.pipelines import NAMED_BLOCKS, Pipeline
@@ -15,7 +17,7 @@ _ANNOTATIONS = ("title", "description", "default")
 """The annotations of a schema: its default is that of the type, and not that of a pipeline."""
 
 
-def override_schemas(pipelines: Sequence[Pipeline]) -> dict[str, dict[str, Any]]:
+def override_schemas(pipelines: Sequence[Pipeline]) -> dict[str, Schema]:
     """The JSON schema of every parameter of `pipelines`, by dotted key, those of all algorithms included.
 
     A block may be given as a whole, as an object; its content is left to the check of the pipeline, which
@@ -24,7 +26,7 @@ def override_schemas(pipelines: Sequence[Pipeline]) -> dict[str, dict[str, Any]]
     pipeline_schema, definitions = _definitions(tuple(ALGORITHMS.items()))
     values = [pipeline.model_dump(mode="json") for pipeline in pipelines]
 
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Schema]] = {}
     for key, schema in _flatten(pipeline_schema, "", values, definitions):
         if schema not in found.setdefault(key, []):
             found[key].append(schema)
@@ -37,15 +39,13 @@ def override_schemas(pipelines: Sequence[Pipeline]) -> dict[str, dict[str, Any]]
 
 
 @lru_cache(maxsize=1)  # it takes 60 ms, and is the same for every deployment
-def _definitions(
-    algorithms: tuple[tuple[str, type[Algorithm]], ...],
-) -> tuple[Mapping[str, Any], dict[str, dict[str, Any]]]:
+def _definitions(algorithms: tuple[tuple[str, type[Algorithm]], ...]) -> tuple[Schema, dict[str, Schema]]:
     """The schema of a pipeline with one of `algorithms`, and the schemas that it refers to, by name."""
-    models: list[Any] = [Pipeline, *(algorithm for _, algorithm in algorithms)]
+    models: list[type[BaseModel]] = [Pipeline, *(algorithm for _, algorithm in algorithms)]
     references, document = models_json_schema(
         [(model, "validation") for model in models], ref_template="{model}"
     )
-    definitions: dict[str, dict[str, Any]] = document["$defs"]
+    definitions: dict[str, Any] = document["$defs"]
     options = [references[algorithm, "validation"] for _, algorithm in algorithms]
     for (name, _), option in zip(algorithms, options, strict=True):
         definitions[option["$ref"]]["properties"]["name"] = {"const": name}
@@ -54,8 +54,8 @@ def _definitions(
 
 
 def _flatten(
-    schema: Mapping[str, Any], key: str, values: Sequence[Any], definitions: Mapping[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+    schema: Schema, key: str, values: Sequence[object], definitions: Mapping[str, Schema]
+) -> Iterator[tuple[str, Schema]]:
     """Keys and schemas of what `schema`, at `key`, allows; `values` are those that pipelines have there."""
     if "$ref" in schema:
         yield from _flatten(definitions[schema["$ref"]], key, values, definitions)

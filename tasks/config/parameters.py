@@ -6,10 +6,12 @@ changed.
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from envs.files import read_json, write_json
 from tasks.config.pipelines import Pipeline
+
+T = TypeVar("T")
 
 CHANGES = "parameters.json"
 """The file in the workspace: `{"pipeline": name, "changed": {key: [value in pipelines.yaml, value
@@ -18,7 +20,7 @@ MAX_LEVELS = 3
 """How deeply nested a mapping may be to form a group in lists of parameters."""
 
 
-def flat(values: Mapping[str, Any], *, sep: str, prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flat(values: Mapping[str, object], *, sep: str, prefix: str = "") -> Iterable[tuple[str, object]]:
     """Leaves of nested mappings: `{"a": {"b": 1}}` → `("a.b", 1)`."""
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -27,7 +29,7 @@ def flat(values: Mapping[str, Any], *, sep: str, prefix: str = "") -> Iterable[t
             yield f"{prefix}{key}", value
 
 
-def group_leaves(values: Mapping[str, Any], *, path: str = "") -> dict[str, dict[str, Any]]:
+def group_leaves(values: Mapping[str, object], *, path: str = "") -> dict[str, dict[str, object]]:
     """Leaves, grouped by the mapping that holds them: `{"data.parts.easy": {"env": "textcraft",
     "where.depth": [1]}}`.
 
@@ -43,27 +45,27 @@ def group_leaves(values: Mapping[str, Any], *, path: str = "") -> dict[str, dict
     return groups
 
 
-def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
+def _leaves(values: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in values.items() if not isinstance(value, Mapping)}
 
 
-def parameters_of(pipeline: Pipeline) -> dict[str, Any]:
+def parameters_of(pipeline: Pipeline) -> dict[str, object]:
     """All parameters of a pipeline by dotted key, as JSON has them."""
     return dict(flat(pipeline.model_dump(mode="json"), sep="."))
 
 
-def differing_values(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differing_values(first: Mapping[str, T], second: Mapping[str, T]) -> dict[str, tuple[T | None, T | None]]:
     """The keys whose values are not equal: (value in `first`, in `second`), None if absent."""
     values = {key: (first.get(key), second.get(key)) for key in {**first, **second}}
     return {key: (before, after) for key, (before, after) in values.items() if before != after}
 
 
-def changed_parameters(pipeline: Pipeline, *, default: Pipeline) -> dict[str, tuple[Any, Any]]:
+def changed_parameters(pipeline: Pipeline, *, default: Pipeline) -> dict[str, tuple[object, object]]:
     """The parameters that differ, by dotted key: (value in `default`, in `pipeline`), None if absent."""
     return differing_values(parameters_of(default), parameters_of(pipeline))
 
 
-def write_changes(workspace: Path, *, name: str, changes: Mapping[str, tuple[Any, Any]]) -> None:
+def write_changes(workspace: Path, *, name: str, changes: Mapping[str, tuple[object, object]]) -> None:
     """Write `parameters.json` of a run of pipeline `name`."""
     write_json(workspace / CHANGES, {"pipeline": name, "changed": changes})
 
@@ -73,7 +75,7 @@ def read_pipeline_name(workspace: Path) -> str | None:
     return read_json(workspace / CHANGES).get("pipeline")
 
 
-def read_changes(workspace: Path) -> dict[str, tuple[Any, Any]]:
+def read_changes(workspace: Path) -> dict[str, tuple[object, object]]:
     """The `changed_parameters` of the run in `workspace`; empty if they were not recorded."""
     changes = read_json(workspace / CHANGES).get("changed", {})
     return {key: (before, after) for key, (before, after) in changes.items()}

@@ -68,7 +68,7 @@ class Pipeline(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _correct_rollouts_of_vllm(cls, values: Any) -> Any:
+    def _correct_rollouts_of_vllm(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
         train, backend = values.get("train"), values.get("backend")
@@ -79,7 +79,7 @@ class Pipeline(Settings):
 
 
 def load_pipeline(
-    name: str, *, overrides: dict[str, Any] | None = None, file: Path = PIPELINES_FILE
+    name: str, *, overrides: Mapping[str, object] | None = None, file: Path = PIPELINES_FILE
 ) -> Pipeline:
     """The pipeline `name`, with `overrides` by dotted key (`{"train.lr": 1e-3}`) applied.
 
@@ -94,7 +94,7 @@ def load_pipeline(
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: pipelines.{name} is {values!r:.60}; give a block of parameters")
 
-    def parse(overrides: Mapping[str, Any]) -> Pipeline:
+    def parse(overrides: Mapping[str, object]) -> Pipeline:
         return parse_pipeline(deepcopy(values), overrides=overrides, location=f"pipelines.{name}")
 
     try:
@@ -108,7 +108,7 @@ def load_pipeline(
         raise ConfigError(f"{place}: {error}") from None
 
 
-def parse_pipeline(values: dict[str, Any], *, overrides: Mapping[str, Any], location: str) -> Pipeline:
+def parse_pipeline(values: dict[str, object], *, overrides: Mapping[str, object], location: str) -> Pipeline:
     """The pipeline of the block `values` at `location`, with `overrides` by dotted key.
 
     Raises `ConfigError` for an unknown key or an invalid value.
@@ -186,25 +186,26 @@ def _check_keys(node: yaml.Node | None, *, file: Path) -> None:
             _check_keys(value, file=file)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> dict[str, object]:
     """The parsed file; callers must not change it, because all get the same object."""
     document = _parse_once(_read_text(file), file)
     return document if isinstance(document, dict) else {}
 
 
-def _blocks(file: Path) -> dict[str, Any]:
+def _blocks(file: Path) -> dict[str, object]:
     blocks = _read(file).get("pipelines") or {}
     if not isinstance(blocks, dict):
         raise ConfigError(f"{file}: pipelines is a {type(blocks).__name__}; give a block, NAME: {{…}}")
     return blocks
 
 
-def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+def _set_dotted(values: dict[str, object], key: str, value: object) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         if parent in NAMED_BLOCKS and isinstance(values.get(parent), str):
             values[parent] = {"name": values[parent]}
-        values = values.setdefault(parent, {})
-        if not isinstance(values, dict):
+        block = values.setdefault(parent, {})
+        if not isinstance(block, dict):
             raise ConfigError(f"cannot set {key!r}: {parent!r} is not a block of parameters")
+        values = block
     values[last] = value

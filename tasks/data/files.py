@@ -100,7 +100,7 @@ def _rename_columns(row: SourceRow, names: Mapping[str, str]) -> SourceRow:
     """`row` with its columns called as `names` (name here → name in the row) say."""
     if not isinstance(row.value, dict) or not names:
         return row
-    columns: dict[str, Any] = row.value
+    columns: dict[str, object] = row.value
     for name, column in names.items():
         if column not in columns:
             raise ConfigError(
@@ -122,7 +122,7 @@ def _check_row(row: SourceRow, *, folder: Path) -> tuple[str, dict[str, Any]]:
         raise ConfigError(
             f"{row.location} is {_show_value(row.value)}; give an object with one of {_join_names(KINDS)}"
         )
-    columns: dict[str, Any] = row.value
+    columns: dict[str, object] = row.value
     if columns.get("item_id") is None:  # else these columns are as free as any other
         columns = _load_images(columns, folder=folder, location=row.location)
     for column, value in columns.items():
@@ -145,7 +145,7 @@ def _check_row(row: SourceRow, *, folder: Path) -> tuple[str, dict[str, Any]]:
     return kind, {name: value for name, value in columns.items() if name not in KINDS or name == kind}
 
 
-def _check_fields(columns: Mapping[str, Any], *, spec: EnvSpec, location: str) -> None:
+def _check_fields(columns: Mapping[str, object], *, spec: EnvSpec, location: str) -> None:
     try:
         spec.check_fields(columns)
     except ConfigError as error:
@@ -256,7 +256,7 @@ def _explain_kind(kind: str, *, env: str) -> str:
     return f"{kind}, but environment {env!r} has items of its own; give item_id, or env: question"
 
 
-def _metadata(value: object, *, location: str) -> Mapping[str, Any]:
+def _metadata(value: object, *, location: str) -> Mapping[str, object]:
     """The metadata of a row without its nulls, which Parquet writes for missing values."""
     if value is None:
         return {}
@@ -282,7 +282,7 @@ def _content(item: Item) -> str:
     return json.dumps([texts, item.image_sources])
 
 
-def _join_names(names: Sequence[str] | Mapping[str, Any]) -> str:
+def _join_names(names: Sequence[str] | Mapping[str, object]) -> str:
     return ", ".join(map(str, names))
 
 

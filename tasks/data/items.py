@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -35,8 +34,8 @@ class _Line(BaseModel):
     item_id: str
     env: str
     seed: int = 0
-    metadata: dict[str, Any] = {}
-    fields: dict[str, Any] = {}
+    metadata: dict[str, object] = {}
+    fields: dict[str, object] = {}
     part: str = ""
 
 
@@ -144,7 +143,7 @@ def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:
     return {name: part.max_turns or pipeline.evaluate.max_turns for name, part in pipeline.data.parts.items()}
 
 
-def evaluation_way(pipeline: Pipeline) -> dict[str, Any]:
+def evaluation_way(pipeline: Pipeline) -> dict[str, object]:
     """How policies are evaluated, by key: what must be the same of two that are compared."""
     turns = evaluation_turns(pipeline)
     evaluated_turns = {name: turns[name] for name, part in pipeline.data.parts.items() if part.evaluate}
@@ -154,7 +153,7 @@ def evaluation_way(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def describe_turns(turns: Mapping[str, Any]) -> str:
+def describe_turns(turns: Mapping[str, object]) -> str:
     """The turns of `evaluation_turns` in one text, which is the same if every item has the same."""
     counts = {str(count) for count in turns.values()}
     return counts.pop() if len(counts) == 1 else ", ".join(f"{k} {v}" for k, v in sorted(turns.items()))

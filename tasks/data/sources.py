@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from envs.errors import ConfigError, boundary, describe
 from tasks.config.data import ENDINGS, FOLDER, HUB, HUB_FORM
@@ -25,7 +25,7 @@ class SourceRow:
     """The place as messages name it: `data/math/train.jsonl, row 3 (line 4)`."""
     number: int
     """The row's number in its source, from 0."""
-    value: Any
+    value: object
     """The row's value, of JSON's types, and of those that Parquet and Hugging Face add."""
 
 
@@ -151,7 +151,7 @@ _READERS: Mapping[str, Callable[[Path], list[SourceRow]]] = dict(
 )
 
 
-def _number_rows(values: Sequence[Any], *, source: str) -> list[SourceRow]:
+def _number_rows(values: Sequence[object], *, source: str) -> list[SourceRow]:
     return [SourceRow(f"{source}, row {number}", number, value) for number, value in enumerate(values)]
 
 
@@ -162,7 +162,7 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as UTF-8: {describe(error)}") from None
 
 
-def _parse_json(text: str, *, path: Path, line: int = 1) -> Any:
+def _parse_json(text: str, *, path: Path, line: int = 1) -> object:
     def refuse(word: str) -> NoReturn:
         raise ConfigError(
             f"{path}, from line {line} on, contains {word}, which is not valid JSON; write null"

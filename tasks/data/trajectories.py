@@ -179,7 +179,7 @@ def success_rates(successes: Sequence[tuple[Item, float]]) -> dict[str, float]:
 
 
 def _by_metadata(successes: Sequence[tuple[Item, float]]) -> dict[str, float]:
-    grouped_values: dict[str, dict[Any, list[float]]] = {}
+    grouped_values: dict[str, dict[object, list[float]]] = {}
     for item, success in successes:
         for key, value in item.metadata.items():
             if isinstance(value, str | int | float):

@@ -8,7 +8,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envs.files import read_json_lines, write_atomically
 
@@ -57,6 +56,6 @@ def read_updates(path: Path) -> list[TrajectoryUpdate]:
     ]
 
 
-def _values(record: TrajectoryUpdate | TurnUpdate) -> dict[str, Any]:
+def _values(record: TrajectoryUpdate | TurnUpdate) -> dict[str, object]:
     # `asdict` copies every number, which takes longer than all else
     return {name: getattr(record, name) for name in record.__dataclass_fields__}

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.samplers.local import LocalModel
@@ -121,7 +120,7 @@ def _hash_code(uncommitted: Sequence[str] | None, *, progress: Progress) -> dict
     return {"": secrets.token_hex()}
 
 
-def _hash_inputs(plan: EvaluationPlan, origins: Sequence[Any]) -> str:
+def _hash_inputs(plan: EvaluationPlan, origins: Sequence[object]) -> str:
     """The MD5 of all that decides the episodes; `origins`: the policy, versions and commit, and the code."""
     inputs = [asdict(plan.spec), _items_md5(plan), plan.pipeline.model_dump(mode="json"), *origins]
     return text_md5(json.dumps(inputs, sort_keys=True))
@@ -154,7 +153,7 @@ def _read_partial(file: Path, plan: EvaluationPlan) -> dict[tuple[int, int], Tra
 
 def _make_record(
     plan: EvaluationPlan,
-    identity: dict[str, Any],
+    identity: dict[str, object],
     facts: dict[str, str],
     groups: Sequence[Sequence[Trajectory]],
     *,

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from agents.clients.endpoint import Endpoint
 from agents.huggingface import hub
@@ -34,7 +33,7 @@ class SavedPolicy:
         """Tokens that the model was made for. Raises `ConfigError`."""
         return LocalModel(self.folder).read_context_length()
 
-    def identify(self) -> dict[str, Any]:
+    def identify(self) -> dict[str, object]:
         """Name, place and content: `md5` is the folder's as in `dvc.lock`, the same for the same files."""
         values = {"name": self.name, "folder": str(self.folder), "step": self.step}
         given_values = {key: value for key, value in values.items() if value is not None}
@@ -87,7 +86,7 @@ def make_endpoint(url: str, *, model: str | None, api_key_from: str | None) -> E
     return endpoint
 
 
-def identify_endpoint(endpoint: Endpoint) -> Mapping[str, Any]:
+def identify_endpoint(endpoint: Endpoint) -> Mapping[str, object]:
     """Address and model: all that can be known of it."""
     return {"name": endpoint.model, "endpoint": without_password(endpoint.url)}
 

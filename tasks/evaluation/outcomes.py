@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from agents.types import Trajectory
 from envs.files import read_json
@@ -14,6 +13,10 @@ EVALUATION = "evaluation.json"
 """The file in the workspace: policy → mode → summary, as `summarise_groups` makes it."""
 OUTCOMES = "evaluation_outcomes.json"
 """The file in the workspace: policy → mode → item → whether each of its samples succeeded."""
+Summary = Mapping[str, float]
+"""The output of `tasks.data.trajectories.summarise`."""
+Evaluation = Mapping[str, Mapping[str, Summary]]
+"""Policy → mode → summary."""
 Samples = Mapping[str, Sequence[float]]
 """Item → value of each sample that did not fail: its success, reward or turns."""
 
@@ -41,7 +44,7 @@ def summarise_groups(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]
     )
 
 
-def read_evaluation(workspace: Path) -> dict[str, Any]:
+def read_evaluation(workspace: Path) -> Evaluation:
     """The content of `EVALUATION`; empty before the evaluation."""
     return read_json(workspace / EVALUATION)
 

@@ -51,7 +51,7 @@ class ItemOutcome(Settings):
 
     item: str
     env: str
-    metadata: dict[str, Any]
+    metadata: dict[str, object]
     max_turns: int
     """The horizon of its episodes."""
     successes: list[bool]
@@ -87,7 +87,7 @@ class Sampling(Settings):
 class EvaluationRecord(Settings):
     """One evaluation."""
 
-    policy: dict[str, Any]
+    policy: dict[str, object]
     """`name`, and `md5` of its folder, or the `endpoint`."""
     split: str
     split_seed: int

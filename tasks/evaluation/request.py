@@ -8,7 +8,6 @@ is never trained.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import model_validator
 
@@ -50,7 +49,7 @@ class EvaluationRequest(Settings):
     seed: int | None = None
     format: str | None = None
     pipeline: str | None = None
-    overrides: Mapping[str, Any] = {}
+    overrides: Mapping[str, object] = {}
     """Parameters of the pipeline, by dotted key."""
 
     @model_validator(mode="after")
@@ -159,7 +158,7 @@ def make_pipeline(
     return source, pipeline
 
 
-def recorded_settings(workspace: Path) -> tuple[str | None, dict[str, Any]]:
+def recorded_settings(workspace: Path) -> tuple[str | None, dict[str, object]]:
     """The pipeline of the run in `workspace`, and what the run changed of the blocks that episodes depend on;
     None and no changes if that is not recorded."""
     changes = {
@@ -183,7 +182,7 @@ def _base_pipeline(
     return None, parse_pipeline(_defaults(request, policy), overrides=overrides, location="evaluation")
 
 
-def _defaults(request: EvaluationRequest, policy: SavedPolicy | Endpoint | None) -> dict[str, Any]:
+def _defaults(request: EvaluationRequest, policy: SavedPolicy | Endpoint | None) -> dict[str, object]:
     """A pipeline for any model on any environment; of `train` and `horizon` nothing is used."""
     context_length, model = _LIMITS.context_length, "none"
     if isinstance(policy, SavedPolicy):

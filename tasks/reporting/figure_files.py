@@ -8,7 +8,6 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from envs.files import write_atomically, write_json
 from tasks.reporting.results import POLICIES, Grouping, Results
@@ -47,7 +46,7 @@ def curves(results: Results) -> dict[str, list[tuple[int, float]]]:
     return {name: points for name, points in values.items() if points}
 
 
-def group_rows(results: Results, groupings: Sequence[Grouping]) -> list[dict[str, Any]]:
+def group_rows(results: Results, groupings: Sequence[Grouping]) -> list[dict[str, str | float | None]]:
     """Sampled test success, before and after training, of all items and of each group; None where unknown."""
     return [
         {"group": "all", "policy": policy, "success": results.rate(policy, "sampled")} for policy in POLICIES
@@ -63,6 +62,6 @@ def group_rows(results: Results, groupings: Sequence[Grouping]) -> list[dict[str
     ]
 
 
-def _write_rows(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def _write_rows(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
     lines = ",\n".join(map(json.dumps, rows))
     write_atomically(file, f"[\n{lines}\n]\n")

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from tasks.reporting.chart_style import Plot
 
@@ -16,7 +15,7 @@ PAGES = Path(__file__).parent / "templates"
 DASH = "\N{EN DASH}"
 
 
-def render_page(template: str, **facts: Any) -> str:
+def render_page(template: str, **facts: object) -> str:
     """Render a template of `templates/` with `facts`; everything except the plots is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

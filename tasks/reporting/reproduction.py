@@ -158,7 +158,7 @@ def _compare_training(
         )
 
 
-def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable(values: Mapping[str, object]) -> dict[str, object]:
     return {
         key: value
         for key, value in flat(values, sep="/")
@@ -166,7 +166,9 @@ def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[ComparisonLine]:
+def _compare_evaluations(
+    first: Mapping[str, object], second: Mapping[str, object]
+) -> Iterator[ComparisonLine]:
     before, after = (
         {name: value for name, value in flat(evaluation, sep=" ") if f" {TOOL_SECONDS}" not in name}
         for evaluation in (first, second)

@@ -20,7 +20,9 @@ from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.intervals import mean_interval
 from tasks.evaluation.outcomes import (
     OUTCOMES,
+    Evaluation,
     Samples,
+    Summary,
     compare_samples,
     item_means,
     read_evaluation,
@@ -32,9 +34,6 @@ from tasks.runs.folders import EVALUATION_TRAJECTORIES
 from tasks.runs.rounds import RoundResult, read_rounds
 from tasks.runs.usage import Usage, read_usage
 from tasks.verl.rewinds import Rewind, read_rewinds
-
-Summary = Mapping[str, float]
-"""The output of `tasks.data.trajectories.summarise`."""
 
 POLICIES = ("before", "after")
 MODES = ("sampled", "greedy")
@@ -50,10 +49,10 @@ class Results:
     """`train/metrics.jsonl`: one training step each, ascending."""
     rounds: list[RoundResult]
     rewinds: list[Rewind]
-    alerts: list[dict[str, Any]]
+    alerts: list[dict[str, object]]
     """`train/alerts.jsonl`: signs of a collapse (`tasks.data.collapse.Alert`), ascending by step."""
-    evaluation: Mapping[str, Mapping[str, Summary]]
-    """Policy → mode → summary, as in `evaluation.json`; empty before the evaluation."""
+    evaluation: Evaluation
+    """The content of `evaluation.json`; empty before the evaluation."""
     outcomes: Mapping[str, Mapping[str, Samples]]
     """Policy → mode → item → successes, as in `evaluation_outcomes.json`; empty before the evaluation."""
     trajectories: list[Trajectory]
@@ -92,7 +91,7 @@ class Results:
 class Group:
     """Success of the items that share one value of one metadata key."""
 
-    value: Any
+    value: object
     items: int
     rates: Mapping[tuple[str, str], float | None]
     """The rates by policy and mode, over items."""
@@ -149,7 +148,7 @@ def groupings(results: Results) -> list[Grouping]:
     return [_grouping(results, key=key, values=values) for key, values in keys.items()]
 
 
-def grouping_keys(metadata: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def grouping_keys(metadata: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
     """The keys that every item's metadata has with 2 to `MAX_GROUPS` plain values in all; key → values,
     ascending."""
     groupings = {}
@@ -215,7 +214,7 @@ def phases(results: Results) -> dict[str, list[float]]:
     return seconds
 
 
-def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
+def _grouping(results: Results, *, key: str, values: Sequence[object]) -> Grouping:
     outcomes = {
         (policy, mode): results.outcomes.get(policy, {}).get(mode, {})
         for policy in POLICIES

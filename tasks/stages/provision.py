@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from agents.agent import FormatAgent
 from agents.prompting.images import has_vision
@@ -73,7 +72,7 @@ def provision(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) 
     write_json(workspace / "provision.json", receipt)
 
 
-def _where(env: str, *, pipeline: Pipeline) -> dict[str, Any]:
+def _where(env: str, *, pipeline: Pipeline) -> dict[str, object]:
     """Packages and programs on this machine, or the servers, which do not report theirs."""
     if env in pipeline.servers:
         return {"servers": list(pipeline.servers[env].urls)}

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from envs.redaction import redact
 from tasks.config.data import DataSettings
@@ -23,7 +23,7 @@ MAX_PARAMS = 100
 
 
 def metrics_of(
-    values: Mapping[str, Any], *, step: int, at_ms: int, name: Callable[[str], str]
+    values: Mapping[str, object], *, step: int, at_ms: int, name: Callable[[str], str]
 ) -> list["Metric"]:
     """The numeric leaves of `values` except `step`, each named by `name` of its key."""
     from mlflow.entities import Metric
@@ -41,7 +41,7 @@ def log_metrics(client: "MlflowClient", run_id: str, metrics: Sequence["Metric"]
         client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS])
 
 
-def log_params(client: "MlflowClient", run_id: str, params: Iterable[tuple[str, Any]]) -> None:
+def log_params(client: "MlflowClient", run_id: str, params: Iterable[tuple[str, object]]) -> None:
     """Write parameters, as text, with secrets redacted."""
     from mlflow.entities import Param
 

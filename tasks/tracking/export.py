@@ -5,7 +5,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from envs.errors import ConfigError, to_line
 from tasks.data.hashes import path_md5
@@ -62,7 +62,7 @@ def export_policy(workspace: Path, *, policy: PolicyChoice, target: Path, is_ada
 def make_card(workspace: Path, *, policy: PolicyChoice, is_adapter: bool) -> str:
     """The model card: what was trained on what, what it scored, its code, its data and its parameters."""
     parameters = read_parameters(workspace)
-    metadata: dict[str, Any] = {
+    metadata: dict[str, object] = {
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["wingspan", "agent", "reinforcement-learning"],
@@ -116,7 +116,7 @@ def push(folder: Path, *, repository: str, is_private: bool) -> str:
     api = HfApi()
     try:
         api.create_repo(repository, private=is_private, exist_ok=True)
-        commit: Any = api.upload_folder(
+        commit = api.upload_folder(
             repo_id=repository, folder_path=folder, commit_message=f"{folder.name}, by Wingspan"
         )
     except (HFValidationError, HfHubHTTPError, OSError) as error:

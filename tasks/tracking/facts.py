@@ -4,12 +4,12 @@ import getpass
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import read_changes
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_way
+from tasks.evaluation.outcomes import Evaluation
 
 SCORES = {
     "success": ("after", "sampled"),
@@ -67,7 +67,7 @@ def origins(tags: Mapping[str, str]) -> str:
     return " ".join(parts)
 
 
-def result(evaluation: Mapping[str, Any]) -> str:
+def result(evaluation: Evaluation) -> str:
     """A sentence: success on the test split, before and after."""
     rates = [evaluation[policy]["sampled"].get("success") for policy in ("before", "after")]
     before, after = ("unknown" if rate is None else f"{rate:.1%}" for rate in rates)
@@ -75,7 +75,7 @@ def result(evaluation: Mapping[str, Any]) -> str:
 
 
 def version_tags(
-    pipeline: Pipeline, *, workspace: Path, evaluation: Mapping[str, Any], run_tags: Mapping[str, str]
+    pipeline: Pipeline, *, workspace: Path, evaluation: Evaluation, run_tags: Mapping[str, str]
 ) -> dict[str, str]:
     """Tags of the registered version: what it scored, how that was measured, and what it came from."""
     tags = {
@@ -92,7 +92,7 @@ def version_tags(
     return tags | {key: run_tags[key] for key in RUN_TAGS if key in run_tags}
 
 
-def round_params(steps: Sequence[Mapping[str, Any]], *, first: int, last: int) -> dict[str, str]:
+def round_params(steps: Sequence[Mapping[str, object]], *, first: int, last: int) -> dict[str, str]:
     """The parameters of a round: its steps, and the schedules at its first and last step."""
     params = {"first_step": str(first), "last_step": str(last)}
     for key in ("horizon", "temperature"):

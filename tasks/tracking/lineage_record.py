@@ -62,7 +62,7 @@ class LineageRecord(Settings):
 
     pipeline: str
     workspace: str
-    overrides: dict[str, Any]
+    overrides: dict[str, object]
     """Parameters by dotted key that were set besides `pipelines.yaml`."""
     parameters: dict[str, Any]
     """All of them, resolved."""

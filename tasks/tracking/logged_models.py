@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.config.pipelines import Pipeline
-from tasks.evaluation.outcomes import EVALUATION, read_evaluation
+from tasks.evaluation.outcomes import EVALUATION, Summary, read_evaluation
 from tasks.runs.rounds import BEST, final_step, find_best, read_rounds, round_file, start_policy
 from tasks.tracking.batches import ItemFile, log_metrics, metrics_of
 from tasks.tracking.names import summary_metric
@@ -33,7 +33,7 @@ class CheckpointScore:
 
     group: str
     """Prefix of the metrics, e.g. `eval/sampled`."""
-    summary: Mapping[str, Any]
+    summary: Summary
     items: int
     """How many of the test split; fewer than all in a quick evaluation."""
     step: int

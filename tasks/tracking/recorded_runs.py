@@ -13,11 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
 from tasks.tracking.search import all_pages
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 INTERVAL_S = 60.0
 """Seconds between two heartbeats."""
@@ -50,7 +54,7 @@ class RecordedRun:
     """The success of the evaluation at its end."""
 
 
-def read_runs(client: Any, *, experiment_id: str) -> list[RecordedRun]:
+def read_runs(client: "MlflowClient", *, experiment_id: str) -> list[RecordedRun]:
     """All runs except those of rounds, the latest first."""
     runs = all_pages(client.search_runs, [experiment_id], order_by=["attributes.start_time DESC"])
     return [
@@ -67,7 +71,7 @@ def read_runs(client: Any, *, experiment_id: str) -> list[RecordedRun]:
     ]
 
 
-def mark_gone(client: Any, *, experiment_id: str) -> None:
+def mark_gone(client: "MlflowClient", *, experiment_id: str) -> None:
     """Mark as killed every run that is recorded as running and whose process is gone."""
     running = f"attributes.status = 'RUNNING' and tags.`{PID}` != ''"
     for run in all_pages(client.search_runs, [experiment_id], filter_string=running):
@@ -76,7 +80,7 @@ def mark_gone(client: Any, *, experiment_id: str) -> None:
             end(client, run.info.run_id, status="KILLED")
 
 
-def state_of(run: Any) -> str:
+def state_of(run: "Run") -> str:
     """Running, finished, failed, stopped (by Ctrl-C or SIGTERM), or killed: its process could not record its
     end."""
     status: str = run.info.status.lower()
@@ -84,7 +88,7 @@ def state_of(run: Any) -> str:
     return "stopped" if is_stopped else status
 
 
-def end(client: Any, run_id: str, *, status: str) -> None:
+def end(client: "MlflowClient", run_id: str, *, status: str) -> None:
     """Set the final status of a run and of its rounds, where they are still open."""
     run = client.get_run(run_id)
     children = f"tags.`mlflow.parentRunId` = '{run_id}'"
@@ -94,7 +98,7 @@ def end(client: Any, run_id: str, *, status: str) -> None:
             client.set_terminated(target.info.run_id, status=status)
 
 
-def beat(client: Any, run_id: str) -> None:
+def beat(client: "MlflowClient", run_id: str) -> None:
     """Renew the heartbeat of the run."""
     for key, value in heartbeat().items():
         client.set_tag(run_id, key, value)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from envs.errors import ConfigError, describe
 from envs.files import read_json, read_json_lines
 from tasks.data.hashes import path_md5
-from tasks.evaluation.outcomes import EVALUATION
+from tasks.evaluation.outcomes import EVALUATION, Evaluation
 from tasks.runs.folders import relative_within
 from tasks.tracking.connection import EXPERIMENT, check_tracking, connect, tracking_uri
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
@@ -64,7 +64,7 @@ class FoundRun:
         return file if file.exists() and path_md5(file) == self.lineage.patch_md5 else None
 
     @property
-    def evaluation(self) -> dict[str, Any]:
+    def evaluation(self) -> Evaluation:
         """The run's `evaluation.json`. Raises `ConfigError` for a run that has not been evaluated."""
         file = self.folder / EVALUATION
         if not file.exists():

@@ -1,10 +1,15 @@
 """Searches in MLflow, whose answers come in pages."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from mlflow.store.entities import PagedList
+
+T = TypeVar("T")
 
 
-def all_pages(search: Callable[..., Any], *args: Any, **options: Any) -> Iterator[Any]:
+def all_pages(search: "Callable[..., PagedList[T]]", *args: object, **options: object) -> Iterator[T]:
     """What `search`, a method of MLflow's client, finds with these arguments, on all pages."""
     token: str | None = None
     while True:

@@ -8,7 +8,7 @@ durations.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.rewards.types import PREFIX
 from agents.types import Label, Trajectory, Turn
@@ -247,5 +247,5 @@ def task_of(prompt: str) -> str:
     return paragraphs[-1][-MAX_TASK:] if paragraphs else ""
 
 
-def _is_short(value: Any) -> bool:
+def _is_short(value: object) -> bool:
     return isinstance(value, str | int | float) and len(str(value)) <= 80

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
@@ -30,6 +30,8 @@ from tasks.verl import checkpoints
 from tasks.verl.queue import start_queue
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from tasks.rollout.served_policy import ServedAt
     from tasks.verl.cpu.flops import CpuSpeed
 
@@ -108,7 +110,7 @@ class StepRecord:
     """The reason, as in `StepSample`."""
 
     @property
-    def line(self) -> dict[str, Any]:
+    def line(self) -> dict[str, object]:
         """The step's line in `train/metrics.jsonl`; `horizon_reason` is there if the horizon was raised."""
         reason = {"horizon_reason": self.raise_reason} if self.raise_reason else {}
         return {"step": self.step, **self.metrics, **reason}
@@ -149,7 +151,7 @@ class Trainer:
         self._checkpoints = checkpoints
         self._serve = serve
         self._episode_file = episode_file
-        self._config: Any = None
+        self._config: DictConfig | None = None
         self._record: StepRecord | None = None
         self._cpu_speed: CpuSpeed | None = None
 
@@ -309,7 +311,7 @@ class Trainer:
         tq.close()
 
 
-def _idle_share(before: Any, after: Any) -> float:
+def _idle_share(before: NamedTuple, after: NamedTuple) -> float:
     """The share of idle time between two results of `psutil.cpu_times`."""
     spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
     total = sum(spent.values())

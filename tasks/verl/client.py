@@ -13,7 +13,7 @@ request. The server's own `abort_request` would drop the prefix cache of all oth
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 from cachetools import LRUCache
@@ -23,6 +23,10 @@ from agents.samplers.sampler import Sampler
 from tasks.verl.config import MAX_EPISODES
 from tasks.verl.cpu.rollout import BACKENDS, ActorSampler
 from tasks.verl.rollout import VerlSampler
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from ray.actor import ActorHandle
 
 
 def make_sampler(servers: LLMServerManager) -> Sampler:
@@ -36,7 +40,9 @@ class DirectClient(LLMServerClient):  # type: ignore[misc]
     """A client that asks verl's servers directly: for `LLMServerManager.get_client`, with
     `servers=manager.server_handles`."""
 
-    def __init__(self, config: Any, load_balancer_handle: Any = None, *, servers: Sequence[Any]) -> None:
+    def __init__(
+        self, config: "DictConfig", load_balancer_handle: object = None, *, servers: Sequence["ActorHandle"]
+    ) -> None:
         """`load_balancer_handle`: verl's, which is not asked."""
         super().__init__(config, load_balancer_handle)
         self._servers = servers
@@ -44,14 +50,14 @@ class DirectClient(LLMServerClient):  # type: ignore[misc]
         # All turns of an episode go to one server, which has their keys and values.
         self._index_of: LRUCache[str, int] = LRUCache(MAX_EPISODES)
 
-    async def _acquire_server(self, request_id: str, **_: Any) -> tuple[int, Any]:
+    async def _acquire_server(self, request_id: str, **_: object) -> tuple[int, SimpleNamespace]:
         if request_id not in self._index_of:
             least_loaded = min(range(len(self._servers)), key=self._num_running.__getitem__)
             self._index_of[request_id] = least_loaded
         index = self._index_of[request_id]
         self._num_running[index] += 1
 
-        async def generate(**request: Any) -> Any:
+        async def generate(**request: object) -> object:
             answer = self._servers[index].generate.remote(**request)
             try:
                 return await answer

@@ -4,7 +4,7 @@ What a laptop and a cluster do differently is `_cpu` and `_cuda`; all else is th
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.prompting.images import has_vision
 from envs.errors import ConfigError, MissingDependency
@@ -64,7 +64,7 @@ def verl_config(
     return config
 
 
-def _common(pipeline: Pipeline, *, model: str, checkpoints: str) -> dict[str, Any]:
+def _common(pipeline: Pipeline, *, model: str, checkpoints: str) -> dict[str, object]:
     rollout, train, backend = pipeline.rollout, pipeline.train, pipeline.backend
     actor = "actor_rollout_ref.actor"
     sampler = "actor_rollout_ref.rollout"
@@ -115,7 +115,7 @@ def _common(pipeline: Pipeline, *, model: str, checkpoints: str) -> dict[str, An
     }
 
 
-def _optimizer(train: TrainSettings) -> dict[str, Any]:
+def _optimizer(train: TrainSettings) -> dict[str, object]:
     optimizer = train.optimizer
     options = {
         "lr": train.lr,
@@ -138,7 +138,7 @@ def _optimizer(train: TrainSettings) -> dict[str, Any]:
     return options
 
 
-def _adamw(pipeline: Pipeline) -> dict[str, Any]:
+def _adamw(pipeline: Pipeline) -> dict[str, object]:
     if pipeline.backend.device == "cpu":
         return {}
     names = ["critic.optim"] if isinstance(pipeline.train.algorithm, ActorCritic) else []
@@ -147,7 +147,7 @@ def _adamw(pipeline: Pipeline) -> dict[str, Any]:
     return {f"{name}.override_optimizer_config": ADAMW_OPTIONS for name in names}
 
 
-def _lora(train: TrainSettings) -> dict[str, Any]:
+def _lora(train: TrainSettings) -> dict[str, object]:
     if train.lora is None:
         return {}
     return {
@@ -164,8 +164,8 @@ _CPU_ENGINE = {
 }
 
 
-def _cpu(pipeline: Pipeline) -> dict[str, Any]:
-    options: dict[str, Any] = {
+def _cpu(pipeline: Pipeline) -> dict[str, object]:
+    options: dict[str, object] = {
         **{f"actor_rollout_ref.model.{name}": value for name, value in CPU_MODEL_OPTIONS.items()},
         # The CPU engine and the trainer compute the same numbers in fp32: the sampler's log-probs are the old
         # ones, unless the policy that sampled is to be corrected for. vLLM rounds otherwise.
@@ -182,7 +182,7 @@ def _cpu(pipeline: Pipeline) -> dict[str, Any]:
     return options
 
 
-def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
+def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, object]:
     model_options = gpu_model_options(model)
     algorithm = pipeline.train.algorithm
     if isinstance(algorithm, OnlineAlgorithm) and algorithm.needs_sum_pi_squared:
@@ -198,13 +198,13 @@ def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
     }
 
 
-def _critic(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
+def _critic(pipeline: Pipeline, *, model: str) -> dict[str, object]:
     """The critic is trained as the policy is, in mini-batches of the same rows, but for what is its own."""
     train = pipeline.train
     if not isinstance(train.algorithm, ActorCritic):
         return {"critic.enable": False}
     settings = train.algorithm.critic
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "critic.enable": True,
         # verl updates the policy from this step on.
         "trainer.critic_warmup": settings.warmup_steps + 1 if settings.warmup_steps else 0,
@@ -221,7 +221,7 @@ def _critic(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
         "critic.fsdp.seed": pipeline.seed,
     }
     if pipeline.backend.device == "cpu":
-        model_options: dict[str, Any] = CPU_MODEL_OPTIONS
+        model_options: dict[str, object] = CPU_MODEL_OPTIONS
         options |= {f"critic.fsdp.{name}": value for name, value in _CPU_ENGINE.items()}
     else:  # without the policy's log-probs in chunks: a critic has no logits
         names = ("use_remove_padding", "enable_gradient_checkpointing", "override_config")

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.verl.sft import (
     SftRequest,
@@ -35,6 +35,7 @@ from tasks.verl.sft import (
 if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
+    from verl.workers.engine_workers import TrainingWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ def run(request: DpoRequest) -> Iterator[dict[str, float]]:
 
 
 def train_pairs(
-    worker: Any, request: DpoRequest, pairs: Sequence[int], *, reference: Mapping[int, float]
+    worker: "TrainingWorker", request: DpoRequest, pairs: Sequence[int], *, reference: Mapping[int, float]
 ) -> dict[str, float]:
     """One optimizer step on `pairs`; `reference`: of each row, as `log_probs`."""
     rows = sorted({row for pair in pairs for row in request.winners[pair] + request.losers[pair]})
@@ -97,15 +98,15 @@ def weights_of(request: DpoRequest, pairs: Sequence[int], margins: Sequence[floa
 
 
 def weighted_loss(
-    model_output: Mapping[str, "torch.Tensor"], data: "TensorDict", dp_group: Any = None
-) -> tuple["torch.Tensor", dict[str, Any]]:
+    model_output: Mapping[str, "torch.Tensor"], data: "TensorDict", dp_group: object = None
+) -> tuple["torch.Tensor", dict[str, object]]:
     """The sum of `token_weights` × log-probabilities of a micro-batch, nested [rows, tokens] both."""
     # The log-probability at a place is that of the next token.
     weights = data["token_weights"].values().roll(-1)
     return (weights * model_output["log_probs"].values()).sum() * data["dp_size"], {}
 
 
-def log_probs(worker: Any, request: DpoRequest, rows: Sequence[int]) -> dict[int, float]:
+def log_probs(worker: "TrainingWorker", request: DpoRequest, rows: Sequence[int]) -> dict[int, float]:
     """The log-probability of each row, summed over its masked tokens, under the current weights."""
     from verl.utils import tensordict_utils as tu
 

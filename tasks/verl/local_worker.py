@@ -3,10 +3,13 @@
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tasks.config.pipelines import Pipeline
 from tasks.verl.config import verl_config
+
+if TYPE_CHECKING:
+    from verl.workers.engine_workers import ActorRolloutRefWorker
 
 
 def join_process_group(*, rank: int = 0, size: int = 1, port: int | None = None) -> None:
@@ -25,7 +28,7 @@ def join_process_group(*, rank: int = 0, size: int = 1, port: int | None = None)
     }
 
 
-def start_actor(pipeline: Pipeline, *, model: Path) -> Any:
+def start_actor(pipeline: Pipeline, *, model: Path) -> "ActorRolloutRefWorker":
     """verl's worker with policy, optimizer and loss as the training process starts it.
 
     The caller has joined a process group.

@@ -9,10 +9,9 @@ these three. Everywhere outside the training process, a policy is therefore a wh
 from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
-from typing import Any
 
 import torch
-from peft import get_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import Linear, LoraLayer
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
@@ -39,8 +38,8 @@ def patch_engine() -> None:
     transformer_impl.FSDPCheckpointManager = PolicyCheckpoints
 
 
-def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of a `PeftModel`, each matrix with an adapter as W + alpha/rank · B·A, by the names of the
+def merged_weights(model: PeftModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of `model`, each matrix with an adapter as W + alpha/rank · B·A, by the names of the
     model without adapters.
 
     Whole tensors, one after the other: every rank must take all of them, since gathering a sharded tensor is
@@ -59,18 +58,20 @@ def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield name.removeprefix(_PREFIX).replace(_BASE, "."), weight.detach()
 
 
-def policy_weights(model: Any, offload_to_cpu: bool = True, rank0_only: bool = True) -> dict[str, Any]:
+def policy_weights(
+    model: torch.nn.Module, offload_to_cpu: bool = True, rank0_only: bool = True
+) -> dict[str, torch.Tensor]:
     """verl's `get_fsdp_full_state_dict`, with adapters merged."""
     if not hasattr(model, "peft_config"):
-        state: dict[str, Any] = _full_state_dict(model, offload_to_cpu, rank0_only)
+        state: dict[str, torch.Tensor] = _full_state_dict(model, offload_to_cpu, rank0_only)
         return state
     assert offload_to_cpu
     is_kept = not rank0_only or torch.distributed.get_rank() == 0
     return {name: weight.cpu() for name, weight in merged_weights(model) if is_kept}
 
 
-def save_adapter(model: Any, folder: Path) -> None:
-    """Save the adapter of a `PeftModel` in peft's format; every rank calls this, and rank 0 writes."""
+def save_adapter(model: PeftModel, folder: Path) -> None:
+    """Save the adapter of `model` in peft's format; every rank calls this, and rank 0 writes."""
     state = {name: _whole(value).cpu() for name, value in model.state_dict().items() if "lora_" in name}
     if torch.distributed.get_rank() == 0:
         state = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
@@ -86,7 +87,7 @@ def save_adapter(model: Any, folder: Path) -> None:
 class PolicyCheckpoints(FSDPCheckpointManager):  # type: ignore[misc]
     """verl's checkpoints, with the adapter in peft's format within the policy's folder."""
 
-    def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+    def save_checkpoint(self, local_path: str, *args: object, **kwargs: object) -> None:
         """verl's method."""
         super().save_checkpoint(local_path, *args, **kwargs)
         if self._has_lora():
@@ -94,7 +95,7 @@ class PolicyCheckpoints(FSDPCheckpointManager):  # type: ignore[misc]
             torch.distributed.barrier()
 
 
-def _build_seeded_adapters(engine: Any, module: Any) -> Any:
+def _build_seeded_adapters(engine: FSDPEngine, module: torch.nn.Module) -> PeftModel:
     """verl's method, by the pipeline's seed: a run that begins anew begins with the same adapters."""
     torch.manual_seed(engine.engine_config.seed)
     model = _build_adapters(engine, module)
@@ -108,7 +109,7 @@ def _build_seeded_adapters(engine: Any, module: Any) -> Any:
     return model
 
 
-def _stream_merged_weights(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _stream_merged_weights(engine: FSDPEngine) -> Iterator[tuple[str, torch.Tensor]]:
     """verl's method, in the weights' own precision."""
     return merged_weights(engine.module)
 

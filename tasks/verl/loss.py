@@ -8,7 +8,7 @@ divided by is what was *played* for the mini-batch: episodes that are left out h
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDict
@@ -20,6 +20,9 @@ from agents.samplers.sampling import random_key
 from tasks.algorithms.algorithm import ActorCritic, Aggregation
 from tasks.algorithms.losses import Tokens
 from tasks.config.training import TrainSettings
+
+if TYPE_CHECKING:
+    from verl.single_controller.base import Worker, WorkerGroup
 
 PLAYED_EPISODES, PLAYED_TOKENS = "played_episodes", "played_tokens"
 """Options of an update: what was played for each of its mini-batches, on all workers."""
@@ -33,12 +36,12 @@ OBSERVATION_TOKENS = "observation_tokens"
 Only those of rows: where an episode is left out, its observations are no zeros of the mean."""
 
 
-def set_loss(worker: Any, train: TrainSettings, *, context_length: int) -> None:
+def set_loss(worker: "Worker | WorkerGroup", train: TrainSettings, *, context_length: int) -> None:
     """Let verl's `worker`, or a group of workers, train with `policy_loss`."""
     worker.set_loss_fn(partial(policy_loss, train, context_length))
 
 
-def set_critic_loss(worker: Any, train: TrainSettings, *, context_length: int) -> None:
+def set_critic_loss(worker: "Worker | WorkerGroup", train: TrainSettings, *, context_length: int) -> None:
     """Let verl's `worker` of a critic, or a group of workers, train with `value_loss`."""
     assert isinstance(train.algorithm, ActorCritic)
     worker.set_loss_fn(
@@ -51,8 +54,8 @@ def policy_loss(
     context_length: int,
     model_output: Mapping[str, torch.Tensor],
     data: TensorDict,
-    dp_group: Any = None,
-) -> tuple[torch.Tensor, dict[str, Any]]:
+    dp_group: object = None,
+) -> tuple[torch.Tensor, dict[str, object]]:
     """The loss of a micro-batch of `B` rows, to be added up over the mini-batch; and verl's metrics.
 
     `model_output`: nested [B, tokens], `log_probs`, and `entropy` if asked for. `data`: what
@@ -80,7 +83,7 @@ def policy_loss(
     )
     result = train.online_algorithm.loss.per_token(tokens)
     loss = add_up(result.losses * rows.get("rollout_is_weights", 1.0))
-    metrics: dict[str, Any] = {"actor/pg_loss": Metric(value=loss, aggregation=AggregationType.SUM)}
+    metrics: dict[str, object] = {"actor/pg_loss": Metric(value=loss, aggregation=AggregationType.SUM)}
     metrics["actor/ppo_kl"] = _mean(-tokens.log_ratios, mask, data)
     if result.clipped is not None:
         metrics["actor/pg_clipfrac"] = _mean(result.clipped, mask, data)
@@ -107,8 +110,8 @@ def value_loss(
     context_length: int,
     model_output: Mapping[str, torch.Tensor],
     data: TensorDict,
-    dp_group: Any = None,
-) -> tuple[torch.Tensor, dict[str, Any]]:
+    dp_group: object = None,
+) -> tuple[torch.Tensor, dict[str, object]]:
     """The critic's loss of a micro-batch of `B` rows, and verl's metrics; tokens are weighed as the policy's.
 
     Half the squared error of a token's value, or that of the value clipped to at most `clip_range` from the

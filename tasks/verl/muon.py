@@ -5,11 +5,14 @@ step does not depend on the number of ranks.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from tasks.base_model.muon import Muon
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -30,7 +33,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._muon = Muon(matrices, lr=matrix_lr, weight_decay=weight_decay)
         super().__init__([*self._adamw.param_groups, *self._muon.param_groups], {})
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Apply one update to every parameter that has a gradient."""
         parts = ((self._adamw, self.param_groups[:1]), (self._muon, self.param_groups[1:]))
         for optimizer, groups in parts:
@@ -39,8 +42,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             optimizer.step()
 
 
-def hidden_matrices(model: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The trained parameters of a `PreTrainedModel`: its 2-D matrices, and all others, to which embeddings
+def hidden_matrices(model: "PreTrainedModel") -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The trained parameters of `model`: its 2-D matrices, and all others, to which embeddings
     and the head belong."""
     head = model.get_output_embeddings()
     modules = [m for m in model.modules() if isinstance(m, torch.nn.Embedding) or m is head]

@@ -41,13 +41,13 @@ def apply() -> None:
 
 
 def create_zmq_socket(
-    ctx: zmq.Context[Any], socket_type: int, ip: str, identity: bytes | None = None
-) -> zmq.Socket[Any]:
+    ctx: zmq.Context[zmq.Socket[bytes]], socket_type: int, ip: str, identity: bytes | None = None
+) -> zmq.Socket[bytes]:
     """TransferQueue's function, with CURVE: encrypted, and only for clients that have Ray's token.
 
     TransferQueue unpickles what it receives. If Ray asks for no token, its sockets are not changed.
     """
-    queue_socket: zmq.Socket[Any] = _create_zmq_socket(ctx, socket_type, ip, identity)
+    queue_socket: zmq.Socket[bytes] = _create_zmq_socket(ctx, socket_type, ip, identity)
     keys = queue_keys()
     if keys is not None:
         queue_socket.curve_publickey, queue_socket.curve_secretkey = keys
@@ -75,7 +75,7 @@ def bound_store(*, host_name: str, port: int, is_master: bool, **options: Any) -
     return TCPStore(host_name=host_name, port=port, is_master=is_master, **options)
 
 
-def _interface_towards(family: int, address: tuple[Any, ...]) -> tuple[str, str]:
+def _interface_towards(family: int, address: tuple[object, ...]) -> tuple[str, str]:
     """The network interface by which this machine reaches `address`: its name, and its address."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing

@@ -24,6 +24,9 @@ from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV, fork_server
 from tasks.verl.gpu import model as gpu_model
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+
     from tasks.rollout.served_policy import ServedAt
 
 
@@ -72,7 +75,7 @@ class RayTrainingProcess:
         """`serve`: where the policy is served while the training process is up."""
         self.step = 0
         self._serve = serve
-        self._actor: Any = None
+        self._actor: ActorHandle | None = None
         self._owns_ray = False
 
     @property
@@ -127,7 +130,7 @@ class RayTrainingProcess:
             self._owns_ray = False
         fork_server.close()
 
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, method: str, *args: object, **kwargs: object) -> Any:
         answer = getattr(self._actor, method).remote(*args, **kwargs)
         return await_actor(answer, failure=f"training failed after step {self.step}")
 
@@ -138,7 +141,7 @@ def runtime_env_of(pipeline: Pipeline) -> dict[str, Any]:
     On this machine, the processes of a training on a CPU are forks of this process's fork server; this starts
     it.
     """
-    runtime_env: dict[str, Any] = {"env_vars": environment_of(pipeline)}
+    runtime_env: dict[str, object] = {"env_vars": environment_of(pipeline)}
     if pipeline.backend.device == "cpu" and not cluster_address():
         runtime_env["py_executable"] = shlex.join(fork_server.interpreter_command())
     return runtime_env
@@ -161,11 +164,11 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
         return variables | ({"WINGSPAN_THREADS": threads} if threads else {})
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-    for_gpus: dict[str, Any] = get_ppo_ray_runtime_env()["env_vars"]
+    for_gpus: dict[str, object] = get_ppo_ray_runtime_env()["env_vars"]
     return variables | {name: str(value) for name, value in for_gpus.items()} | gpu_model.PLUGIN_ENV
 
 
-def end_actor(actor: Any, *, graceful: bool = False) -> None:
+def end_actor(actor: "ActorHandle", *, graceful: bool = False) -> None:
     """Kill an actor; `graceful`: call its `stop` first."""
     import ray
 
@@ -177,7 +180,9 @@ def end_actor(actor: Any, *, graceful: bool = False) -> None:
         ray.kill(actor)
 
 
-def await_actor(answer: Any, *, failure: str, while_waiting: Callable[[], object] = lambda: None) -> Any:
+def await_actor(
+    answer: "ObjectRef", *, failure: str, while_waiting: Callable[[], object] = lambda: None
+) -> Any:
     """`result_of` for a call of an actor; `failure` is what is said if it fails for a reason without a type.
 
     Raises the `WingspanError` or the one of `actor_deaths` that it ended with, `ConfigError` if that is what

@@ -7,16 +7,20 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tasks.errors import actor_deaths
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from ray.actor import ActorHandle
 
 POLL_S = 1.0
 
 _log = logging.getLogger(__name__)
 
 
-def start_queue(config: Any) -> "ActorWatch":
+def start_queue(config: "DictConfig") -> "ActorWatch":
     """Start TransferQueue as its `config` says, and watch its actors: this process ends if one of them dies.
 
     `queue_actors.apply` comes first, while no other thread imports anything.
@@ -41,7 +45,7 @@ def _end_process() -> None:
 class ActorWatch:
     """Calls `on_death` in a thread when one of Ray's `actors` has died; it is noticed within seconds."""
 
-    def __init__(self, actors: Sequence[Any], *, on_death: Callable[[], object]) -> None:
+    def __init__(self, actors: Sequence["ActorHandle"], *, on_death: Callable[[], object]) -> None:
         self._actors = actors
         self._on_death = on_death
         self._is_stopped = threading.Event()

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import Dataset
 
@@ -36,6 +36,11 @@ from tasks.rollout.step import Group, StepSample, StepSampler
 from tasks.verl.cpu.flops import Work, count_work
 from tasks.verl.rows import fields_of, observation_tokens, parent_key, rows_of, tag_of, trainable
 
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+    from verl.workers.rollout.llm_server import LLMServerClient
+
 T = TypeVar("T")
 
 _AHEAD = "ahead.pickle"
@@ -52,7 +57,7 @@ class ItemNumbers(Dataset[dict[str, int]]):
     `raw_prompt`.
     """
 
-    def __init__(self, *, max_samples: int, **_: Any) -> None:
+    def __init__(self, *, max_samples: int, **_: object) -> None:
         self._count = max_samples
 
     def __len__(self) -> int:
@@ -65,7 +70,7 @@ class ItemNumbers(Dataset[dict[str, int]]):
 class VerlSampler:
     """A `Sampler` over verl's client of vLLM's servers."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: "LLMServerClient") -> None:
         self._client = client
 
     async def sample(
@@ -144,8 +149,8 @@ class RolloutManager:
         *,
         items: Sequence[Item],
         sampler: Sampler,
-        tokenizer: Any,
-        processor: Any = None,
+        tokenizer: "PreTrainedTokenizerBase",
+        processor: "ProcessorMixin | None" = None,
         history: History,
         episode_file: Path | None = None,
     ) -> None:
@@ -172,7 +177,7 @@ class RolloutManager:
         self.last: StepRollout | None = None
         self._warming = self._warm_up()
 
-    def generate_sequences(self, prompts: Any) -> None:
+    def generate_sequences(self, prompts: "TensorDict") -> None:
         """Play a step's groups and put them into TransferQueue; returns when all is there.
 
         `prompts`: verl's batch, with a `uid` for each row and one `global_steps`.

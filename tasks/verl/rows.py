@@ -7,7 +7,7 @@ algorithms, one of equal rewards.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +16,10 @@ from agents.rollout.packing import PackedSegment, pack, segment_lengths
 from agents.types import Trajectory
 from tasks.config.training import TrainSettings
 from tasks.data.trajectories import is_usable, sampled_tokens
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from transformers import ProcessorMixin
 
 
 def trainable(group: Sequence[Trajectory], train: TrainSettings, *, context_length: int) -> list[Trajectory]:
@@ -76,7 +80,9 @@ def observation_tokens(rows: Iterable[TrainingRow]) -> int:
     return sum(sum(row.packed.observation_mask) for row in rows)
 
 
-def fields_of(rows: Sequence[TrainingRow], processor: Any = None, *, with_observations: bool = False) -> Any:
+def fields_of(
+    rows: Sequence[TrainingRow], processor: "ProcessorMixin | None" = None, *, with_observations: bool = False
+) -> "TensorDict":
     """Rows as verl's agent loop lays them out: nested, [rows, tokens], where no shape is given.
 
     `loss_mask` has the tokens whose log-probs the loss needs: the policy's, and `with_observations` the
@@ -88,7 +94,7 @@ def fields_of(rows: Sequence[TrainingRow], processor: Any = None, *, with_observ
 
     packed = [row.packed for row in rows]
 
-    def nest(values: Sequence[Any], dtype: type[np.generic] = np.int64) -> torch.Tensor:
+    def nest(values: Sequence[object], dtype: type[np.generic] = np.int64) -> torch.Tensor:
         # numpy reads a tuple in a third of torch's time
         arrays = [np.array(v, dtype=dtype) for v in values]
         return torch.nested.as_nested_tensor([torch.from_numpy(a) for a in arrays], layout=torch.jagged)
@@ -143,7 +149,7 @@ def number_conversations(keys: Iterable[str]) -> list[int]:
     return [numbers.setdefault(parent_key(key), len(numbers)) for key in keys]
 
 
-def tag_of(row: TrainingRow, *, step: int) -> dict[str, Any]:
+def tag_of(row: TrainingRow, *, step: int) -> dict[str, object]:
     """What verl wants to know of a row without reading it; policy versions are its global steps."""
     packed = row.packed
     return {

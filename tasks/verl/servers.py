@@ -27,6 +27,8 @@ from tasks.verl.process import await_actor, end_actor, runtime_env_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
 
 START_TIMEOUT_S = 1800.0
 """The time for the servers to start: vLLM takes 1 to 3 minutes, and longer where it downloads the model."""
@@ -41,7 +43,7 @@ class PolicyServers:
     def __init__(self, pipeline: Pipeline, *, logs: Path) -> None:
         self._pipeline = pipeline
         self._logs = logs
-        self._actor: Any = None
+        self._actor: ActorHandle | None = None
         self._model: str | None = None
 
     def run(
@@ -61,23 +63,24 @@ class PolicyServers:
         or episodes fail, or if the servers do not start in time.
         """
         with self._failures_with_logs(model):
-            if self._actor is None:
-                self._actor = self._launch(model)
-                self._await_start(model)
+            actor = self._actor
+            if actor is None:
+                actor = self._actor = self._launch(model)
+                self._await_start(actor, model)
             elif model != self._model:
-                self._await(self._actor.load.remote(model), model=model)
+                self._await(actor.load.remote(model), model=model)
             self._model = model
-            answer = self._actor.run.remote(items, spec, episode_file)
+            answer = actor.run.remote(items, spec, episode_file)
 
             def report() -> None:
-                for trajectory in self._await(self._actor.take_finished.remote(), model=model):
+                for trajectory in self._await(actor.take_finished.remote(), model=model):
                     on_trajectory(trajectory)
 
             episodes: Episodes = self._await(answer, model=model, while_waiting=report)
             report()  # those since the last poll
             return episodes
 
-    def _await_start(self, model: str) -> None:
+    def _await_start(self, actor: "ActorHandle", model: str) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
 
         def check_time() -> None:
@@ -87,9 +90,11 @@ class PolicyServers:
                     "the same command again, and download a model of a hub first (hf download)"
                 )
 
-        self._await(self._actor.start.remote(), model=model, while_waiting=check_time)
+        self._await(actor.start.remote(), model=model, while_waiting=check_time)
 
-    def _await(self, answer: Any, *, model: str, while_waiting: Callable[[], object] = lambda: None) -> Any:
+    def _await(
+        self, answer: "ObjectRef", *, model: str, while_waiting: Callable[[], object] = lambda: None
+    ) -> Any:
         return await_actor(answer, failure=f"episodes with {model} failed", while_waiting=while_waiting)
 
     @contextmanager
@@ -110,7 +115,7 @@ class PolicyServers:
             place = f"; see Ray's logs in {self._logs}" if keep_logs(self._logs) else ""
             raise WingspanError(text + place) from error
 
-    def _launch(self, model: str) -> Any:
+    def _launch(self, model: str) -> "ActorHandle":
         import ray
 
         return (
@@ -191,10 +196,10 @@ class ServersProcess:
         return finished
 
 
-async def load_weights(servers: Sequence[Any], model: str) -> None:
+async def load_weights(servers: Sequence["ActorHandle"], model: str) -> None:
     """Have verl's servers of vLLM load the weights of `model`, which has the shape of theirs."""
 
-    async def load(server: Any) -> None:
+    async def load(server: "ActorHandle") -> None:
         await server.collective_rpc.remote("reload_weights", kwargs={"weights_path": model})
         await server.clear_kv_cache.remote()  # keys and values are those of the old weights
 

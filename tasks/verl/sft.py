@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from envs.errors import WingspanError
 from tasks.config.lora import LoraSettings
@@ -30,6 +30,7 @@ from tasks.verl.policies import copy_policy
 if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
+    from verl.workers.engine_workers import TrainingWorker
 
 LR_WARMUP = 0.05
 """Share of the steps in which the learning rate rises; then it falls as a cosine."""
@@ -48,7 +49,7 @@ class SftRequest:
     batch_size: int
     """Rows of a step."""
     lr: float
-    lora: dict[str, Any] | None
+    lora: dict[str, object] | None
     """The block `train.lora`; None trains all weights."""
     micro_batch_tokens: int
     prompts: list[list[int]]
@@ -135,7 +136,7 @@ def run(request: SftRequest) -> Iterator[dict[str, float]]:
     save_policy(worker, request)
 
 
-def start_worker(request: SftRequest, loss: Callable[..., Any]) -> Any:
+def start_worker(request: SftRequest, loss: Callable[..., object]) -> "TrainingWorker":
     """verl's worker with the model and its optimizer, in this process, to train with `loss`."""
     import torch
     from verl.trainer.config import CheckpointConfig
@@ -210,7 +211,7 @@ def nest(values: Sequence[Sequence[float]]) -> "torch.Tensor":
     return torch.nested.as_nested_tensor([torch.tensor(v) for v in values], layout=torch.jagged)
 
 
-def train_batch(worker: Any, data: "TensorDict") -> dict[str, float]:
+def train_batch(worker: "TrainingWorker", data: "TensorDict") -> dict[str, float]:
     """One optimizer step; returns `loss`, `grad_norm` and `lr`.
 
     Raises `Diverged` if one is not a number: verl would go on without the update.
@@ -237,7 +238,7 @@ def shuffled_batches(request: SftRequest, examples: Sequence[int]) -> Iterator[l
         batch = batch[request.batch_size :]
 
 
-def save_policy(worker: Any, request: SftRequest) -> None:
+def save_policy(worker: "TrainingWorker", request: SftRequest) -> None:
     """Save the model with its tokenizer in `request.output`, replacing it at once."""
     with tempfile.TemporaryDirectory(dir=Path(request.output).parent) as folder:
         worker.save_checkpoint(folder, None, request.steps)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -70,7 +69,7 @@ def list_updates(update: StepUpdate | None, trajectories: Sequence[Trajectory]) 
     ]
 
 
-def _split(values: torch.Tensor | None, place: int, lengths: Sequence[int]) -> list[Any]:
+def _split(values: torch.Tensor | None, place: int, lengths: Sequence[int]) -> Sequence[list[float] | None]:
     """Row `place` of [C, T] by turns of `lengths`, rounded; as many times None where there are no values."""
     if values is None:
         return [None] * len(lengths)

@@ -9,7 +9,7 @@ by what was *played*: episodes that are left out have gradient 0.
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -43,6 +43,9 @@ from tasks.verl.loss import (
 from tasks.verl.rollout import RolloutManager, StepRollout
 from tasks.verl.step_update import StepUpdate
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 _MUST_BE_FINITE = {
     "actor/pg_loss": "loss",
     "actor/kl_loss": "KL to the reference",
@@ -58,7 +61,7 @@ _MUST_BE_FINITE = {
 class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
     """`init()`, `attach()`, then `run_step()` again and again; `global_steps` counts finished steps."""
 
-    def __init__(self, config: Any, pipeline: Pipeline) -> None:
+    def __init__(self, config: "DictConfig", pipeline: Pipeline) -> None:
         super().__init__(config)
         self._pipeline = pipeline
         self.curr_step_profile = False
@@ -128,8 +131,8 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         return rollout
 
     def _step_once(
-        self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
-    ) -> Any:
+        self, metrics: dict[str, object], timing_raw: dict[str, float], sample_batch_size: int
+    ) -> object:
         if not self._rollout.trained:
             if keys := list((tq.kv_list("train") or {}).get("train", {})):  # the prompts of the step
                 tq.kv_clear(keys=keys, partition_id="train")
@@ -139,7 +142,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         return dp_size * self._pipeline.train.mini_batches
 
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, object]) -> KVBatchMeta:
         needs_squares = self._pipeline.train.online_algorithm.needs_sum_pi_squared
         batch.extra_info["calculate_sum_pi_squared"] = needs_squares
         batch = super()._compute_old_log_prob(batch, metrics)
@@ -156,13 +159,13 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         batch.extra_info["calculate_sum_pi_squared"] = False
         return batch
 
-    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, object]) -> KVBatchMeta:
         batch = super()._compute_ref_log_prob(batch, metrics)
         # With adapters, the reference is the policy without them; all that follows is computed with them.
         batch.extra_info.pop("no_lora_adapter", None)
         return batch
 
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, object]) -> KVBatchMeta:
         rollout = self._rollout
         fields = ["response_mask", "old_log_probs", "rollout_log_probs", "ref_log_prob", "values"]
         if self._pipeline.train.online_algorithm.needs_sum_pi_squared:
@@ -171,7 +174,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         if has_trainers_log_probs:
             fields.append("entropy")
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        output: dict[str, Any] = {}
+        output: dict[str, object] = {}
         rows = JoinedRows(batch.keys, data, rollout.trained)
         correction = self._pipeline.train.rollout_correction
         if correction is not None:
@@ -199,7 +202,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         temperature = self.config.actor_rollout_ref.rollout.temperature
         return self._teacher.score(self._rollout.trained, temperature=temperature)
 
-    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, object]) -> KVBatchMeta:
         algorithm = self._pipeline.train.algorithm
         assert isinstance(algorithm, ActorCritic)
         batch.extra_info.update(self._options_of(batch) | {"epochs": algorithm.critic.epochs})
@@ -207,13 +210,13 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         metrics.update(reduce_metrics(rename_dict(output, "critic/")))
         return batch
 
-    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, object]) -> KVBatchMeta:
         batch.extra_info.update(self._options_of(batch))
         output = rename_dict(self.actor_rollout_wg.update_actor(batch)["metrics"], "actor/")
         metrics.update(reduce_metrics(output))
         return batch
 
-    def _options_of(self, batch: KVBatchMeta) -> dict[str, Any]:
+    def _options_of(self, batch: KVBatchMeta) -> dict[str, object]:
         return update_options(
             self._pipeline,
             rows=len(batch.keys),
@@ -248,7 +251,7 @@ def update_options(
     observation_tokens: int,
     step: int,
     temperature: float,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What verl's worker is told beside the `rows` of a step, by verl's names.
 
     `rows` is a multiple of `train.mini_batches`; `played_tokens` were sampled in the step, in episodes that

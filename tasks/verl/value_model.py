@@ -1,12 +1,15 @@
 """The critic's model: the policy's, with a head of one number a token instead of the vocabulary's."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 def load_valuehead_model(
-    local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool
+    local_path: str, torch_dtype: torch.dtype, model_config: "PretrainedConfig", trust_remote_code: bool
 ) -> torch.nn.Module:
     """verl's function with the attention that `model_config` asks for, where verl's requires flash-attn.
 

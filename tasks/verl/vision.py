@@ -7,13 +7,16 @@ As verl 0.9.1's agent loop lays them out (`AgentLoopWorker._compute_multi_modal_
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from agents.prompting.images import VisionProcessor, load_processor
 from envs.errors import ConfigError
 from envs.types import Image
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
 
 REMEDY = "train a Qwen2-VL, Qwen2.5-VL or Qwen3-VL model, or leave the images out"
 
@@ -28,7 +31,7 @@ class Vision:
     """[L], or [4, L] of a model that has them: in the text, then in time, height and width."""
 
 
-def verl_processor(model: str) -> Any:
+def verl_processor(model: str) -> "ProcessorMixin | None":
     """`model`'s processor as verl loads it, with the model's way to count positions; None of one that reads
     text only.
 
@@ -44,13 +47,13 @@ def verl_processor(model: str) -> Any:
     return processor
 
 
-def vision_of(ids: Sequence[int], images: Sequence[Image], processor: Any) -> Vision:
+def vision_of(ids: Sequence[int], images: Sequence[Image], processor: "ProcessorMixin | None") -> Vision:
     """The visual inputs of a row with `ids` ([L]) that show `images` in their order; see `verl_processor`.
 
     Raises `ConfigError` for images and a model whose positions verl does not count so.
     """
     length = len(ids)
-    if not hasattr(processor, "get_rope_index"):
+    if processor is None or not hasattr(processor, "get_rope_index"):
         if images:
             raise ConfigError(f"{type(processor).__name__} has no positions for images; {REMEDY}")
         return Vision({}, torch.arange(length))
@@ -80,5 +83,5 @@ def side_by_side(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 @lru_cache(1)
-def _vision(processor: Any) -> VisionProcessor:
+def _vision(processor: "ProcessorMixin") -> VisionProcessor:
     return VisionProcessor(processor)

@@ -1,7 +1,6 @@
 """Helpers of the viewer's routes: JSON answers, integers of requests, and trajectories by address."""
 
 import sqlite3
-from typing import Any
 
 from pydantic_core import to_json
 from starlette.requests import Request
@@ -11,7 +10,7 @@ from envs.network.server import RequestRejected
 from tasks.viewer import browse
 
 
-def json_answer(content: Any, *, status: int = 200) -> Response:
+def json_answer(content: object, *, status: int = 200) -> Response:
     """An answer in JSON, with NaN and infinity as strings, because JavaScript does not read them."""
     return Response(to_json(content, inf_nan_mode="strings"), status, media_type="application/json")
 

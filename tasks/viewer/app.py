@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from hmac import compare_digest
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from pydantic import BaseModel, Field
 from starlette.applications import Starlette
@@ -83,7 +83,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
     def runs(_: Request) -> Response:
         return json_answer({"runs": summarise_runs(viewer.runs())})
 
-    def run(_: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
+    def run(_: Request, run: OpenRun, connection: sqlite3.Connection) -> object:
         other_runs = [other for other in viewer.runs() if other.identity != run.run.identity]
         unreadable, examples = browse.unreadable_lines(connection)
         return {
@@ -96,21 +96,21 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             **_state(run, connection),
         }
 
-    def state(_: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
+    def state(_: Request, run: OpenRun, connection: sqlite3.Connection) -> object:
         return _state(run, connection)
 
-    def trajectories(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
+    def trajectories(request: Request, run: OpenRun, connection: sqlite3.Connection) -> object:
         query = request.query_params.get("q", "")
         rows = browse.list_trajectories(connection, query, **_page(request))
         total = browse.count_trajectories(connection, query)
         return {"total": total, "rows": rows, **_state(run, connection)}
 
-    def groups(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
+    def groups(request: Request, run: OpenRun, connection: sqlite3.Connection) -> object:
         query = request.query_params.get("q", "")
         total, rows = browse.list_groups(connection, query, **_page(request))
         return {"total": total, "rows": rows, **_state(run, connection)}
 
-    def facets(request: Request, _: OpenRun, connection: sqlite3.Connection) -> Any:
+    def facets(request: Request, _: OpenRun, connection: sqlite3.Connection) -> object:
         return {
             "facets": browse.facets(connection, request.query_params.get("q", "")),
             "keys": {**KEYS, **_further_keys(connection)},
@@ -118,7 +118,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             "group_sorts": list(browse.GROUP_SORTS),
         }
 
-    def trajectory(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
+    def trajectory(request: Request, run: OpenRun, connection: sqlite3.Connection) -> object:
         address = request.query_params.get("address", "")
         row, location = find_row(connection, address)
         values = load_trajectory(location)
@@ -130,11 +130,11 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             **_state(run, connection),
         }
 
-    def place(request: Request, _: OpenRun, connection: sqlite3.Connection) -> Any:
+    def place(request: Request, _: OpenRun, connection: sqlite3.Connection) -> object:
         query, sort, address = (request.query_params.get(name, "") for name in ("q", "sort", "address"))
         return browse.neighbours(connection, query, sort=sort, address=address)
 
-    def tokens(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
+    def tokens(request: Request, run: OpenRun, connection: sqlite3.Connection) -> object:
         _, location = find_row(connection, request.query_params.get("address", ""))
         values, number = load_trajectory(location), integer(request, "turn", default=-1)
         if number >= len(values["turns"]):
@@ -142,7 +142,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         update = load_update(location, values)
         return read_tokens(values, number=number, split=run.split, update=update)
 
-    def sides(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
+    def sides(request: Request, run: OpenRun, connection: sqlite3.Connection) -> object:
         """Trajectories by `address` (several), or the group of one, with their turns."""
         addresses = request.query_params.getlist("address")
         if "group" in request.query_params:
@@ -160,7 +160,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             **_state(run, connection),
         }
 
-    def item(request: Request, run: OpenRun, connection: sqlite3.Connection) -> Any:
+    def item(request: Request, run: OpenRun, connection: sqlite3.Connection) -> object:
         name = request.query_params.get("item", "")
         rows = browse.item_history(connection, name)
         if not rows:
@@ -186,7 +186,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         body = await read_page_body(request, AnnotationRequest, max_bytes=MAX_BODY_BYTES)
         return json_answer(await run_in_threadpool(_annotate, body))
 
-    def _annotate(body: AnnotationRequest) -> Any:
+    def _annotate(body: AnnotationRequest) -> object:
         run = viewer.open(body.run)
         with run.index.connect() as connection:
             row, location = find_row(connection, body.address)
@@ -207,7 +207,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
         run.refresh(is_forced=True)
         return {"label": annotation.label, "note": annotation.note}
 
-    def answering(read: Callable[[Request, OpenRun, sqlite3.Connection], Any]) -> Route:
+    def answering(read: Callable[[Request, OpenRun, sqlite3.Connection], object]) -> Route:
         """The route that answers with what `read` finds in the run that the request names."""
 
         def answer(request: Request) -> Response:
@@ -239,7 +239,7 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
     )
 
 
-def _state(run: OpenRun, connection: sqlite3.Connection) -> dict[str, Any]:
+def _state(run: OpenRun, connection: sqlite3.Connection) -> dict[str, object]:
     return {"generation": browse.generation(connection), "indexing": run.index.progress}
 
 
@@ -249,7 +249,15 @@ def _further_keys(connection: sqlite3.Connection) -> dict[str, str]:
     return {name: meaning for kind, meaning in meanings.items() for name in names[kind] if name not in KEYS}
 
 
-def _page(request: Request) -> dict[str, Any]:
+class _Page(TypedDict):
+    """Which part of a list is asked for."""
+
+    sort: str
+    offset: int
+    limit: int
+
+
+def _page(request: Request) -> _Page:
     limit = integer(request, "limit", default=100)
     return {
         "sort": request.query_params.get("sort", ""),
@@ -275,7 +283,7 @@ def _reject(_: Request, error: Exception) -> Response:
 
 
 _ERRORS = (RequestRejected, HTTPException, LineChanged, ConfigError, MissingDependency, sqlite3.DatabaseError)
-_HANDLERS: Mapping[Any, Callable[[Request, Exception], Response]] = dict.fromkeys(_ERRORS, _reject)
+_HANDLERS: Mapping[object, Callable[[Request, Exception], Response]] = dict.fromkeys(_ERRORS, _reject)
 
 
 class _TokenCheck:

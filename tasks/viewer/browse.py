@@ -51,8 +51,8 @@ class TrajectoryRow:
     item: str
     env: str
     part: str
-    metadata: Mapping[str, Any]
-    labels: Mapping[str, Any]
+    metadata: Mapping[str, object]
+    labels: Mapping[str, object]
     sample: int
     reward: float | None
     success: bool
@@ -79,8 +79,8 @@ class GroupRow:
     round: int | None
     phase: str
     item: str
-    metadata: Mapping[str, Any]
-    labels: Mapping[str, Any]
+    metadata: Mapping[str, object]
+    labels: Mapping[str, object]
     samples: int
     successes: int
     reward: float | None
@@ -144,7 +144,7 @@ def list_trajectories(
     return _rows(connection, numbers)
 
 
-def neighbours(connection: sqlite3.Connection, query: str, *, sort: str, address: str) -> dict[str, Any]:
+def neighbours(connection: sqlite3.Connection, query: str, *, sort: str, address: str) -> dict[str, object]:
     """The trajectories before and after `address` in a list, with its position (from 1); None where there
     is none."""
     where = compile_query(query, connection)

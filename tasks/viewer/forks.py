@@ -11,7 +11,7 @@ import shlex
 import sqlite3
 from collections.abc import Mapping, Sequence
 from hmac import compare_digest
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
@@ -252,13 +252,13 @@ def _offer(viewer: Viewer, run: OpenRun) -> list[dict[str, str]]:
     ]
 
 
-def _policies(viewer: Viewer, served: OpenRun) -> Mapping[str, Mapping[str, Any]]:
+def _policies(viewer: Viewer, served: OpenRun) -> Mapping[str, Mapping[str, object]]:
     """The policies that can go on: their names on the page → options of a `ForkRequest`."""
     from tasks.evaluation.record import is_record, read_record
     from tasks.verl.checkpoints import complete_steps
 
     run = served.run
-    choices: dict[str, Mapping[str, Any]] = {}
+    choices: dict[str, Mapping[str, object]] = {}
     if run.file is None and is_record(run.folder):
         try:
             is_local = "folder" in read_record(run.folder).policy
@@ -276,7 +276,7 @@ def _policies(viewer: Viewer, served: OpenRun) -> Mapping[str, Mapping[str, Any]
     return choices
 
 
-def _list_forks(connection: sqlite3.Connection, address: str, *, digest: str) -> list[dict[str, Any]]:
+def _list_forks(connection: sqlite3.Connection, address: str, *, digest: str) -> list[dict[str, object]]:
     """One entry for each request that forked the trajectory: what was asked, its value, its first address."""
     from tasks.evaluation.forks.records import make_value
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from envs.errors import ConfigError
 from envs.types import replace_surrogates
@@ -310,7 +310,7 @@ class _Update:
         metadata = self._names(item.metadata, kind="metadata")
         return self._intern("items", item=item.item_id, env=item.env, part=item.part, metadata=metadata)
 
-    def _facts(self, facts: Mapping[str, Any], *, kind: str) -> int:
+    def _facts(self, facts: Mapping[str, object], *, kind: str) -> int:
         tools = {
             key.removeprefix(TOOL_CALLS): 1 for key, calls in facts.items() if key.startswith(TOOL_CALLS)
         }
@@ -318,7 +318,7 @@ class _Update:
             self._names(tools, kind="tool")
         return self._intern("facts", json=self._names(facts, kind=kind))
 
-    def _names(self, facts: Mapping[str, Any], *, kind: str) -> str:
+    def _names(self, facts: Mapping[str, object], *, kind: str) -> str:
         """The plain values of `facts` as JSON; their names become keys of queries."""
         values = dict(sorted(_plain_values(facts)))
         for name in values:
@@ -400,11 +400,10 @@ class _Update:
         self._is_changed = True
 
 
-def _plain_values(facts: Mapping[str, Any]) -> Iterator[tuple[str, str | float | bool]]:
+def _plain_values(facts: Mapping[str, object]) -> Iterator[tuple[str, str | float | bool]]:
     """Texts, finite numbers and truth values as they are, everything else as text; without nulls."""
     for name, value in facts.items():
-        is_number = isinstance(value, int | float) and math.isfinite(value)
-        if isinstance(value, str) or is_number:
+        if isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value)):
             yield name, value
         elif value is not None:
             yield name, json.dumps(value)

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from agents.rollout.group import Callbacks
 from agents.types import Trajectory, Turn
@@ -55,7 +54,7 @@ class Live:
         self._turns: Sequence[Turn] = ()
         self._ended: list[Trajectory] = []
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
-        self._task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[object] | None = None
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="viewer-live", daemon=True)
 
@@ -105,7 +104,7 @@ class Live:
         """Keep a sample that has ended."""
         self._set(_ended=[*self._ended, trajectory])
 
-    def snapshot(self, *, after: int, wait_s: float) -> dict[str, Any]:
+    def snapshot(self, *, after: int, wait_s: float) -> dict[str, object]:
         """The state for a page; waits until it is newer than version `after`, `wait_s` at most."""
         with self._changed:
             if self._version <= after and self.is_running:
@@ -166,7 +165,7 @@ class Live:
     def _take_turn(self, item: Item, sample_index: int, turns: Sequence[Turn]) -> None:
         self._set(_turns=tuple(turns))
 
-    def _set(self, **values: Any) -> None:
+    def _set(self, **values: object) -> None:
         with self._changed:
             for name, value in values.items():
                 setattr(self, name, value)
@@ -198,7 +197,7 @@ class LiveRuns:
             live.start()
             return live
 
-    def find_sampling(self, *, run: str, address: str) -> dict[str, Any] | None:
+    def find_sampling(self, *, run: str, address: str) -> dict[str, object] | None:
         """The fork of that trajectory which a policy is sampling now: its `id` and `turn`."""
         with self._lock:
             for live in self._runs.values():
@@ -216,7 +215,7 @@ class LiveRuns:
             return self._runs[name]
 
 
-def _to_json(turn: Turn) -> dict[str, Any]:
+def _to_json(turn: Turn) -> dict[str, object]:
     values = asdict(replace(turn, images=(), prompt_images=(), prompt_ids=None))
     return read_turn(values, decode=lambda _: None) | {"images": _media_types(turn.images)}
 
@@ -225,7 +224,7 @@ def _media_types(images: Sequence[Image]) -> list[str]:
     return [image.media_type for image in images]
 
 
-def _outcome(trajectory: Trajectory) -> dict[str, Any]:
+def _outcome(trajectory: Trajectory) -> dict[str, object]:
     return {
         "sample": trajectory.sample_index,
         "success": trajectory.success,

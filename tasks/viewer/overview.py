@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from envs.errors import ConfigError
 from envs.files import is_locked
@@ -49,9 +48,9 @@ class RunSummary:
     """The success of the newest of: the final evaluation of the trained policy, the last step."""
     success_of: str
     """Which of the two."""
-    changed: Mapping[str, Any]
+    changed: Mapping[str, object]
     """Parameters that differ from the `pipelines.yaml` of its time: old and new value."""
-    differing: Mapping[str, Any]
+    differing: Mapping[str, object]
     """Parameters that the listed runs of its pipeline do not have alike, with its own values."""
     curve: list[float | None]
     """Success by step."""
@@ -65,7 +64,7 @@ def summarise_runs(runs: Sequence[RunFolder]) -> list[RunSummary]:
     """What a list says of `runs`."""
     summaries = [_summarise_now(run) for run in runs]
     parameters = [_parameters(run.folder, _signatures(run.folder, _PARAMETERS)) for run in runs]
-    by_pipeline: dict[str | None, list[Mapping[str, Any]]] = {}
+    by_pipeline: dict[str | None, list[Mapping[str, object]]] = {}
     for summary, values in zip(summaries, parameters, strict=True):
         by_pipeline.setdefault(summary.pipeline, []).append(values)
     keys = {name: _find_differing_keys(of_runs) for name, of_runs in by_pipeline.items() if name is not None}
@@ -82,10 +81,10 @@ def _summarise_now(run: RunFolder) -> RunSummary:
     return replace(_summarise(run, signatures), is_live=is_locked(run.file or run.folder / LOCK))
 
 
-def _find_differing_keys(parameters: Sequence[Mapping[str, Any]]) -> list[str]:
+def _find_differing_keys(parameters: Sequence[Mapping[str, object]]) -> list[str]:
     """The keys with several values. One that a run does not have makes no difference: while a run is trained,
     not all of its parameters are recorded."""
-    first_values: dict[str, Any] = {}
+    first_values: dict[str, object] = {}
     differing: dict[str, None] = {}
     for values in parameters:
         for key, value in values.items():
@@ -95,7 +94,7 @@ def _find_differing_keys(parameters: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 @lru_cache(maxsize=1000)
-def _parameters(folder: Path, signatures: tuple[tuple[float, int], ...]) -> dict[str, Any]:
+def _parameters(folder: Path, signatures: tuple[tuple[float, int], ...]) -> dict[str, object]:
     """The parameters by dotted key, as far as they are recorded. `signatures`: as for `_summarise`."""
     return dict(flat(recorded_parameters(folder), sep="."))
 
@@ -132,7 +131,7 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
     )
 
 
-def read_overview(run: RunFolder) -> dict[str, Any]:
+def read_overview(run: RunFolder) -> dict[str, object]:
     """The small files of a run: `series` (column → values by step), `rounds`, `evaluation`, `alerts`,
     `rewinds`, `seconds` by stage, `provision`."""
     if run.file is not None:

@@ -293,7 +293,8 @@ def test_killed_runs_are_crashed_at_the_next_deployment_or_run(
         return client.read_flow_run(flow_run_id).state_name
 
     with ExitStack() as stack:
-        processes, ids = zip(*map(start, (evaluate_policy, sweep, train_agent)), strict=True)
+        deployed_flows: tuple[Flow[..., Any], ...] = (evaluate_policy, sweep, train_agent)
+        processes, ids = zip(*map(start, deployed_flows), strict=True)
         for process in processes:
             stack.enter_context(process)
             stack.callback(process.kill)

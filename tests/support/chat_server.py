@@ -2,7 +2,7 @@
 tells it to. It runs in a thread of its own, so that whoever asks may block."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +19,11 @@ Script = Callable[[Body], "Body | Response"]
 """From a request's body to the message of the reply, or to a response of another kind."""
 
 
-def says(content: str | None, **more: Any) -> Body:
+def says(content: str | None, **more: object) -> Body:
     return {"role": "assistant", "content": content, **more}
 
 
-def calls(*wanted: tuple[str, Any], content: str | None = None) -> Body:
+def calls(*wanted: tuple[str, object], content: str | None = None) -> Body:
     """A message that calls tools: names, and arguments as JSON or as the text that stands in its place."""
     return says(
         content,
@@ -87,7 +87,7 @@ class ChatServer:
         return fails(401, "Incorrect API key provided.")
 
 
-def broken_rule(messages: Sequence[Mapping[str, Any]]) -> str | None:
+def broken_rule(messages: Sequence[Body]) -> str | None:
     """As OpenAI checks them: each call has its reply before anybody else speaks, and no reply is without."""
     waiting: set[str] = set()
     for message in messages:

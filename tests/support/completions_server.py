@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -13,13 +13,16 @@ from starlette.routing import Route
 
 from tests.support.http_server import serving_in_thread
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 @dataclass
 class CompletionsServer:
     """Computes one prompt after another."""
 
-    model: Any
-    tokenizer: Any
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
     max_model_len: int
     failures: list[Response] = field(default_factory=list)
     """Sent before any answer, one for each request of a completion."""
@@ -43,7 +46,7 @@ class CompletionsServer:
             return JSONResponse({"error": {"message": text}}, status_code=400)
         with torch.no_grad():
             log_probs = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        places: list[Any] = [None]
+        places: list[object] = [None]
         for place, token in enumerate(ids[1:]):
             text = self.tokenizer.decode([token])
             value = float(log_probs[place, token])

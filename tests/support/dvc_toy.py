@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from flows.lineage.stages import declared_stages, default_workspace
 from tasks.config.pipelines import load_pipeline
@@ -102,7 +101,7 @@ def git(*arguments: str, cwd: Path) -> None:
     subprocess.run(["git", *arguments], cwd=cwd, check=True)
 
 
-def _write_run(folder: Path, *, successes: Any, outs: Sequence[str]) -> None:
+def _write_run(folder: Path, *, successes: object, outs: Sequence[str]) -> None:
     write_workspace(folder, successes=successes)
     results = read_results(folder)
     changes = {mode: change_of(results, mode=mode) for mode in MODES}

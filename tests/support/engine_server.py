@@ -4,7 +4,6 @@ In a module that imports nothing large: the actor's process imports all that its
 """
 
 import asyncio
-from typing import Any
 
 
 class EngineDeadError(Exception):
@@ -22,13 +21,13 @@ class EngineServer:
         self._failure = ""
         self._running = 0
         self._num_aborted = 0
-        self._calls: list[Any] = []
+        self._calls: list[object] = []
 
     async def start(self, failure: str) -> None:
         """Fail so from now on, and count from zero; `failure` is empty for an engine that works."""
         self._failure, self._running, self._num_aborted = failure, 0, 0
 
-    async def generate(self, *, request_id: str, **_: Any) -> Any:
+    async def generate(self, *, request_id: str, **_: object) -> None:
         """verl's call."""
         if self._failure == "dead":
             raise EngineDeadError
@@ -52,7 +51,7 @@ class EngineServer:
         finally:
             self._running -= 1
 
-    async def collective_rpc(self, method: str, *, kwargs: dict[str, Any]) -> None:
+    async def collective_rpc(self, method: str, *, kwargs: dict[str, object]) -> None:
         """verl's call, which reaches vLLM's workers."""
         await asyncio.sleep(0.01)
         self._calls.append((method, kwargs))
@@ -61,7 +60,7 @@ class EngineServer:
         """verl's call."""
         self._calls.append("clear_kv_cache")
 
-    async def calls(self) -> list[Any]:
+    async def calls(self) -> list[object]:
         """The calls of the last two methods, in order."""
         return self._calls
 

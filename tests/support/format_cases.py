@@ -5,7 +5,7 @@ known from how it was made, or from `json.loads`; no parser of ours has a say.
 import json
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import NoReturn
 
 from agents.formats.calls import ToolCall
 from tests.support.format_writers import ARGUMENTS, CALLS, EVIL, FRAGMENTS, WRAPS, WRITERS
@@ -89,7 +89,7 @@ def _mutants(body: str) -> Iterator[str]:
 def is_json(text: str) -> bool:
     """By the standard library; constants that JSON has not, and numbers that nothing holds, are none."""
 
-    def refuse(_: str) -> Any:
+    def refuse(_: str) -> NoReturn:
         raise ValueError
 
     def finite(digits: str) -> float:

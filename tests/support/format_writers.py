@@ -1,12 +1,11 @@
 """Writes calls in each family's format, independently of the parsers; the cases that tests make of them."""
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from agents.formats.calls import ToolCall
+from agents.formats.calls import Schema, ToolCall
 
 Write = Callable[[Sequence[ToolCall]], str]
 
@@ -57,7 +56,7 @@ WRITERS: dict[str, Write] = {"hermes": hermes, "qwen3": qwen3, "llama3": llama3,
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 
 
-def schemas_of(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+def schemas_of(calls: Sequence[ToolCall]) -> list[Schema]:
     """Schemas of tools that take just these arguments; one tool per name, the last call's."""
     return [
         {
@@ -99,8 +98,21 @@ TEXTS = [
     "```python\nprint(1)\n```",
     "; [1] NaN",
 ]
-VALUES: list[Any] = [0, -7, 10**30, 1.5, -2e-9, True, False, None, [], [1, "a", None], {}, {"a": {"b": [1]}}]
-ARGUMENTS: list[dict[str, Any]] = [
+VALUES: list[object] = [
+    0,
+    -7,
+    10**30,
+    1.5,
+    -2e-9,
+    True,
+    False,
+    None,
+    [],
+    [1, "a", None],
+    {},
+    {"a": {"b": [1]}},
+]
+ARGUMENTS: list[Mapping[str, object]] = [
     {},
     *({"x": text} for text in TEXTS),
     *({"x": value} for value in VALUES),

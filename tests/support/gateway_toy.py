@@ -5,10 +5,11 @@ import copy
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionUserMessageParam
+from pydantic import BaseModel
 
 from agents.gateway.gateway import Gateway
 from agents.gateway.limits import GatewayLimits
@@ -19,6 +20,9 @@ from envs.network.client import tls_context
 from envs.types import Image, Item
 from tests.support.tool_templates import TEMPLATES
 from tests.support.toy import encode, toy_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 ITEM = Item(item_id="toy_7", env="toy", metadata={"target": 3})
 CONTEXT = 2000
@@ -42,7 +46,7 @@ LOOK: ChatCompletionFunctionToolParam = {
 }
 
 
-def tokenizer_with(format: str = "hermes") -> Any:
+def tokenizer_with(format: str = "hermes") -> "PreTrainedTokenizerFast":
     """The toy's, with a template that has tools."""
     tokenizer = copy.deepcopy(toy_tokenizer())
     tokenizer.chat_template = TEMPLATES[format]
@@ -53,7 +57,9 @@ def make_sampler(script: Sequence[str] | Script, **options: Any) -> ScriptedSamp
     return ScriptedSampler(script, encode=encode, **options)
 
 
-def make_gateway(sampler: Sampler, tokenizer: Any = None, **options: Any) -> Gateway:
+def make_gateway(
+    sampler: Sampler, tokenizer: "PreTrainedTokenizerBase | None" = None, **options: Any
+) -> Gateway:
     return Gateway(
         sampler,
         tokenizer or tokenizer_with(),
@@ -78,7 +84,7 @@ async def ask(client: AsyncOpenAI, messages: Sequence[Any], **options: Any) -> A
     return answer.choices[0].message
 
 
-def to_history(message: Any) -> dict[str, Any]:
+def to_history(message: BaseModel) -> dict[str, Any]:
     """As a framework sends it back."""
     return dict(message.model_dump())
 

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl import cpu as verl_cpu
@@ -21,6 +21,11 @@ from tasks.verl.config import verl_config
 from tasks.verl.gpu import model as gpu_model
 from tasks.verl.local_worker import join_process_group
 from tests.support import varlen_on_cpu
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 TEMPERATURE = 1.3
 RANK, ALPHA = 4, 12
@@ -49,7 +54,9 @@ def save_model(folder: Path, *, is_tied: bool) -> None:
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
-def make_engine(folder: Path, *, critic: bool = False, lora: dict[str, Any] | None = None) -> tuple[Any, str]:
+def make_engine(
+    folder: Path, *, critic: bool = False, lora: dict[str, object] | None = None
+) -> "tuple[FSDPEngine, str]":
     """The engine of `textcraft-qwen2.5-3b` for another model, in fp32, or that of its critic; and the
     attention it asks for. `lora`: the block `train.lora`."""
     from omegaconf import open_dict
@@ -83,12 +90,12 @@ def make_engine(folder: Path, *, critic: bool = False, lora: dict[str, Any] | No
     return engine, model_options.override_config.attn_implementation
 
 
-def make_batch(sequences: list[Any]) -> Any:
+def make_batch(sequences: "list[torch.Tensor]") -> "TensorDict":
     import torch
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    def as_nested(values: list[Any]) -> Any:
+    def as_nested(values: list[torch.Tensor]) -> torch.Tensor:
         return torch.nested.as_nested_tensor(values, layout=torch.jagged)
 
     batch = TensorDict(
@@ -114,7 +121,7 @@ def make_batch(sequences: list[Any]) -> Any:
     return batch
 
 
-def compare(folder: Path, *, is_tied: bool) -> dict[str, Any]:
+def compare(folder: Path, *, is_tied: bool) -> dict[str, object]:
     import torch
     from transformers import Qwen2ForCausalLM
 
@@ -137,7 +144,9 @@ def compare(folder: Path, *, is_tied: bool) -> dict[str, Any]:
     with engine.eval_mode():
         output = engine.forward_backward_batch(batch, None, forward_only=True)["model_output"]
 
-    def loss_of(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+    def loss_of(
+        model_output: dict[str, torch.Tensor], data: "TensorDict", dp_group: object = None
+    ) -> tuple[torch.Tensor, dict[str, object]]:
         sums = [
             weight * row[:-1].sum()
             for name, weight in (("log_probs", 1.0), ("entropy", ENTROPY_WEIGHT))
@@ -161,7 +170,7 @@ def compare(folder: Path, *, is_tied: bool) -> dict[str, Any]:
     }
 
 
-def compare_adapters(folder: Path) -> dict[str, Any]:
+def compare_adapters(folder: Path) -> dict[str, object]:
     """Log-probs, and the gradients of B, against the model with the weights that vLLM is given."""
     import torch
     from transformers import Qwen2ForCausalLM
@@ -185,7 +194,9 @@ def compare_adapters(folder: Path) -> dict[str, Any]:
     with engine.eval_mode():
         found = engine.forward_backward_batch(batch, None, forward_only=True)["model_output"]
 
-    def loss_of(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+    def loss_of(
+        model_output: dict[str, torch.Tensor], data: "TensorDict", dp_group: object = None
+    ) -> tuple[torch.Tensor, dict[str, object]]:
         return model_output["log_probs"].unbind()[0][:-1].sum(), {}
 
     with engine.train_mode():
@@ -210,7 +221,7 @@ def compare_adapters(folder: Path) -> dict[str, Any]:
     }
 
 
-def compare_values(folder: Path) -> dict[str, Any]:
+def compare_values(folder: Path) -> dict[str, object]:
     import torch
     from transformers import Qwen2ForTokenClassification
     from verl.utils import tensordict_utils as tu
@@ -226,7 +237,9 @@ def compare_values(folder: Path) -> dict[str, Any]:
     batch = make_batch(sequences)
     tu.assign_non_tensor(batch, use_fused_kernels=False)
 
-    def loss_of(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+    def loss_of(
+        model_output: dict[str, torch.Tensor], data: "TensorDict", dp_group: object = None
+    ) -> tuple[torch.Tensor, dict[str, object]]:
         return model_output["values"].values().square().sum(), {}
 
     with engine.eval_mode():
@@ -245,12 +258,12 @@ def compare_values(folder: Path) -> dict[str, Any]:
     }
 
 
-def rows_distance(output: Any, references: list[Any]) -> float:
+def rows_distance(output: "torch.Tensor", references: "list[torch.Tensor]") -> float:
     """The last token of a row has no next one, whose log-prob could be compared."""
     return max(distance(a[:-1], b) for a, b in zip(output.unbind(), references, strict=True))
 
 
-def distance(a: Any, b: Any) -> float:
+def distance(a: "torch.Tensor", b: "torch.Tensor") -> float:
     return float((a - b).abs().max())
 
 

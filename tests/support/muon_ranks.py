@@ -15,7 +15,7 @@ def step_on_two_ranks(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
 
-    def optimizer(tensors: list[Any]) -> Any:
+    def optimizer(tensors: list[torch.Tensor]) -> MuonWithAdamW:
         return MuonWithAdamW(
             matrices=tensors[:3],
             others=tensors[3:],

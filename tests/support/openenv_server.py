@@ -10,7 +10,6 @@ import socket
 import sys
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -33,11 +32,11 @@ class Riddle(Environment[WordAction, TextObservation, State]):
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> TextObservation:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: object) -> TextObservation:
         self.word = random.Random(seed).choice(sys.argv[2:])
         return TextObservation(text=f"It begins with {self.word[0]}.")
 
-    def step(self, action: WordAction, timeout_s: float | None = None, **_: Any) -> TextObservation:
+    def step(self, action: WordAction, timeout_s: float | None = None, **_: object) -> TextObservation:
         is_right = action.message == self.word
         return TextObservation(text="Yes." if is_right else "No.", done=is_right, reward=float(is_right))
 
@@ -59,11 +58,11 @@ class Board(Observation):
 class Grid(Environment[PlaceAction, Board, State]):
     """Place 0, 0 is right, row 9 breaks the environment, a third place ends the game from outside."""
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Board:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: object) -> Board:
         self.num_placed = 0
         return Board(rows=["..", ".."])
 
-    def step(self, action: PlaceAction, timeout_s: float | None = None, **_: Any) -> Board:
+    def step(self, action: PlaceAction, timeout_s: float | None = None, **_: object) -> Board:
         if action.row == 9:
             raise RuntimeError("the board broke")
         self.num_placed += 1

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,6 +23,9 @@ from tests.support.processes import processes_with
 from tests.support.tiny_model import save_small_base
 from tests.support.waiting import wait_until
 from tests.support.yaml_files import edit_yaml
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"
@@ -154,7 +157,7 @@ class Project:
             rows = database.execute("select state_type from flow_run order by expected_start_time")
             return [state for (state,) in rows]
 
-    def mlflow_runs(self) -> tuple[Any, list[Any]]:
+    def mlflow_runs(self) -> "tuple[Run, list[Run]]":
         """MLflow's one parent run and its rounds, in order."""
         import mlflow
 

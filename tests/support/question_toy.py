@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tasks.config.pipelines import Pipeline
 from tests.support.verl_toy import toy_pipeline
@@ -21,7 +20,7 @@ def write_questions() -> None:
     write_rows(TEST, {"question": "9 + 9?", "answer": "18"})
 
 
-def pipeline_of(agent: dict[str, Any], *, env: str = "question", **changes: Any) -> Pipeline:
+def pipeline_of(agent: dict[str, object], *, env: str = "question", **changes: object) -> Pipeline:
     part = {"env": env, "train": TRAIN, "test": TEST}
     rollout = {"rollout__max_tokens_per_turn": 200, "rollout__context_length": 2000}
     return toy_pipeline(Path("none"), data={"parts": {"math": part}}, agent=agent, **rollout, **changes)

@@ -5,7 +5,7 @@ rounds. Outcomes are tables of 0 and 1 below.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ SECONDS = {"rollout": 2.0, "update": 1.0, "weight_sync": 0.25}
 STEP_SECONDS = 4.0
 
 
-def toy_pipeline(**overrides: Any) -> Pipeline:
+def toy_pipeline(**overrides: object) -> Pipeline:
     """The CPU pipeline with the toy's steps; further `overrides` by key with `__` for the dot."""
     values = {
         "train.steps": 4,
@@ -131,11 +131,11 @@ def write_evaluation(
     *,
     items: Sequence[Item] = ITEMS,
     action: str = "get 1 log",
-    successes: Any = SAMPLE_SUCCESSES,
+    successes: Mapping[str, Sequence[Sequence[int]]] = SAMPLE_SUCCESSES,
 ) -> None:
     """`evaluation.json`, the outcomes of items, and the trajectories that are kept of them."""
-    summaries: dict[str, Any] = {}
-    item_outcomes: dict[str, Any] = {}
+    summaries: dict[str, dict[str, object]] = {}
+    item_outcomes: dict[str, dict[str, object]] = {}
     samples = []
     for policy, version in (("before", 0), ("after", 4)):
         outcomes = {"sampled": successes[policy], "greedy": [(ok,) for ok in GREEDY[policy]]}

@@ -1,5 +1,6 @@
 """Episodes to score: trajectories with the texts, rewards and metrics of a test."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from agents.rewards import RewardInput
@@ -12,7 +13,7 @@ def make_trajectory(
     rewards: list[float] | None = None,
     stop: StopReason = StopReason.TERMINATED,
     success: bool = False,
-    metrics: dict[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
 ) -> Trajectory:
     """One turn for each text."""
     turn_rewards = rewards or [0.0] * len(texts)
@@ -42,7 +43,7 @@ def make_trajectory(
     )
 
 
-def make_reward_input(*texts: str, fields: dict[str, Any] | None = None, **options: Any) -> RewardInput:
+def make_reward_input(*texts: str, fields: Mapping[str, object] | None = None, **options: Any) -> RewardInput:
     """The input of a reward for such an episode; its final response is the last text."""
     trajectory = make_trajectory(*texts, **options)
     final_response = texts[-1] if texts else ""

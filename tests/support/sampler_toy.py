@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {
 KINDS = ("mha-tied", "gqa-untied", "qwen2")
 
 
-def make_model(kind: str, *, seed: int = 0) -> Any:
+def make_model(kind: str, *, seed: int = 0) -> transformers.PreTrainedModel:
     torch.manual_seed(seed)
     if kind == "mha-tied":
         config = transformers.LlamaConfig(
@@ -55,11 +55,11 @@ def make_model(kind: str, *, seed: int = 0) -> Any:
     return model.eval()
 
 
-def rope(theta: float) -> dict[str, Any]:
+def rope(theta: float) -> dict[str, object]:
     return {"rope_type": "default", "rope_theta": theta}
 
 
-def make_engine(model: Any, **options: Any) -> CpuEngine:
+def make_engine(model: transformers.PreTrainedModel, **options: Any) -> CpuEngine:
     shape = model_shape(model.config, source="the test")
     return CpuEngine(shape, model.state_dict(), **{"context_length": CONTEXT, "max_sequences": 16} | options)
 
@@ -81,7 +81,11 @@ def complete(
 
 
 def reference_logprobs(
-    model: Any, prompt: Sequence[int], completion_ids: Sequence[int], *, temperature: float = 1.0
+    model: transformers.PreTrainedModel,
+    prompt: Sequence[int],
+    completion_ids: Sequence[int],
+    *,
+    temperature: float = 1.0,
 ) -> list[float]:
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *completion_ids]])).logits[0]

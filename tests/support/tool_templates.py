@@ -1,9 +1,12 @@
 """Chat templates that have tools, one for each native format."""
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tests.support.toy import CHATML, toy_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 TOOLS_OF_JSON = (
     "{% if tools %}<|im_start|>system\nTools:{% for t in tools %}\n{{ t | tojson }}{% endfor %}"
@@ -34,7 +37,7 @@ TEMPLATES = {
 }
 
 
-def with_template(template: str) -> Any:
+def with_template(template: str) -> "PreTrainedTokenizerFast":
     """A toy tokenizer with `template`."""
     tokenizer = copy.deepcopy(toy_tokenizer(CHATML))
     tokenizer.chat_template = template

@@ -1,7 +1,7 @@
 """One episode on the toy, with everything real but its model."""
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from agents.agent import Agent
 from agents.prompting.renderer import Renderer
@@ -14,6 +14,9 @@ from agents.types import EpisodeLimits, SamplingParams, Trajectory
 from envs.types import Environment, Item
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 async def play_toy(
     sampler: Sampler,
@@ -25,7 +28,7 @@ async def play_toy(
     context: ContextPolicy | None = None,
     env: Environment | None = None,
     item: Item | None = None,
-    tokenizer: Any = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
     sampling: SamplingParams | None = None,
 ) -> Trajectory:
     """`item`, else the toy's first, on `env`, else a new toy."""

@@ -5,7 +5,6 @@ torch has them for GPUs only. `reference_attention` is also what they are compar
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +45,7 @@ def _forward(
     is_causal: bool,
     scale: float,
     window_size: list[int],
-    *_: Any,
+    *_: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
     lengths = _lengths(cu_seq_q)
     assert window_size[1] == 0

@@ -9,7 +9,6 @@ import socket
 import sys
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 
 def run_ranks(request: Path, out: Path, *, size: int) -> None:
@@ -39,7 +38,7 @@ def run_rank(rank: int, size: int, port: int, request: Path, out: Path) -> None:
     worker = start_actor(pipeline, model=model)
     data = step_data(pipeline, groups, ranks=size, rank=rank)
     metrics = tu.get(worker.update_actor(data), "metrics")
-    weights: dict[str, Any] = {
+    weights: dict[str, torch.Tensor] = {
         name: (value.full_tensor() if isinstance(value, DTensor) else value).clone()
         for name, value in worker.actor.engine.module.state_dict().items()
     }

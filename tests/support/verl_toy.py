@@ -90,7 +90,7 @@ def register() -> None:
     register_env(SPEC)
 
 
-def toy_pipeline(model: Path, **overrides: Any) -> Pipeline:
+def toy_pipeline(model: Path, **overrides: object) -> Pipeline:
     """A pipeline of seconds; `overrides` by dotted key."""
     values: dict[str, Any] = {
         "model": str(model),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.types import Trajectory
 from tasks.config.pipelines import Pipeline
@@ -15,12 +15,13 @@ from tasks.verl.rows import TrainingRow, fields_of, observation_tokens, parent_k
 if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
+    from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 STEP = 1
 
 
 @contextmanager
-def policy_worker(pipeline: Pipeline, model: Path) -> Iterator[Any]:
+def policy_worker(pipeline: Pipeline, model: Path) -> "Iterator[ActorRolloutRefWorker]":
     """verl's worker with policy and optimizer as `pipeline` composes them; one at a time."""
     import torch
 
@@ -30,7 +31,7 @@ def policy_worker(pipeline: Pipeline, model: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def critic_worker(pipeline: Pipeline, model: Path) -> Iterator[Any]:
+def critic_worker(pipeline: Pipeline, model: Path) -> "Iterator[TrainingWorker]":
     """verl's worker with critic and optimizer as `pipeline` composes them; one at a time."""
     import torch
     import verl  # noqa: F401  # loads the CPU's plugin
@@ -60,7 +61,7 @@ def critic_worker(pipeline: Pipeline, model: Path) -> Iterator[Any]:
 
 
 def update(
-    worker: Any,
+    worker: "ActorRolloutRefWorker",
     pipeline: Pipeline,
     groups: Sequence[Sequence[Trajectory]],
     *,
@@ -93,7 +94,11 @@ def update(
 
 
 def update_critic(
-    worker: Any, pipeline: Pipeline, groups: Sequence[Sequence[Trajectory]], *, values: "torch.Tensor"
+    worker: "TrainingWorker",
+    pipeline: Pipeline,
+    groups: Sequence[Sequence[Trajectory]],
+    *,
+    values: "torch.Tensor",
 ) -> dict[str, list[float]]:
     """As `update`, for the worker of a critic; `values`: nested [rows, tokens], those before the update."""
     from verl.utils import tensordict_utils as tu
@@ -103,7 +108,9 @@ def update_critic(
     return metrics
 
 
-def compute_values(worker: Any, pipeline: Pipeline, groups: Sequence[Sequence[Trajectory]]) -> "torch.Tensor":
+def compute_values(
+    worker: "TrainingWorker", pipeline: Pipeline, groups: Sequence[Sequence[Trajectory]]
+) -> "torch.Tensor":
     """Nested [rows, tokens]: of each token of the rows' responses, 0 where it was not sampled."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import response_from_nested

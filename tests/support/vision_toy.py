@@ -28,7 +28,7 @@ PATCH = 14
 
 
 @cache
-def vision_tokenizer() -> Any:
+def vision_tokenizer() -> transformers.PreTrainedTokenizerFast:
     tokenizer = copy.deepcopy(toy_tokenizer(CHATML))
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *VISION]
     tokenizer.add_special_tokens({"additional_special_tokens": control})
@@ -37,14 +37,14 @@ def vision_tokenizer() -> Any:
 
 
 @cache
-def vision_processor() -> Any:
+def vision_processor() -> transformers.ProcessorMixin:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     class Qwen2VLProcessor(transformers.Qwen2VLProcessor):  # type: ignore[misc]
         """Of images alone."""
 
         def __init__(
-            self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None
+            self, image_processor: object = None, tokenizer: Any = None, chat_template: str | None = None
         ) -> None:
             self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
             self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
@@ -67,7 +67,7 @@ LLAVA = (
 
 
 @cache
-def llava_processor() -> Any:
+def llava_processor() -> transformers.ProcessorMixin:
     """Another kind: every image as many tokens, and a template that takes no plain text."""
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -87,7 +87,7 @@ def llava_processor() -> Any:
     )
 
 
-def whole(messages: list[Message], processor: Any) -> list[int]:
+def whole(messages: list[Message], processor: transformers.ProcessorMixin) -> list[int]:
     """The conversation as the processor itself makes it, the policy to speak next."""
     conversation = [
         {
@@ -102,7 +102,7 @@ def whole(messages: list[Message], processor: Any) -> list[int]:
     return ids
 
 
-def tiny_config() -> Any:
+def tiny_config() -> transformers.Qwen2VLConfig:
     tokenizer = vision_tokenizer()
     sizes = {
         "hidden_size": 64,

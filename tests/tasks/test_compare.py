@@ -335,7 +335,7 @@ def test_runs_that_differ_by_seed_alone_are_one_setting(runs: list[Path]) -> Non
 
 def test_names_of_settings_are_distinct(runs: list[Path]) -> None:
     found = [read_run(run) for run in runs[:3]]
-    other_parameters = {"train.lr": 0.5}
+    other_parameters: dict[str, object] = {"train.lr": 0.5}
 
     def rename(names: Sequence[str]) -> list[FinishedRun]:
         pairs = zip(names, [0, 1, 0, 1], strict=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import model_validator
 
@@ -44,7 +43,7 @@ class ForkRequest(Settings):
     max_turns: Positive | None = None
     """The limit of the whole episode."""
     pipeline: str | None = None
-    overrides: Mapping[str, Any] = {}
+    overrides: Mapping[str, object] = {}
 
     @model_validator(mode="after")
     def _can_be_met(self) -> "ForkRequest":
@@ -160,7 +159,7 @@ def _policy_of_run(parent: Parent) -> str:
     return str(folder)
 
 
-def _settings(parent: Parent, request: ForkRequest) -> tuple[str | None, Mapping[str, Any]]:
+def _settings(parent: Parent, request: ForkRequest) -> tuple[str | None, Mapping[str, object]]:
     if request.pipeline is not None or parent.run.file is not None:
         return request.pipeline, {}
     if is_record(parent.run.folder):

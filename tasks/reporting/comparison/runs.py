@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from pathlib import Path
-from typing import Any
 
 from envs.errors import ConfigError
 from envs.types import Item
@@ -50,7 +49,7 @@ class FinishedRun:
     folder: Path
     seed: int | None
     """None if the parameters are not recorded."""
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, object]
     horizon: str
     """Turns of each curriculum stage times its training steps."""
     before: float
@@ -230,7 +229,7 @@ def notes_on(runs: Sequence[FinishedRun]) -> list[str]:
     return notes
 
 
-def _evaluation(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluation(parameters: Mapping[str, object]) -> dict[str, object]:
     """How a run was evaluated."""
     prefix, suffix = "data.parts.", ".max_turns"
     own_turns = {

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envs.errors import ConfigError, list_names
 from tasks.config.parameters import differing_values
@@ -35,13 +34,13 @@ class Side:
     sources: Sequence[Source]
     samples: Mapping[str, Samples]
     """Measure → item → value of each sample, of all sources. The first measure is the main one."""
-    by_seed: Mapping[Any, float]
+    by_seed: Mapping[object, float]
     """Seed → mean success; empty for an evaluation."""
     stops: Mapping[str, int]
     """Stop reason → sampled episodes that ended by it."""
     num_failed: int
     """Sampled episodes that failed; they are in no rate."""
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, object]
     """The parameters by dotted key; empty if they are not recorded."""
     costs: Mapping[str, Sequence[float]]
     """What → amount for each source that has recorded it."""
@@ -52,7 +51,7 @@ class ComparedItem:
     """An item that all sides were evaluated on."""
 
     item: str
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
 
 
 def find_folders(paths: Sequence[Path]) -> list[RunFolder]:
@@ -90,7 +89,7 @@ def find_folders(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def check_same_items(
-    first: Mapping[str, Any], second: Mapping[str, Any], *, names: tuple[object, object], remedy: str
+    first: Mapping[str, object], second: Mapping[str, object], *, names: tuple[object, object], remedy: str
 ) -> None:
     """Raise `ConfigError` unless both (item → its contents) are the same items; its text has `names`, those
     of the sides, and ends with `remedy`."""
@@ -110,7 +109,7 @@ def check_same_items(
     )
 
 
-def same_data_remedy(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+def same_data_remedy(first: Mapping[str, object], second: Mapping[str, object]) -> str:
     """What gives two runs with these parameters, by dotted key, the same test items."""
     keys = [key for key in differing_values(first, second) if key.startswith("data.")]
     return f"run both with the same {list_names(keys) if keys else 'data files'}"

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from tasks.evaluation.intervals import MIN_BOOTSTRAP
 from tasks.evaluation.outcomes import Samples, compare_samples
@@ -263,7 +262,7 @@ def difference_table(sides: Sequence[Side], *, subject: str) -> Table:
     )
 
 
-def _differences(parameters: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _differences(parameters: Sequence[Mapping[str, object]]) -> list[list[str]]:
     """A row for each key whose value is not the same in all `parameters`: the key and each value.
 
     Sides whose parameters are unknown have `?` and make no difference; nor do the names, such as paths, of
@@ -280,7 +279,7 @@ def _differences(parameters: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     ]
 
 
-def _format_value(values: Mapping[str, Any], key: str) -> str:
+def _format_value(values: Mapping[str, object], key: str) -> str:
     if not values:
         return "?"
     return json.dumps(values[key], ensure_ascii=False).strip('"') if key in values else "-"

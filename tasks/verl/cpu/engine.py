@@ -6,7 +6,7 @@ uses `packed_row.py` instead, and computes logits only for the tokens in the los
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from tensordict import TensorDict
@@ -20,10 +20,24 @@ from tasks.verl.cpu.packed_row import ATTENTION, PackedRow, pack_row, packed_att
 from tasks.verl.lora import patch_engine
 from tasks.verl.muon import MuonWithAdamW, hidden_matrices
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
+
 WHOLE_CONVERSATIONS = "whole_conversations"
 """Option of a batch: no micro-batch separates the rows of a conversation, even if it has more tokens."""
 
-_split_by_workload: Callable[..., Any] = transformer_impl.prepare_micro_batches
+_split_by_workload: Callable[..., tuple[list[TensorDict], list[list[int]] | None]] = (
+    transformer_impl.prepare_micro_batches
+)
+
+
+class OutputArguments(TypedDict):
+    """What `prepare_model_outputs` needs of the inputs."""
+
+    row: PackedRow
+    temperature: torch.Tensor
+    """[N], of each token whose logits are computed."""
 
 
 def register() -> None:
@@ -52,7 +66,7 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self.lr_scheduler.step()
         return lr
 
-    def _build_optimizer(self, module: Any) -> torch.optim.Optimizer:
+    def _build_optimizer(self, module: "PreTrainedModel") -> torch.optim.Optimizer:
         config = self.optimizer_config
         matrix_lr = (config.override_optimizer_config or {}).get("matrix_lr")
         if matrix_lr is None:
@@ -68,7 +82,7 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             weight_decay=config.weight_decay,
         )
 
-    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, object], OutputArguments]:
         """Pack the micro-batch into a row: the model's arguments, and those of `prepare_model_outputs`."""
         samples = micro_batch["input_ids"].unbind()
         lengths = [len(sample) for sample in samples]
@@ -83,7 +97,7 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         # What the environment wrote was not sampled: it is predicted at temperature 1.
         is_observed = torch.cat(_observation_masks(micro_batch, lengths))[row.targets + 1]
         temperature = torch.where(is_observed, 1.0, temperature[row.sample_of])
-        inputs = {
+        inputs: dict[str, object] = {
             "input_ids": row.input_ids,
             "attention_mask": None,
             "position_ids": row.position_ids,
@@ -93,10 +107,14 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return inputs, {"row": row, "temperature": temperature}
 
     def prepare_model_outputs(
-        self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
+        self,
+        output: "ModelOutput",
+        output_args: OutputArguments,
+        micro_batch: TensorDict,
+        logits_processor_func: object,
     ) -> dict[str, torch.Tensor]:
         """Log-probs (and entropy and Σπ², if asked for) as verl lays them out: nested, [B, L]."""
-        row: PackedRow = output_args["row"]
+        row = output_args["row"]
         logits = output.logits[0]  # [N, V]
         temperature = output_args["temperature"]
         if not bool((temperature == 1.0).all()):
@@ -114,22 +132,26 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 class CpuValueEngine(CpuTrainingEngine):
     """The critic's: returns the value before each token in the loss is sampled, and zeros for all others."""
 
-    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, object], OutputArguments]:
         """Compute the head for all tokens, because it is so small."""
         inputs, output_args = super().prepare_model_inputs(micro_batch)
         del inputs["logits_to_keep"]
         return inputs, output_args
 
     def prepare_model_outputs(
-        self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
+        self,
+        output: "ModelOutput",
+        output_args: OutputArguments,
+        micro_batch: TensorDict,
+        logits_processor_func: object,
     ) -> dict[str, torch.Tensor]:
         """Values as verl lays them out: nested, [B, L], a token's at the place of the token before it."""
-        row: PackedRow = output_args["row"]
+        row = output_args["row"]
         return {"values": _lay_out(output.logits[0, row.logit_rows, 0], row, micro_batch)}
 
 
 def split_by_prompt(
-    data: TensorDict, dp_group: Any = None, **kwargs: Any
+    data: TensorDict, dp_group: torch.distributed.ProcessGroup | None = None, **kwargs: object
 ) -> tuple[list[TensorDict], list[list[int]] | None]:
     """Micro-batches of at most `max_token_len_per_gpu` packed tokens, prompts kept together.
 
@@ -138,8 +160,7 @@ def split_by_prompt(
     """
     dynamic = tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True)
     if not dynamic or "prompts" not in data or torch.distributed.get_world_size(dp_group) > 1:
-        micro_batches, indices = _split_by_workload(data=data, dp_group=dp_group, **kwargs)
-        return micro_batches, indices
+        return _split_by_workload(data=data, dp_group=dp_group, **kwargs)
     prompts = [p.numpy().tobytes() for p in data["prompts"].unbind()]
     prompt_lengths = _prompt_lengths(data)
     lengths = data["input_ids"].offsets().diff().tolist()

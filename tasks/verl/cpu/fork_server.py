@@ -30,7 +30,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from agents import process_memory
 from envs.errors import to_line
@@ -175,7 +174,12 @@ class _ForkServer:
         """Serve until standard input closes, then kill all forks; returns None, and in a fork its request."""
         wake = watch_children()
         while True:
-            awaited: list[Any] = [0, wake, self._listener, *(self._forks.keys() - self._abandoned)]
+            awaited: list[int | socket.socket] = [
+                0,
+                wake,
+                self._listener,
+                *(self._forks.keys() - self._abandoned),
+            ]
             ready, _, _ = select.select(awaited, [], [])
             if 0 in ready:
                 break

@@ -6,7 +6,7 @@ Only `plugin.py` calls `apply`, and only if `VERL_PLATFORM=cpu`.
 import os
 import socket
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 import torch
@@ -17,6 +17,10 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from verl.single_controller.ray import RayWorkerGroup
 
 from tasks.verl.value_model import load_valuehead_model
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+    from transformers import PretrainedConfig
 
 verl_auto_model_class = verl_model.get_hf_auto_model_class
 verl_master_address = RayWorkerGroup._get_master_addr_port
@@ -52,7 +56,7 @@ def init_process_group_ray(timeout_second: int | None = None, backend: str | Non
     )
 
 
-def auto_model_class(hf_config: Any) -> type:
+def auto_model_class(hf_config: "PretrainedConfig") -> type:
     """verl's function, without the import of all vision-language models that transformers knows."""
     architecture: str = hf_config.architectures[0]
     is_text_model = type(hf_config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -62,7 +66,10 @@ def auto_model_class(hf_config: Any) -> type:
 
 
 def master_address(
-    self: RayWorkerGroup, pg: Any, bundle_index: int = 0, master_port_range: list[int] | None = None
+    self: RayWorkerGroup,
+    pg: "PlacementGroup",
+    bundle_index: int = 0,
+    master_port_range: list[int] | None = None,
 ) -> None:
     """verl's method; for a first rank on this node, no worker of Ray is started to look for the port."""
     node = ray.util.placement_group_table(pg)["bundles_to_node_id"][bundle_index]

@@ -3,7 +3,6 @@
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import psutil
 import torch
@@ -29,31 +28,31 @@ class _CpuDevice(types.ModuleType):
 
     def ipc_collect(self) -> None: ...
 
-    def synchronize(self, *device: Any) -> None: ...
+    def synchronize(self, *device: object) -> None: ...
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
 
-    def memory_allocated(self, *device: Any) -> int:
+    def memory_allocated(self, *device: object) -> int:
         return int(psutil.Process().memory_info().rss)
 
     memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
 
-    def reset_peak_memory_stats(self, *device: Any) -> None: ...
+    def reset_peak_memory_stats(self, *device: object) -> None: ...
 
-    def mem_get_info(self, *device: Any) -> tuple[int, int]:
+    def mem_get_info(self, *device: object) -> tuple[int, int]:
         memory = psutil.virtual_memory()
         return memory.available, memory.total
 
-    def get_device_name(self, *device: Any) -> str:
+    def get_device_name(self, *device: object) -> str:
         return "CPU"
 
-    def get_rng_state(self, *device: Any) -> torch.Tensor:
+    def get_rng_state(self, *device: object) -> torch.Tensor:
         return torch.get_rng_state()
 
-    def set_rng_state(self, state: torch.Tensor, *device: Any) -> None:
+    def set_rng_state(self, state: torch.Tensor, *device: object) -> None:
         torch.set_rng_state(state)
 
 

@@ -9,11 +9,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 import torch
 from cachetools import LRUCache
+from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 from verl.workers.rollout import base as verl_rollout
 from verl.workers.rollout.base import BaseRollout
@@ -24,6 +25,9 @@ from agents.types import Completion, SamplingParams
 from envs.types import Image
 from tasks.errors import SamplerDied, actor_deaths
 from tasks.verl.config import MAX_EPISODES
+
+if TYPE_CHECKING:
+    from verl.workers.config import RolloutConfig
 
 BACKENDS = ("cpu", "vllm-cpu")
 _MAX_OPENINGS = 1_024
@@ -38,13 +42,13 @@ def register() -> None:
     LLMServerManager._init_global_load_balancer = init_load_balancer
 
 
-def _samplers(replica_rank: int, config: Any) -> list[str]:
+def _samplers(replica_rank: int, config: "RolloutConfig") -> list[str]:
     """The names of a replica's sampler actors."""
     count = config.engine_kwargs["cpu"]["samplers"]
     return [f"wingspan_cpu_sampler_{replica_rank}_{index}" for index in range(count)]
 
 
-def _get_sampler(name: str) -> Any:
+def _get_sampler(name: str) -> ActorHandle:
     """The actor of this name. Raises `SamplerDied` if it is dead: Ray forgets its name then."""
     try:
         return ray.get_actor(name)
@@ -62,7 +66,7 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
         from agents.samplers.vllm import VllmSampler, find_python
 
         sampler_class: type[CpuSampler | VllmSampler] = CpuSampler
-        options: dict[str, Any] = {}
+        options: dict[str, object] = {}
         if self.config.name == "vllm-cpu":
             sampler_class = VllmSampler
             # the actor dies with vLLM, and is then a dead sampler like any other
@@ -91,7 +95,7 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
 
     async def clear_kv_cache(self) -> None: ...
 
-    async def start_profile(self, **options: Any) -> None: ...
+    async def start_profile(self, **options: object) -> None: ...
 
     async def stop_profile(self) -> None: ...
 
@@ -110,7 +114,7 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
         weights: Iterator[tuple[str, torch.Tensor]],
         wire_format: str = "named_tensors",
         global_steps: int | None = None,
-        **_: Any,
+        **_: object,
     ) -> None:
         """Send the full weights, of policy version `global_steps`.
 
@@ -135,10 +139,10 @@ class ActorSampler:
     """A `Sampler` over the samplers' actors. All turns of an episode go to the same one, which has their KV
     cache, as do all episodes with the same prompt, which it computes once."""
 
-    def __init__(self, samplers: Iterable[Any]) -> None:
+    def __init__(self, samplers: Iterable[ActorHandle]) -> None:
         self._next_sampler = cycle(samplers)
-        self._sampler_of: LRUCache[str, Any] = LRUCache(MAX_EPISODES)
-        self._sampler_of_opening: LRUCache[tuple[int, ...], Any] = LRUCache(_MAX_OPENINGS)
+        self._sampler_of: LRUCache[str, ActorHandle] = LRUCache(MAX_EPISODES)
+        self._sampler_of_opening: LRUCache[tuple[int, ...], ActorHandle] = LRUCache(_MAX_OPENINGS)
 
     async def sample(
         self,

@@ -5,6 +5,7 @@ Shapes: `H` query heads, `K` heads of keys and values, `T` tokens of the row, `D
 """
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from envs.errors import ConfigError
 from tasks.verl.gpu.model import VARLEN_ATTENTION
 
-_attend: Any = varlen_attn
+_attend: Callable[..., Any] = varlen_attn
 if "enable_gqa" in inspect.signature(varlen_attn).parameters:
     _attend = partial(varlen_attn, enable_gqa=True)  # torch 2.11 takes fewer heads of keys without being told
 

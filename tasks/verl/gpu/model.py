@@ -5,7 +5,6 @@ The one place for verl's options of a model on GPUs; the warm-up (`tasks/verl/sf
 """
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from agents.prompting.images import has_vision
 from envs.errors import MissingDependency
@@ -34,7 +33,7 @@ def flash_attention_version() -> str | None:
     return installed_version if Version(installed_version) >= Version(_OLDEST_FLASH_ATTENTION) else None
 
 
-def gpu_model_options(model: str) -> dict[str, Any]:
+def gpu_model_options(model: str) -> dict[str, object]:
     """verl's options of `model` (a folder, or a name on the hub) on GPUs, by the fields of `HFModelConfig`.
 
     Raises `MissingDependency` for a vision-language model where flash-attn is missing: verl replaces the

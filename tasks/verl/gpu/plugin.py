@@ -10,7 +10,7 @@ tied, FSDP2 shards `lm_head` by itself, its weight is a shard when it is read, a
 Imported by verl itself (`VERL_USE_EXTERNAL_MODULES`), at the end of `import verl`.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import verl.utils.fsdp_utils as verl_fsdp
 import verl.utils.model as verl_model
@@ -19,24 +19,25 @@ from envs.errors import ConfigError
 from tasks.verl.gpu import attention
 from tasks.verl.value_model import load_valuehead_model
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel
+
 _LOGIT_FACTORS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 """Settings of models that do more to their logits than `lm_head`."""
 
 _select_targets = verl_fsdp._select_fsdp2_wrap_targets
 
 
-def select_targets(model: Any, layer_classes: list[str]) -> list[Any]:
+def select_targets(model: "PreTrainedModel", layer_classes: list[str]) -> "list[torch.nn.Module]":
     """The modules that FSDP2 shards one by one: verl's choice without `lm_head`."""
     check_logits(model.config)
     head = model.get_output_embeddings()
     return [module for module in _select_targets(model, layer_classes) if module is not head]
 
 
-def check_logits(config: Any) -> None:
-    """Raise `ConfigError` for a model whose logits are more than `lm_head` of its hidden states.
-
-    `config`: the model's, as transformers has it.
-    """
+def check_logits(config: "PretrainedConfig") -> None:
+    """Raise `ConfigError` for a model whose logits are more than `lm_head` of its hidden states."""
     text = config.get_text_config()
     for name in _LOGIT_FACTORS:
         if (value := getattr(text, name, None)) not in (None, 1):
