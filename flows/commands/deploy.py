@@ -1,7 +1,6 @@
 """Prefect deployments: one for each pipeline, all of the same flow; one for each other kind of work."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.errors import ConfigError, to_line
@@ -91,14 +90,13 @@ def deploy(
 
 def _fields(flow: "Flow[..., Any]", *, entrypoint: str, description: str) -> dict[str, Any]:
     """What every `wingspan deploy` sets anew."""
-    from prefect.runner.storage import LocalStorage
+    from flows.orchestrator.runs import pull_step
 
     return {
         "version": (head_commit() or "")[:8] or flow.version,
         "description": description,
         "entrypoint": entrypoint,
-        # Without it a worker copies the folder, and deletes the copy with what the run has written.
-        "pull_steps": [LocalStorage(str(Path.cwd())).to_pull_step()],
+        "pull_steps": [pull_step()],
     }
 
 
@@ -121,6 +119,18 @@ def describe_parameters(flow: "Flow[..., Any]", pipelines: Mapping[str, Pipeline
                 "then": {"properties": content, "additionalProperties": False},
             }
     return schema
+
+
+def _job_variables(before: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """The job variables of a deployment that had those of `before`, with `variables` in its environment.
+
+    Unless `before` says otherwise, a worker does not read what a run prints: if the worker were killed, the
+    pipe would break, and the run's next line end it. The log on Prefect's page comes from the run itself.
+    """
+    after = {"stream_output": False, **before}
+    if variables:
+        after["env"] = {**(before.get("env") or {}), **variables}
+    return after
 
 
 def _apply(
@@ -150,15 +160,16 @@ def _apply(
             name,
             parameters=dict(parameters),
             work_pool_name=pool,
-            job_variables={"env": dict(variables)} if variables else {},
+            job_variables=_job_variables({}, variables),
             enforce_parameter_schema=True,
             **fields,
         )
         return
-    changes = {**fields, "parameters": {**found.parameters, **parameters}}
-    if variables:
-        environment = found.job_variables.get("env") or {}
-        changes["job_variables"] = {**found.job_variables, "env": {**environment, **variables}}
+    changes = {
+        **fields,
+        "parameters": {**found.parameters, **parameters},
+        "job_variables": _job_variables(found.job_variables, variables),
+    }
     if pool != found.work_pool_name:  # else it would go back to the pool's default queue
         changes["work_pool_name"] = pool
     try:

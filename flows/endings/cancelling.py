@@ -21,7 +21,6 @@ from prefect.logging.handlers import APILogHandler
 from prefect.runtime import deployment, flow_run
 
 from envs.redaction import redact
-from flows.endings.orphaned import outlive_reader
 from flows.endings.stopping import Stoppable, on_stop
 
 
@@ -29,8 +28,8 @@ from flows.endings.stopping import Stoppable, on_stop
 def end_when_cancelled(advice: str) -> Iterator[None]:
     """When the flow run of a deployment is stopped, end this process within seconds.
 
-    Its log then ends with `advice` and the command that runs it again; the worker sets the state. A worker
-    that dies ends no run. Any other flow run is left to the signal handlers of its caller.
+    Its log then ends with `advice` and the command that runs it again; the worker sets the state. Any other
+    flow run is left to the signal handlers of its caller.
     """
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
@@ -38,7 +37,6 @@ def end_when_cancelled(advice: str) -> Iterator[None]:
     if run is None or run.deployment_id is None or not is_main:
         yield
         return
-    outlive_reader()
     name = f"{flow_run.flow_name}/{deployment.name}"
     command = ["prefect", "deployment", "run", name, "--params", json.dumps(run.parameters)]
     line = redact(f"stopped; {advice}: {shlex.join(command)}")

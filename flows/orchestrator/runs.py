@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +29,7 @@ from tasks.runs.folders import FLOW_RUN, LOCK
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import State
+    from prefect.client.schemas.objects import FlowRun, State
     from prefect.results import ResultStore
 
 T = TypeVar("T")
@@ -36,6 +37,9 @@ T = TypeVar("T")
 FOLDER = "wingspan.folder"
 """The label of a flow run with the folder in which it works, an absolute path."""
 
+BEGIN_S = 300.0
+"""The time in which a deployed run begins after its worker has taken it. Prefect's server keeps its place in
+the deployment's concurrency limit for as long."""
 START_TIMEOUT_S = 300.0
 """The time for the temporary server, which takes 10 to 40 s to start, and minutes on a busy machine."""
 CANCEL_TIMEOUT_S = 3.0
@@ -166,6 +170,16 @@ def check_server() -> None:
         ) from None
 
 
+def pull_step() -> dict[str, Any]:
+    """The step by which the runs of a deployment work in the working directory of this process.
+
+    Without it a worker copies the folder, and deletes the copy with what the run has written.
+    """
+    from prefect.runner.storage import LocalStorage
+
+    return LocalStorage(str(Path.cwd())).to_pull_step()
+
+
 def orchestrate(
     work: Callable[..., T], *, name: str, run_name: str, parameters: Mapping[str, object]
 ) -> tuple[T, Exception | None]:
@@ -246,21 +260,54 @@ def take_over(folder: Path, *, flow_run_id: UUID | None) -> None:
 
 
 def mark_killed_runs() -> None:
-    """Mark as crashed the flow runs of the server, in folders of this machine, whose process was killed.
+    """Mark as crashed the flow runs of the server, in folders of this machine, whose process was killed, and
+    those of this folder's deployments whose worker was killed before it had started a process.
 
-    A run that was killed together with its worker, as when the machine was switched off, is running for
-    Prefect until somebody says otherwise, and keeps its place in a deployment's concurrency limit.
+    For Prefect, a run that was killed together with its worker, as when the machine was switched off, is
+    running or pending until somebody says otherwise.
     """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+        WorkPoolFilter,
+        WorkPoolFilterType,
+    )
     from prefect.client.schemas.objects import StateType
     from prefect.states import Crashed
 
-    is_running = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING]))
+    def has(state: StateType) -> FlowRunFilter:
+        return FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state])))
+
+    # In pools of other types, a run may wait for a machine or an image.
+    of_processes = WorkPoolFilter(type=WorkPoolFilterType(any_=["process"]))
     with get_client(sync_client=True) as client:
-        for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(state=is_running)):
+        for run in client.read_flow_runs(flow_run_filter=has(StateType.RUNNING)):
             if _is_killed(run.id, run.labels):
                 _end_run(client, run.id, Crashed(message="The process was killed."), unless_final=True)
+        for run in client.read_flow_runs(
+            flow_run_filter=has(StateType.PENDING), work_pool_filter=of_processes
+        ):
+            if _is_lost(client, run):
+                # If its process begins after all, Prefect lets it run.
+                message = f"It did not begin within {BEGIN_S:.0f} s: its worker was killed."
+                _end_run(client, run.id, Crashed(message=message), unless_final=True)
+
+
+def _is_lost(client: "SyncPrefectClient", run: "FlowRun") -> bool:
+    """Whether a worker took the pending flow run more than `BEGIN_S` ago, to work in this folder."""
+    from prefect.exceptions import ObjectNotFound
+
+    if run.deployment_id is None or run.state is None:
+        return False
+    if (datetime.now(UTC) - run.state.timestamp).total_seconds() <= BEGIN_S:
+        return False
+    try:
+        deployment = client.read_deployment(run.deployment_id)
+    except ObjectNotFound:  # it was deleted
+        return False
+    return deployment.pull_steps == [pull_step()]
 
 
 def _is_killed(flow_run_id: UUID, labels: Mapping[str, object]) -> bool:

@@ -26,14 +26,14 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.states import Running
+from prefect.states import Pending, Running
 from pydantic import SecretStr
 
 from envs.errors import ConfigError
 from flows.cli.run import deploy as deploy_by_command
 from flows.commands.deploy import ENTRYPOINT, deploy
 from flows.evaluate_policy import evaluate_policy
-from flows.orchestrator.runs import take_over
+from flows.orchestrator.runs import mark_killed_runs, pull_step, take_over
 from flows.sweep.flow import sweep
 from flows.train_agent import train_agent
 from tasks.config.pipelines import load_pipeline, pipeline_names
@@ -118,7 +118,7 @@ def test_what_was_set_on_the_page_is_kept(client: SyncPrefectClient) -> None:
         work_pool_name=POOL,
         work_queue_name="urgent",
         parameters={**deployment.parameters, "promote": False},
-        job_variables={"env": {**environment, "HF_HUB_OFFLINE": "1"}, "working_dir": "/tmp"},
+        job_variables={"env": {**environment, "HF_HUB_OFFLINE": "1"}, "stream_output": True},
     )
     client.update_deployment(deployment.id, update)
     before = client.read_deployment_by_name(full_name)
@@ -310,3 +310,32 @@ def test_killed_runs_are_crashed_at_the_next_deployment_or_run(
         other.mkdir()
         take_over(other, flow_run_id=client.create_flow_run(train_agent).id)
         assert [state(run_id) for run_id in ids] == ["Crashed", "Crashed", "Running"]
+
+
+def test_a_run_that_was_pending_for_too_long_is_crashed(
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker that is killed between `Pending` and the start of a process leaves it."""
+    client.create_work_pool(WorkPoolCreate(name="containers", type="docker"))
+    flow_id = client.create_flow(train_agent)
+
+    def take(name: str, *, pool: str, pull_step: dict[str, Any]) -> UUID:
+        deployment_id = client.create_deployment(
+            flow_id, name, work_pool_name=pool, entrypoint=ENTRYPOINT, pull_steps=[pull_step]
+        )
+        return client.create_flow_run_from_deployment(deployment_id, state=Pending()).id
+
+    ours = take("ours", pool=POOL, pull_step=pull_step())
+    may_wait = take("in a container", pool="containers", pull_step=pull_step())
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        elsewhere = take("elsewhere", pool=POOL, pull_step=pull_step())
+
+    def states() -> list[str | None]:
+        return [client.read_flow_run(run_id).state_name for run_id in (ours, may_wait, elsewhere)]
+
+    mark_killed_runs()
+    assert states() == ["Pending"] * 3
+    monkeypatch.setattr("flows.orchestrator.runs.BEGIN_S", 0.0)
+    mark_killed_runs()
+    assert states() == ["Crashed", "Pending", "Pending"]

@@ -1,5 +1,5 @@
-"""A deployed run that a process worker has started is cancelled in training, and the command that its log
-names goes on."""
+"""Deployed runs that a process worker has started: one is cancelled in training, and the command that its log
+names goes on; one loses its worker before it begins."""
 
 import os
 import re
@@ -15,6 +15,7 @@ from uuid import UUID
 import pytest
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.states import Cancelling
 from pydantic import SecretStr
@@ -22,7 +23,9 @@ from pydantic import SecretStr
 from envs.errors import ConfigError
 from flows.commands.deploy import deploy
 from flows.endings.guardian import MARK
+from tasks.config.pipelines import load_pipeline
 from tests.support.prefect_server import prefect_client, prefect_server, process_worker
+from tests.support.processes import processes_with
 from tests.support.project import NAME, RUN_TIMEOUT_S, Project
 from tests.support.waiting import wait_until
 from tests.support.yaml_files import edit_yaml
@@ -42,7 +45,7 @@ class Served:
     """A project whose deployments a worker runs."""
 
     def __init__(self, project: Project, client: SyncPrefectClient, environment: dict[str, str]) -> None:
-        self.project, self.client, self._environment = project, client, environment
+        self.project, self.client, self.environment = project, client, environment
         self._idle = set(project.processes())
 
     def run(self, *arguments: str) -> str:
@@ -50,7 +53,7 @@ class Served:
         return subprocess.run(
             arguments,
             cwd=self.project.folder,
-            env=self._environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             check=True,
@@ -162,3 +165,26 @@ def cancel(served: Served, flow_run_id: UUID) -> None:
     wait_until(lambda: served.state(flow_run_id) == "CANCELLED")
     # Not for a moment crashed, which hooks and automations would notice.
     assert "Crashed" not in served.state_names(flow_run_id)
+
+
+def test_a_run_whose_worker_is_killed_before_it_begins_goes_on(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(served.project.folder)
+    served.client.create_work_pool(WorkPoolCreate(name="killed", type="process"))
+    list(deploy({NAME: load_pipeline(NAME)}, are_all=True, pool="killed", secrets={}))
+    deployment = served.client.read_deployment_by_name("prepare-data/any-pipeline")
+    parameters = {"pipeline": NAME, "workspace": str(tmp_path / "run")}
+    run = served.client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+    # A worker that is killed leaves the folders that it has made.
+    environment = {**served.environment, "TMPDIR": str(tmp_path)}
+    with process_worker(tmp_path, pool="killed", environment=environment, client=served.client) as worker:
+        wait_until(
+            lambda: bool(processes_with(f"PREFECT__FLOW_RUN_ID={run.id}")),
+            timeout_s=RUN_TIMEOUT_S,
+            poll_s=0.1,
+        )
+        worker.kill()
+        worker.wait()
+    assert served.state(run.id) == "PENDING"
+    wait_until(lambda: served.state(run.id) == "COMPLETED", timeout_s=RUN_TIMEOUT_S, poll_s=1.0)

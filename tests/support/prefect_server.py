@@ -20,7 +20,7 @@ START_TIMEOUT_S = 300.0
 @contextmanager
 def program(
     *arguments: str, log: Path, environment: Mapping[str, str], cwd: Path, descriptors: Sequence[int] = ()
-) -> Iterator[None]:
+) -> Iterator[subprocess.Popen[bytes]]:
     """A program that runs until SIGTERM, or SIGKILL 10 s later; what it prints goes to `log`.
 
     `descriptors`: of open files, which it inherits.
@@ -36,7 +36,7 @@ def program(
             pass_fds=descriptors,
         )
     try:
-        yield
+        yield process
     finally:
         process.terminate()
         try:
@@ -74,16 +74,16 @@ def prefect_server(folder: Path, *, environment: Mapping[str, str]) -> Iterator[
 @contextmanager
 def process_worker(
     folder: Path, *, pool: str, environment: Mapping[str, str], client: SyncPrefectClient
-) -> Iterator[None]:
+) -> Iterator[subprocess.Popen[bytes]]:
     """A worker of the work pool `pool`, which it makes; it looks for runs every three seconds."""
     with program(
         *(sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"),
         log=folder / "prefect-worker.log",
         environment={**environment, "PREFECT_WORKER_QUERY_SECONDS": "3"},
         cwd=folder,
-    ):
+    ) as worker:
         wait_until(lambda: bool(client.read_work_pools()), timeout_s=START_TIMEOUT_S, poll_s=0.2)
-        yield
+        yield worker
 
 
 @contextmanager
