@@ -22,6 +22,7 @@ from prefect.runtime import deployment, flow_run
 
 from envs.redaction import redact
 from flows.endings.stopping import Stoppable, on_stop
+from flows.orchestrator.runs import check_server
 
 
 @contextmanager
@@ -37,6 +38,7 @@ def end_when_cancelled(advice: str) -> Iterator[None]:
     if run is None or run.deployment_id is None or not is_main:
         yield
         return
+    check_server()  # it may be restarting, and is asked for the deployment's name
     name = f"{flow_run.flow_name}/{deployment.name}"
     command = ["prefect", "deployment", "run", name, "--params", json.dumps(run.parameters)]
     line = redact(f"stopped; {advice}: {shlex.join(command)}")

@@ -6,7 +6,6 @@ stage until its end. They are leases, renewed by a thread: those of a run that w
 """
 
 import logging
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -14,11 +13,10 @@ from typing import TYPE_CHECKING
 from prefect.client.orchestration import get_client
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound
-from prefect.logging import get_run_logger
 
 from envs.errors import ConfigError
 from envs.registry import get_env
-from flows.orchestrator.runs import has_lasting_server
+from flows.orchestrator.runs import has_lasting_server, log_in_run
 from tasks.config.pipelines import Pipeline
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ def hold_slots(slots: Mapping[str, int]) -> Iterator[None]:
         for name in sorted(slots) if has_lasting_server() else ():
             limit = _find(name)
             if limit is None:
-                _log(_describe_missing(name), logging.WARNING)
+                log_in_run(_describe_missing(name), logging.WARNING)
             elif limit.active:
                 stack.enter_context(_hold(limit, slots[name]))
         yield
@@ -86,21 +84,12 @@ def _hold(limit: "GlobalConcurrencyLimitResponse", count: int) -> Iterator[None]
             f"the run needs {count} slots of {name}, which has {limit.limit}; lower what the pipeline asks "
             f"for, or prefect global-concurrency-limit update {name} --limit {count}"
         )
-    _log(f"waiting for {count} of {limit.limit} slots of {name}")
+    log_in_run(f"waiting for {count} of {limit.limit} slots of {name}")
     slots = concurrency(name, count, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False)
     slots.__enter__()
-    _log(f"holding {count} slots of {name}")
+    log_in_run(f"holding {count} slots of {name}")
     try:
         yield
     finally:
         with suppress(Exception):  # if the server has died, the run goes on, and the lease expires
             slots.__exit__(None, None, None)
-
-
-def _log(text: str, level: int = logging.INFO) -> None:
-    """Log in the run's log, or on the console if its log is switched off, as in `wingspan run`."""
-    logger = get_run_logger()
-    if logger.isEnabledFor(level):
-        logger.log(level, text)
-    else:
-        print(text, file=sys.stderr)

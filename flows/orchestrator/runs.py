@@ -6,6 +6,7 @@ terminal does not reach it before the run's state is set, and it ends with the c
 (`flows/endings/guardian.py`).
 """
 
+import logging
 import os
 import socket
 import subprocess
@@ -24,6 +25,7 @@ import psutil
 
 from envs.errors import ConfigError, WingspanError, describe, to_line
 from envs.files import check_writable, is_locked, read_json, write_json
+from envs.network.client import Backoff
 from flows.lineage.stages import Receipt
 from tasks.runs.folders import FLOW_RUN, LOCK
 
@@ -37,6 +39,8 @@ T = TypeVar("T")
 FOLDER = "wingspan.folder"
 """The label of a flow run with the folder in which it works, an absolute path."""
 
+RESTART = Backoff(max_attempts=8, first_s=1.0, max_s=15.0)
+"""A run's attempts to reach a server that restarts, in a minute. It takes 10 to 40 s to start."""
 BEGIN_S = 300.0
 """The time in which a deployed run begins after its worker has taken it. Prefect's server keeps its place in
 the deployment's concurrency limit for as long."""
@@ -156,18 +160,45 @@ class TemporaryServer:
 
 
 def check_server() -> None:
-    """Raise `ConfigError` if a Prefect server is configured that does not answer."""
+    """Raise `ConfigError` if a Prefect server is configured that does not answer.
+
+    Within a flow run, a lasting server has answered before, and may be restarting: waits for it (`RESTART`).
+    """
     url = server_url()
     if url is None:
         return
-    try:
-        # Any answer counts: Prefect's client checks the authorization.
-        httpx.get(f"{url.rstrip('/')}/health", timeout=5)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError(
-            f"PREFECT_API_URL={url} does not answer ({error}); start that server, or unset the variable "
-            "(in a profile: prefect config unset PREFECT_API_URL) to use a temporary one"
-        ) from None
+    from prefect.context import FlowRunContext
+
+    max_attempts = RESTART.max_attempts if FlowRunContext.get() and has_lasting_server() else 1
+    failures = 0
+    while True:
+        try:
+            # Any answer counts: Prefect's client checks the authorization.
+            httpx.get(f"{url.rstrip('/')}/health", timeout=5)
+            break
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            failures += 1
+            if failures == max_attempts:
+                raise ConfigError(
+                    f"PREFECT_API_URL={url} does not answer ({error}); start that server, or unset the "
+                    "variable (in a profile: prefect config unset PREFECT_API_URL) to use a temporary one"
+                ) from None
+            if failures == 1:
+                log_in_run(f"{url} does not answer ({error}); waiting a minute for it", logging.WARNING)
+        time.sleep(RESTART.wait_s(failures))
+    if failures:
+        log_in_run(f"{url} answers again")  # the line before may not have reached Prefect's page
+
+
+def log_in_run(text: str, level: int = logging.INFO) -> None:
+    """Log in the log of this flow run, or on the console if that is switched off, as in `wingspan run`."""
+    from prefect.logging import get_run_logger
+
+    logger = get_run_logger()
+    if logger.isEnabledFor(level):
+        logger.log(level, text)
+    else:
+        print(text, file=sys.stderr)
 
 
 def pull_step() -> dict[str, Any]:
@@ -242,6 +273,7 @@ def take_over(folder: Path, *, flow_run_id: UUID | None) -> None:
     lock of the folder, so that run is certainly dead. A retry of Prefect's has the same id. Runs that were
     killed in other folders are marked as well.
     """
+    check_server()  # a new client of Prefect's does not wait for it
     from prefect.client.orchestration import get_client
     from prefect.states import Crashed
 

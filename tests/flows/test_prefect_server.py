@@ -5,6 +5,7 @@ The pages' contents are read as the pages read them.
 
 import hashlib
 import json
+import logging
 import os
 import socket
 import sqlite3
@@ -34,6 +35,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from envs.errors import ConfigError, WingspanError
+from envs.network.client import Backoff
 from flows.display.display import Display
 from flows.evaluate_policy import evaluate_policy
 from flows.lineage.stages import Receipt, Stage
@@ -41,7 +43,7 @@ from flows.lock import lock
 from flows.orchestrator.events import COLLAPSE, emit
 from flows.orchestrator.limits import hold_slots, missing_limits
 from flows.orchestrator.page import PrefectPage
-from flows.orchestrator.runs import TemporaryServer, server_url, take_over
+from flows.orchestrator.runs import TemporaryServer, check_server, server_url, take_over
 from flows.plan import Plan
 from flows.run import Run
 from tasks.config.pipelines import load_pipeline
@@ -53,6 +55,7 @@ from tests.support.chat_server import chat_server, says
 from tests.support.http_server import serving_in_thread
 from tests.support.prefect_database import add_database
 from tests.support.prefect_server import prefect_server
+from tests.support.sockets import free_port
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -511,6 +514,48 @@ def test_an_evaluation_marks_a_killed_one_in_its_folder(client: SyncPrefectClien
     assert client.read_flow_run(killed.id).state_name == "Crashed"
     assert result["record"] == str(tmp_path)
     assert result["rates"]["avg_at_1"]["mean"] == 0.5  # of the items 6 and 7
+
+
+class _OnWaiting(logging.Handler):
+    """Calls `act` when a run says that it waits for the server."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self._act = act
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "waiting a minute" in record.getMessage():
+            self._act()
+
+
+def test_a_run_waits_for_a_server_that_restarts(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    refusal = f"PREFECT_API_URL={url} does not answer .*; start that server"
+
+    def check_during_restart(_: str) -> None:
+        with ExitStack() as stack:
+            server = Starlette(routes=[Route("/health", lambda _: Response())])
+            begin = partial(stack.enter_context, serving_in_thread(server, port=port))
+            handler = _OnWaiting(begin)
+            logger = logging.getLogger("prefect.flow_runs")
+            logger.addHandler(handler)
+            stack.callback(logger.removeHandler, handler)
+            check_server()
+            assert f"{url} answers again" in caplog.messages
+
+    def check_without_restart(_: str) -> None:
+        with pytest.raises(ConfigError, match=refusal):
+            check_server()
+
+    monkeypatch.setattr("flows.orchestrator.runs.RESTART", Backoff(max_attempts=2, first_s=0.5))
+    monkeypatch.setenv("PREFECT_API_URL", url)  # for the check alone; Prefect itself has read its settings
+    with pytest.raises(ConfigError, match=refusal):
+        check_server()
+    in_flow(check_during_restart)
+    in_flow(check_without_restart)
 
 
 def test_more_slots_than_there_are_is_refused(client: SyncPrefectClient) -> None:

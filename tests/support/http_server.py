@@ -1,4 +1,4 @@
-"""An HTTP server on a free port of 127.0.0.1, for the length of a test."""
+"""An HTTP server on a port of 127.0.0.1, a free one by default, for the length of a test."""
 
 import asyncio
 import threading
@@ -11,20 +11,20 @@ from envs.network.server import listening
 
 
 @asynccontextmanager
-async def serving(app: Starlette) -> AsyncIterator[str]:
+async def serving(app: Starlette, *, port: int = 0) -> AsyncIterator[str]:
     """Its URL; it is gone afterwards."""
-    async with listening(app, "127.0.0.1", 0, grace_s=0.1) as port:
+    async with listening(app, "127.0.0.1", port, grace_s=0.1) as port:
         yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
-def serving_in_thread(app: Starlette) -> Iterator[str]:
+def serving_in_thread(app: Starlette, *, port: int = 0) -> Iterator[str]:
     """The same with an event loop of its own, for a test that blocks."""
     urls: list[str] = []
     ready, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
 
     async def serve() -> None:
-        async with serving(app) as url:
+        async with serving(app, port=port) as url:
             urls.append(url)
             ready.set()
             await stop.wait()
