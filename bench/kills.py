@@ -4,6 +4,7 @@
     python -m bench.kills textcraft-cpu --folder runs/async --processes trainer --set train.async={}
     python -m bench.kills textcraft-cpu --folder runs/servers --servers mlflow-server environment-server
     python -m bench.kills textcraft-cpu --folder runs/worker --servers prefect-server prefect-worker
+    python -m bench.kills textcraft-cpu --folder runs/worker --servers prefect-server prefect-worker
 
 The pipeline runs twice undisturbed, the second time, as in all later runs, from the finished warm-up of the
 first. Then, for each kind of process and each moment, one process of that kind is killed, at a time drawn
@@ -11,7 +12,8 @@ uniformly from the time that such a process lived in the undisturbed run, counte
 command then fails, it is given once more. Afterwards nothing of the run may be left: no process, no file in
 shared memory, nothing in the temporary folder. Servers that runs use (`--servers`, `bench/servers.py`) are
 killed as well, and start again after `--down-s`. With `prefect-worker`, all runs are those of a deployment,
-and the command is the one that starts it (`bench/deployed.py`).
+and the command is the one that starts it (`bench/deployed.py`); `prefect-worker-starting` kills the worker
+between the start of the run's process and the flow's begin.
 
 `--folder` keeps the log of each run, the workspaces of those that differ, and `kills.jsonl`, the results;
 what has a result there is not run again. Prints a table:
@@ -76,6 +78,10 @@ PROCESSES = {
 }
 """By kind: what is in the command line of such a process. The process of the flow is the command, unless the
 run is that of a deployment."""
+STARTING = "prefect-worker-starting"
+"""A kind of kill: that of the worker, while the process that it has started is not yet that of the flow."""
+STARTED = r"prefect\.runner\._workspace_supervisor"
+"""What is in the command line of such a process."""
 MARK = "WINGSPAN_KILLS"
 """The environment variable that all processes of a run inherit, the guardian included."""
 POLL_S = 0.2
@@ -204,9 +210,9 @@ class Bench:
             if self._kill_after(after_s, kind, process, chance):
                 break
             share *= chance.random()  # the run was faster than the undisturbed one
-        if kind in self._servers:
+        if (server := self._find_server(kind)) is not None:
             time.sleep(self._down_s)
-            self._servers[kind].start()
+            server.start()
         steps = len(read_steps(self.workspace))
         status = second_status = self._end(process)
         if status != 0:
@@ -264,14 +270,18 @@ class Bench:
             if pids and due is None:
                 due = now + seconds
             if pids and due is not None and now >= due:
-                if kind in self._servers:
-                    self._servers[kind].kill()
+                if (server := self._find_server(kind)) is not None:
+                    server.kill()
                     return True
                 with suppress(ProcessLookupError):
                     os.kill(chance.choice(sorted(pids)), signal.SIGKILL)
                     return True
             time.sleep(POLL_S if due is None else min(POLL_S, max(0.0, due - now)))
         return False
+
+    def _find_server(self, kind: str) -> Server | None:
+        """The server that a kill of `kind` ends, if it ends one."""
+        return self._servers.get(PrefectWorker.name if kind == STARTING else kind)
 
     def _end(self, process: subprocess.Popen[bytes]) -> int | None:
         """Wait for the command; its status, None if it was stopped because it took too long."""
@@ -291,6 +301,8 @@ class Bench:
                 if not self._is_deployed:
                     yield "flow", pid
                 continue
+            if re.search(STARTED, line):
+                yield STARTING, pid
             for kind, pattern in PROCESSES.items():
                 if re.search(pattern, line):
                     yield kind, pid
@@ -372,7 +384,7 @@ def main() -> None:
     parser.add_argument("pipeline")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--moments", type=int, default=3, help="for each kind of process")
-    kinds = [*PROCESSES, *SERVERS]
+    kinds = [*PROCESSES, *SERVERS, STARTING]
     parser.add_argument("--processes", nargs="+", choices=kinds, help="default: all that a run has")
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=[], help="that the runs use")
     parser.add_argument("--down-s", type=float, default=5.0, help="for which a killed server is gone")
