@@ -38,7 +38,7 @@ def exponential(number):  # type: ignore[no-untyped-def]
     mantissa = float32(1.0) + part * (
         _C1 + part * (_C2 + part * (_C3 + part * (_C4 + part * (_C5 + part * _C6))))
     )
-    return mantissa * _float_of_bits((whole + int32(127)) << int32(23))
+    return mantissa * _float_of_bits((whole + int32(127)) << int32(23))  # type: ignore[call-arg]
 
 
 @njit(fastmath=True, inline="always")
