@@ -18,8 +18,6 @@ from envs.errors import ConfigError
 from envs.requirements.plugins import Registry
 from envs.types import Image, Item, Message
 
-"""JSON schema of a tool, as `tokenizer.apply_chat_template(tools=…)` takes it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Opening:

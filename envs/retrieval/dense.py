@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,6 @@ from envs.retrieval.corpus import Corpus, Reader
 from envs.retrieval.index_folder import ensure_index
 from envs.retrieval.local import LocalRetriever
 from envs.retrieval.types import MAX_QUERY, Passage
-
-if TYPE_CHECKING:
-    pass
 
 Vectors = npt.NDArray[np.float32]  # [N, D], each of length 1
 Kind = Literal["flat", "ivf"]
