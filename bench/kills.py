@@ -4,7 +4,8 @@
     python -m bench.kills textcraft-cpu --folder runs/async --processes trainer --set train.async={}
     python -m bench.kills textcraft-cpu --folder runs/servers --servers mlflow-server environment-server
     python -m bench.kills textcraft-cpu --folder runs/worker --servers prefect-server prefect-worker
-    python -m bench.kills textcraft-cpu --folder runs/worker --servers prefect-server prefect-worker
+    python -m bench.kills textcraft-cpu --folder runs/worker --servers prefect-server prefect-worker \\
+        --processes prefect-worker-starting
 
 The pipeline runs twice undisturbed, the second time, as in all later runs, from the finished warm-up of the
 first. Then, for each kind of process and each moment, one process of that kind is killed, at a time drawn
@@ -13,7 +14,7 @@ command then fails, it is given once more. Afterwards nothing of the run may be 
 shared memory, nothing in the temporary folder. Servers that runs use (`--servers`, `bench/servers.py`) are
 killed as well, and start again after `--down-s`. With `prefect-worker`, all runs are those of a deployment,
 and the command is the one that starts it (`bench/deployed.py`); `prefect-worker-starting` kills the worker
-between the start of the run's process and the flow's begin.
+between the start of the run's process and the start of the flow.
 
 `--folder` keeps the log of each run, the workspaces of those that differ, and `kills.jsonl`, the results;
 what has a result there is not run again. Prints a table:
@@ -395,6 +396,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if PrefectWorker.name in arguments.servers and PrefectServer.name not in arguments.servers:
         parser.error(f"--servers {PrefectWorker.name} needs {PrefectServer.name} as well")
+    if STARTING in (arguments.processes or ()) and PrefectWorker.name not in arguments.servers:
+        parser.error(f"--processes {STARTING} needs --servers {PrefectServer.name} {PrefectWorker.name}")
     folder = arguments.folder.resolve() / "servers"
     servers = [
         server(folder, pipeline=arguments.pipeline)
