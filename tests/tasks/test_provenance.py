@@ -35,6 +35,20 @@ def test_any_other_change_is_one(repository: Path, monkeypatch: pytest.MonkeyPat
     assert provenance(envs=[], uncommitted=uncommitted_files())["git.dirty"] == "true"
 
 
+def test_what_git_refuses_to_say_is_unknown_and_not_nothing(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = repository / "folder"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # "dubious ownership"
+    assert uncommitted_files() is None
+    monkeypatch.setenv("PATH", str(below))  # there is no Git
+    assert uncommitted_files() is None
+    (repository / ".git").rename(repository / "no-git")
+    assert uncommitted_files() == []
+
+
 @pytest.mark.parametrize(
     ("remote", "page"),
     [
