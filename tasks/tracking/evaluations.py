@@ -4,6 +4,7 @@ Evaluations are in an experiment of their own: `wingspan runs` lists trainings.
 """
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tasks.config.parameters import flat
@@ -20,20 +21,24 @@ def record_evaluation(record: EvaluationRecord, folder: Path) -> str:
     """Record `record`, written to `folder`, as a finished run; returns the path of its page.
 
     Metrics are `eval/<rate>` with `_low` and `_high`, and `eval/<key>_<value>/<rate>` for the items of one
-    environment or metadata value. Raises what MLflow raises.
+    environment or metadata value. Raises what MLflow raises; the run has then failed.
     """
     client = connect()
     experiment_id = experiment_of(client, name=EXPERIMENT)
     run = client.create_run(experiment_id, run_name=folder.name, tags=dict(record.provenance))
     run_id: str = run.info.run_id
-    values = record.model_dump(mode="json", exclude={"outcomes", "results", "provenance"})
-    log_params(client, run_id, flat(values, sep="."))
-    series = metrics_of(
-        evaluation_metrics(record), step=0, at_ms=round(1000 * time.time()), name=lambda key: metric_key(key)
-    )
-    log_metrics(client, run_id, series)
-    client.log_artifact(run_id, str(folder / RECORD))
-    client.set_terminated(run_id, status="FINISHED")
+    try:
+        values = record.model_dump(mode="json", exclude={"outcomes", "results", "provenance"})
+        log_params(client, run_id, flat(values, sep="."))
+        at_ms = round(1000 * time.time())
+        series = metrics_of(evaluation_metrics(record), step=0, at_ms=at_ms, name=lambda key: metric_key(key))
+        log_metrics(client, run_id, series)
+        client.log_artifact(run_id, str(folder / RECORD))
+        client.set_terminated(run_id, status="FINISHED")
+    except BaseException:  # a stop as well: the next call records it in another run
+        with suppress(Exception):
+            client.set_terminated(run_id, status="FAILED")
+        raise
     (folder / UNRECORDED).unlink(missing_ok=True)
     return run_page(experiment_id, run_id)
 

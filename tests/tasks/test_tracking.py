@@ -755,7 +755,9 @@ def test_a_finished_evaluation_whose_recording_failed_is_only_recorded(workspace
         assert "MLflow: " in evaluate("--track", "--k", "1")
         assert len(server.requests) == 8
         assert read_record(workspace) == record
-        finished = [run for run in recorded_evaluations(workspace) if run.info.status == "FINISHED"]
+        runs = recorded_evaluations(workspace)
+        assert sorted(run.info.status for run in runs) == ["FAILED", "FAILED", "FINISHED"]
+        finished = [run for run in runs if run.info.status == "FINISHED"]
         assert [run.data.metrics["eval/avg_at_2"] for run in finished] == [0.5]
         evaluate("--track", "--k", "1")  # MLflow has it: again, as without --track
         assert len(server.requests) == 12
