@@ -2,10 +2,10 @@
 
 import asyncio
 import json
+import os
 import secrets
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -29,6 +29,13 @@ from tasks.rollout.runner import get_max_turns
 from tasks.runs.folders import RUNS, TRAJECTORIES, UNRECORDED
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.provenance import provenance, uncommitted_files
+
+MAX_HASHED_BYTES = 100_000_000
+"""Bytes of an uncommitted file; a larger one is known by its size and time."""
+_PARTIAL = f"{TRAJECTORIES}.*.partial"
+"""The episodes that have ended of an evaluation that has not; `*` is the hash of its inputs."""
+_NO_CODE = (".git", "__pycache__")
+"""What a repository within this one has besides its code."""
 
 
 def plan_evaluation(
@@ -72,17 +79,18 @@ def evaluate_policy(
     total, start = len(plan.items) * plan.spec.num_samples, time.perf_counter()
     identity = dict(identify_endpoint(policy) if isinstance(policy, Endpoint) else policy.identify())
     out.mkdir(parents=True, exist_ok=True)
-    uncommitted = uncommitted_files(leave_out=[out])  # `out` may be in the repository
-    facts = provenance(envs=plan.pipeline.data.envs, uncommitted=uncommitted)
-    digest = _hash_inputs(plan, [identity, facts, _hash_code(uncommitted, progress=progress)])
-    incomplete, unrecorded = _partial_file(digest, out), out / UNRECORDED
-    # A record also depends on these, which decide no episode.
-    finished = text_md5(json.dumps([digest, plan.split, plan.source, plan.ks]))
-    is_finished = unrecorded.exists() and unrecorded.read_text() == finished and not incomplete.exists()
+    unrecorded = out / UNRECORDED
+    # Not the code: the record names its own.
+    finished = _hash_inputs(plan, [identity, plan.split, plan.source, plan.ks])
+    is_finished = unrecorded.exists() and unrecorded.read_text() == finished and not any(out.glob(_PARTIAL))
     if is_tracked and is_finished and is_record(out):
         progress.on_note("the evaluation has finished, and is only recorded in MLflow")
         return read_record(out)
     unrecorded.unlink(missing_ok=True)
+    uncommitted = uncommitted_files(leave_out=[out])  # `out` may be in the repository
+    facts = provenance(envs=plan.pipeline.data.envs, uncommitted=uncommitted)
+    digest = _hash_inputs(plan, [identity, facts, _hash_code(uncommitted, progress=progress)])
+    incomplete = _partial_file(digest, out)
     finished_samples = _read_partial(incomplete, plan)
     done = len(finished_samples)
     if finished_samples:
@@ -109,19 +117,39 @@ def evaluate_policy(
 
 
 def _hash_code(uncommitted: Sequence[str] | None, *, progress: Progress) -> dict[str, str]:
-    """The hash of each uncommitted file, a deleted one's being that of an empty folder.
+    """Return the hash of each uncommitted file; a deleted file has that of an empty folder.
 
-    If they are unknown, or one cannot be read, a hash that no other call has, so that nothing is resumed.
+    If a file is unknown or unreadable, return a random hash, so that nothing is resumed.
     """
-    with suppress(OSError):
+    reason = "Git does not list the uncommitted files"
+    try:
         if uncommitted is not None:
-            return {file: path_md5(Path(file)) for file in uncommitted}
-    progress.on_note("not all uncommitted files can be read: this begins anew, and cannot be resumed")
+            return {file: _hash_path(Path(file)) for file in uncommitted}
+    except OSError as error:
+        reason = f"{error.filename or 'an uncommitted file'} cannot be read ({error.strerror})"
+    progress.on_note(f"{reason}, so this evaluation begins anew and cannot be resumed; check `git status`")
     return {"": secrets.token_hex()}
 
 
+def _hash_path(path: Path) -> str:
+    """Return the hash of an uncommitted file; of a link, its target's path, and of a file of more than
+    `MAX_HASHED_BYTES`, its size and time; of a repository within this one, the hash of its code.
+
+    Raises `OSError`.
+    """
+    if path.is_symlink():
+        return f"link to {os.readlink(path)}"
+    if path.is_dir():
+        files = [file for file in sorted(path.iterdir()) if file.name not in _NO_CODE]
+        return text_md5(json.dumps({file.name: _hash_path(file) for file in files}))
+    if path.is_file() and (status := path.stat()).st_size > MAX_HASHED_BYTES:
+        return f"{status.st_size} bytes, {status.st_mtime_ns} ns"
+    return path_md5(path)
+
+
 def _hash_inputs(plan: EvaluationPlan, origins: Sequence[object]) -> str:
-    """The MD5 of all that decides the episodes; `origins`: the policy, versions and commit, and the code."""
+    """The MD5 of what decides the episodes, or the record: `plan`, and `origins`, such as the policy and the
+    code."""
     inputs = [asdict(plan.spec), _items_md5(plan), plan.pipeline.model_dump(mode="json"), *origins]
     return text_md5(json.dumps(inputs, sort_keys=True))
 
@@ -129,8 +157,8 @@ def _hash_inputs(plan: EvaluationPlan, origins: Sequence[object]) -> str:
 def _partial_file(digest: str, out: Path) -> Path:
     """The file of the episodes that have ended of the inputs with this `digest`; those of others are
     deleted."""
-    file = out / f"{TRAJECTORIES}.{digest[:8]}.partial"
-    for other in out.glob(f"{TRAJECTORIES}.*.partial"):
+    file = out / _PARTIAL.replace("*", digest[:8])
+    for other in out.glob(_PARTIAL):
         if other != file:
             other.unlink()
     return file

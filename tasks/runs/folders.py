@@ -29,8 +29,8 @@ RECORD = "record.json"
 TRAJECTORIES = "trajectories.jsonl"
 """Beside it: every episode, the failed ones included."""
 UNRECORDED = "unrecorded"
-"""Beside it, from the end of an evaluation with `--track` until MLflow has recorded it: the hash of what
-decides the record."""
+"""Present beside it from the end of a tracked evaluation until MLflow has it; holds the hash of the record's
+inputs."""
 ANNOTATIONS = "annotations.jsonl"
 """The file in a run's folder that `tasks/viewer/annotations.py` writes."""
 QUICK_EVALUATION = "quick evaluation"

@@ -1,6 +1,7 @@
 """Any policy on any environment, and the paired comparison of two evaluations, with numbers done by hand."""
 
 import inspect
+import os
 import re
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ from flows.program import PROGRAM
 from tasks.config.parameters import write_changes
 from tasks.data.hashes import path_md5
 from tasks.data.trajectories import read_trajectories, write_trajectories
-from tasks.evaluation.evaluate import default_folder, evaluate_policy, plan_evaluation
+from tasks.evaluation.evaluate import MAX_HASHED_BYTES, default_folder, evaluate_policy, plan_evaluation
 from tasks.evaluation.intervals import wilson
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.pass_at_k import pass_rates
@@ -145,41 +146,116 @@ def test_a_killed_evaluation_resumes_and_one_at_work_is_not_disturbed(tmp_path: 
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_an_evaluation_resumes_if_its_uncommitted_files_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    git("init", "-q", cwd=tmp_path)
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, a Git repository with one commit."""
+    folder = tmp_path / "repository"
+    git("init", "-q", str(folder), cwd=tmp_path)
     identity = ("-c", "user.name=t", "-c", "user.email=t@t")
-    git(*identity, "commit", "-q", "--allow-empty", "-m", "first", cwd=tmp_path)
-    out, commands = Path("out"), tmp_path / ".git" / "commands"
+    git(*identity, "commit", "-q", "--allow-empty", "-m", "first", cwd=folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def begin(policy: SavedPolicy | Endpoint) -> str:
+    """Evaluate until the first of eight episodes ends; returns the note."""
+    notes: list[str] = []
+
+    def stop(done: int, total: int) -> None:
+        raise RuntimeError("stopped")
+
+    out = Path("out")
+    plan = plan_evaluation(EvaluationRequest(envs=(SAY,), samples=4), policy, out=out)
+    with pytest.raises(RuntimeError, match="stopped"):
+        evaluate_policy(plan, policy, out=out, progress=Progress(on_episodes=stop, on_note=notes.append))
+    return " ".join(notes)
+
+
+def is_resumed(policy: SavedPolicy | Endpoint) -> bool:
+    note = begin(policy)
+    assert not note or re.fullmatch("resumes: . of 8 episodes had ended", note)
+    return bool(note)
+
+
+def test_an_evaluation_resumes_if_its_uncommitted_files_are_the_same(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = repository / ".git" / "commands"
     monkeypatch.setenv("GIT_TRACE", str(commands))
-
-    def begin() -> list[str]:
-        """Evaluate until the first of eight episodes ends; returns the notes."""
-        notes: list[str] = []
-
-        def stop(done: int, total: int) -> None:
-            raise RuntimeError("stopped")
-
-        plan = plan_evaluation(EvaluationRequest(envs=(SAY,), samples=4), policy, out=out)
-        with pytest.raises(RuntimeError, match="stopped"):
-            evaluate_policy(plan, policy, out=out, progress=Progress(on_episodes=stop, on_note=notes.append))
-        return notes
-
     with chat_server(lambda body: says("Action: 6")) as server, Path("rows.bin").open("wb") as rows:
         policy = find_policy(NamedPolicy(policy=server.url, model="toy"))
         rows.truncate(MAX_PATCH_BYTES + 1)
-        assert begin() == []
+        assert not is_resumed(policy)
         assert commands.read_text().count("git status") == 1
-        (note,) = begin()
-        assert re.fullmatch("resumes: . of 8 episodes had ended", note)
+        assert is_resumed(policy)
         rows.write(b"1")
         rows.flush()
-        assert begin() == []
+        assert not is_resumed(policy)
         Path(".git", "index").write_bytes(b"no index")
-        unknown = ["not all uncommitted files can be read: this begins anew, and cannot be resumed"]
-        assert (begin(), begin()) == (unknown, unknown)
+        unknown = (
+            "Git does not list the uncommitted files, so this evaluation begins anew and cannot be resumed; "
+            "check `git status`"
+        )
+        assert (begin(policy), begin(policy)) == (unknown, unknown)
+
+
+def test_of_links_large_files_and_inner_repositories_only_what_is_code_is_read(
+    repository: Path, tmp_path: Path
+) -> None:
+    elsewhere, large_file, link = tmp_path / "elsewhere", Path("rows.bin"), Path("data")
+    elsewhere.mkdir()
+    link.symlink_to(elsewhere)
+    git("init", "-q", "inner", cwd=repository)
+    code = Path("inner", "code.py")
+    code.write_text("a = 1\n")
+    with large_file.open("wb") as rows:
+        rows.truncate(MAX_HASHED_BYTES + 1)
+
+    def write(content: bytes, *, at_s: int) -> None:
+        with large_file.open("r+b") as rows:
+            rows.write(content)
+        os.utime(large_file, (at_s, at_s))
+
+    write(b"1", at_s=1)
+    with chat_server(lambda body: says("Action: 6")) as server:
+        policy = find_policy(NamedPolicy(policy=server.url, model="toy"))
+        assert not is_resumed(policy)
+        (elsewhere / "rows.jsonl").touch()
+        Path("inner", ".git", "commands").touch()
+        write(b"2", at_s=1)
+        assert is_resumed(policy)
+        write(b"2", at_s=2)
+        assert not is_resumed(policy)
+        code.write_text("a = 2\n")
+        assert not is_resumed(policy)
+        link.unlink()
+        link.symlink_to(repository)
+        assert not is_resumed(policy)
+
+
+def test_a_file_that_cannot_be_read_is_named(repository: Path) -> None:
+    name = "a" * 300  # longer than a file system allows, so that every question about it fails
+    empty = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"  # the hash of a file without content
+    git("update-index", "--add", "--cacheinfo", f"100644,{empty},{name}", cwd=repository)
+    with chat_server(lambda body: says("Action: 6")) as server:
+        note = begin(find_policy(NamedPolicy(policy=server.url, model="toy")))
+    assert note.startswith(f"{name} cannot be read (File name too long), so this evaluation begins anew")
+
+
+def test_a_finished_evaluation_that_is_not_recorded_outlives_edits(repository: Path) -> None:
+    out = Path("out")
+    with chat_server(lambda body: says("Action: 6")) as server:
+        policy = find_policy(NamedPolicy(policy=server.url, model="toy"))
+        plan = plan_evaluation(EvaluationRequest(envs=(SAY,)), policy, out=out)
+        record = evaluate_policy(plan, policy, out=out, is_tracked=True)
+        Path("notes.txt").touch()
+        assert evaluate_policy(plan, policy, out=out, is_tracked=True) == record
+        assert len(server.requests) == 2
+        # A kill left this: not all trajectories are in their place.
+        Path(out, "trajectories.jsonl").rename(out / "trajectories.jsonl.0.partial")
+        assert evaluate_policy(plan, policy, out=out, is_tracked=True).provenance["git.dirty"] == "true"
+    assert len(server.requests) == 4
+    assert len(read_trajectories(out / "trajectories.jsonl")) == 2
 
 
 def test_failed_episodes_are_counted_and_are_no_zeros(tmp_path: Path) -> None:
