@@ -40,7 +40,7 @@ FOLDER = "wingspan.folder"
 """The label of a flow run with the folder in which it works, an absolute path."""
 
 RESTART = Backoff(max_attempts=8, first_s=1.0, max_s=15.0)
-"""A run's attempts to reach a server that restarts, in a minute. It takes 10 to 40 s to start."""
+"""A run's attempts to reach a server that restarts, in about a minute. It takes 10 to 40 s to start."""
 BEGIN_S = 300.0
 """The time in which a deployed run begins after its worker has taken it. Prefect's server keeps its place in
 the deployment's concurrency limit for as long."""
@@ -162,7 +162,8 @@ class TemporaryServer:
 def check_server() -> None:
     """Raise `ConfigError` if a Prefect server is configured that does not answer.
 
-    Within a flow run, a lasting server has answered before, and may be restarting: waits for it (`RESTART`).
+    Within a flow run, a lasting server has answered before, and may be restarting: the call waits for it
+    (`RESTART`).
     """
     url = server_url()
     if url is None:
@@ -172,20 +173,23 @@ def check_server() -> None:
     max_attempts = RESTART.max_attempts if FlowRunContext.get() and has_lasting_server() else 1
     failures = 0
     while True:
+        begin = time.monotonic()
         try:
             # Any answer counts: Prefect's client checks the authorization.
             httpx.get(f"{url.rstrip('/')}/health", timeout=5)
             break
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             failures += 1
-            if failures == max_attempts:
+            is_invalid = isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol)
+            if failures == max_attempts or is_invalid:
                 raise ConfigError(
                     f"PREFECT_API_URL={url} does not answer ({error}); start that server, or unset the "
                     "variable (in a profile: prefect config unset PREFECT_API_URL) to use a temporary one"
                 ) from None
             if failures == 1:
-                log_in_run(f"{url} does not answer ({error}); waiting a minute for it", logging.WARNING)
-        time.sleep(RESTART.wait_s(failures))
+                log_in_run(f"{url} does not answer ({error}); waiting about a minute for it", logging.WARNING)
+        # Counted from the attempt's beginning, so that attempts that time out add little to the minute.
+        time.sleep(max(0.0, begin + RESTART.wait_s(failures) - time.monotonic()))
     if failures:
         log_in_run(f"{url} answers again")  # the line before may not have reached Prefect's page
 
@@ -273,7 +277,8 @@ def take_over(folder: Path, *, flow_run_id: UUID | None) -> None:
     lock of the folder, so that run is certainly dead. A retry of Prefect's has the same id. Runs that were
     killed in other folders are marked as well.
     """
-    check_server()  # a new client of Prefect's does not wait for it
+    if has_lasting_server():
+        check_server()  # it may be restarting, and a new client of Prefect's does not wait for it
     from prefect.client.orchestration import get_client
     from prefect.states import Crashed
 
@@ -328,7 +333,8 @@ def mark_killed_runs() -> None:
 
 
 def _is_lost(client: "SyncPrefectClient", run: "FlowRun") -> bool:
-    """Whether a worker took the pending flow run more than `BEGIN_S` ago, to work in this folder."""
+    """Whether a worker took the pending flow run more than `BEGIN_S` ago, to work in a folder of the
+    same path as this one."""
     from prefect.exceptions import ObjectNotFound
 
     if run.deployment_id is None or run.state is None:

@@ -35,6 +35,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from envs.errors import ConfigError, WingspanError
+from envs.files import read_json
 from envs.network.client import Backoff
 from flows.display.display import Display
 from flows.evaluate_policy import evaluate_policy
@@ -48,6 +49,7 @@ from flows.plan import Plan
 from flows.run import Run
 from tasks.config.pipelines import load_pipeline
 from tasks.data.collapse import Alert
+from tasks.runs.folders import FLOW_RUN
 from tasks.runs.progress import Progress
 from tasks.runs.rounds import RoundResult
 from tasks.tracking.model import Promotion
@@ -524,7 +526,7 @@ class _OnWaiting(logging.Handler):
         self._act = act
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "waiting a minute" in record.getMessage():
+        if "waiting about a minute" in record.getMessage():
             self._act()
 
 
@@ -556,6 +558,31 @@ def test_a_run_waits_for_a_server_that_restarts(
         check_server()
     in_flow(check_during_restart)
     in_flow(check_without_restart)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:4200/api", "http://127.0.0.1:port/api"])
+def test_a_run_does_not_wait_for_an_address_that_is_none(
+    client: SyncPrefectClient, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(_: str) -> None:
+        with pytest.raises(ConfigError, match=f"PREFECT_API_URL={url} does not answer"):
+            check_server()
+
+    monkeypatch.setattr("flows.orchestrator.runs.RESTART", Backoff(max_attempts=2, first_s=0.5))
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    in_flow(check)
+    assert not [line for line in caplog.messages if "waiting" in line]
+
+
+def test_a_run_on_the_temporary_server_takes_over_whether_or_not_that_answers_at_once(
+    client: SyncPrefectClient, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.mkdir(parents=True)
+    url = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("PREFECT_API_URL", url)  # for the check alone, as above
+    monkeypatch.setenv("WINGSPAN_TEMPORARY_PREFECT", url)
+    run_id = in_flow(lambda own_id: take_over(workspace, flow_run_id=UUID(own_id)))
+    assert read_json(workspace / FLOW_RUN)["flow_run_id"] == run_id
 
 
 def test_more_slots_than_there_are_is_refused(client: SyncPrefectClient) -> None:
