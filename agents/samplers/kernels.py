@@ -16,7 +16,7 @@ _LEAST_EXPONENT, _MOST_EXPONENT = np.float32(-126.0), np.float32(126.0)
 _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
 _MINUS_INFINITY = np.float32(-np.inf)
 _LEAST_MASS = np.float32(2.0**-125)
-"""Less counts as 0: `exponential` gives about as much for everything below."""
+"""Less counts as 0: `exponential_of` gives about as much for everything below."""
 _BLOCK = 16
 """Tokens whose mass is added up before one of them is looked for."""
 
@@ -30,7 +30,7 @@ def _float_of_bits(_, bits):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=True, inline="always")
-def exponential(number):  # type: ignore[no-untyped-def]
+def exponential_of(number):  # type: ignore[no-untyped-def]
     """The exponential of a float32; a loop of it becomes vector instructions."""
     x = min(max(number * _LOG2_E, _LEAST_EXPONENT), _MOST_EXPONENT)
     whole = int32(np.floor(x + float32(0.5)))
@@ -61,7 +61,7 @@ def exponentiate_scores(scores):  # type: ignore[no-untyped-def]
     """Replace `scores` [C] by exp(score - highest score), and return their sum."""
     highest, total = highest_of(scores), float32(0.0)
     for c in range(scores.shape[0]):
-        scores[c] = exponential(scores[c] - highest)
+        scores[c] = exponential_of(scores[c] - highest)
         total += scores[c]
     return total
 
@@ -119,7 +119,7 @@ def exponentiate_logits(logits, temperature, masses):  # type: ignore[no-untyped
     for v in range(logits.shape[0]):
         check += float32(0.0) * (logits[v] if logits[v] != _MINUS_INFINITY else float32(0.0))
     for v in range(logits.shape[0]):
-        mass = exponential((logits[v] - highest) * factor)
+        mass = exponential_of((logits[v] - highest) * factor)
         masses[v] = mass if mass >= _LEAST_MASS else float32(0.0)
     total = _add_up(masses) + float64(check)
     return total, float64(highest) * float64(factor) + math.log(total)

@@ -160,7 +160,7 @@ def test_completions_that_start_again_with_the_same_weights(
     assert play(engine, EpisodeSet(), rng=random.Random(7), patience=0.4) == reference
 
 
-@pytest.mark.parametrize(("temperature", "least_accepted"), [(0, 0.9), (0.02, 0.2), (0.1, 0.0)])
+@pytest.mark.parametrize(("temperature", "least_accepted"), [(0, 0.9), (0.02, 0.2)])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_however_many_tokens_are_drafted(
     model: Any, temperature: float, least_accepted: float, threads: int, monkeypatch: pytest.MonkeyPatch
@@ -173,8 +173,8 @@ def test_however_many_tokens_are_drafted(
         monkeypatch.setattr(engine_module, "MAX_DRAFT", max_draft)
         engine = make_engine(model, seed=3, threads=threads)
         completions: dict[str, Completion] = {}
-        for time in "ab":
-            prompts = {f"{time}{i}": _tokens(f"opening {i // GROUP}", 50) for i in range(2 * GROUP)}
+        for wave in "ab":
+            prompts = {f"{wave}{i}": _tokens(f"opening {i // GROUP}", 50) for i in range(2 * GROUP)}
             completions |= complete(engine, prompts, params=params)
         completions_by_draft.append(completions)
         stats = engine.stats
@@ -185,3 +185,13 @@ def test_however_many_tokens_are_drafted(
             assert stats.accepted_tokens >= least_accepted * 2 * GROUP * 40 * 4 // 5
             assert stats.drafted_tokens > stats.accepted_tokens or temperature == 0
     assert completions_by_draft[1:] == completions_by_draft[:1] * 3
+
+
+def test_text_that_does_not_repeat_itself_is_hardly_drafted(model: Any) -> None:
+    """However full the table is: a run of other tokens is no reason for a draft."""
+    engine = make_engine(model, seed=3)
+    params = SamplingParams(max_tokens=30, temperature=3.0)
+    for wave in range(4):
+        prompts = {f"{wave} {i}": _tokens(f"text {wave} {i}", 200) for i in range(20)}
+        complete(engine, prompts, params=params)
+    assert engine.stats.drafted_tokens < engine.stats.sampled_tokens / 20

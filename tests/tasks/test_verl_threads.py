@@ -44,3 +44,22 @@ def test_threads_add_gradients_of_one_row_in_order() -> None:
         [sys.executable, "-c", SHARED_ROW], stdout=subprocess.PIPE, check=True, text=True
     ).stdout
     assert output.split() == ["True"] * 20
+
+
+SUBNORMAL = """
+import torch
+from tasks.verl.cpu.engine import configure_torch
+
+configure_torch(1)
+numbers = torch.full((8_000_000,), 1e-39)  # enough of them for every thread
+print(torch.get_num_threads(), (numbers * 0.5).view(torch.int32).count_nonzero().item())
+"""
+
+
+@pytest.mark.heavy
+def test_every_thread_computes_with_normal_numbers_alone() -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    output = subprocess.run(
+        [sys.executable, "-c", SUBNORMAL], env=environment, stdout=subprocess.PIPE, check=True, text=True
+    ).stdout
+    assert output.split()[1] == "0"

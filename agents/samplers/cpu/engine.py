@@ -34,7 +34,7 @@ CHUNK = 256
 HOT_BYTES = 2e6
 """Keys and values of the sequences that are advanced together. More of them than the processor's cache holds
 would be read from memory at every step, which takes longer than to read the weights more often."""
-PATIENCE = 500
+PATIENCE = 250
 """Steps after which the sequence that has waited for longest goes first."""
 SMALL_MODEL_BYTES = 8e6
 """Weights beyond this are read from memory at every step anyway: then all sequences advance together."""
@@ -224,14 +224,14 @@ class CpuEngine:
         """Give waiting requests their slots, as far as there are any, and compute new prompts."""
         for episode, request in list(self._waiting.items()):
             if sequence := self._scheduler.resume(episode, request.prompt_ids):
-                self._start(request, sequence, drafted=sequence.num_cached)
+                self._start(request, sequence, num_drafted=sequence.num_cached)
                 self._count(reused_tokens=sequence.num_cached)
         new_prefixes: list[Prefix] = []
         for episode, request in list(self._waiting.items()):
             sequence = self._scheduler.admit(episode, request.prompt_ids, clock=self._clock)
             if sequence is None:
                 break
-            self._start(request, sequence, drafted=0)
+            self._start(request, sequence, num_drafted=0)
             prefix = sequence.prefix
             if prefix.is_filled or prefix in new_prefixes:
                 self._count(reused_tokens=len(prefix))
@@ -242,15 +242,15 @@ class CpuEngine:
             self._fill(new_prefixes)
             self._scheduler.evict_unused_prefixes()
 
-    def _start(self, request: SamplingRequest, sequence: CachedSequence, *, drafted: int) -> None:
-        """`drafted`: the first tokens of the sequence that are among the drafts."""
+    def _start(self, request: SamplingRequest, sequence: CachedSequence, *, num_drafted: int) -> None:
+        """Begin sampling. The first `num_drafted` tokens of the sequence are in the table of drafts."""
         del self._waiting[request.episode_id]
         # The length, too: a conversation that was shortened comes by the same positions again.
         key = random_key(self._seed, self.policy_version, request.episode_id, len(request.prompt_ids))
         self._jobs[request.episode_id] = _Job(request, key)
         sequence.last_used = self._clock
         tokens = np.array(sequence.tokens, dtype=np.int64)
-        write_sequence(self._drafts, sequence.slot, tokens, drafted, sequence.prefix.salt)
+        write_sequence(self._drafts, sequence.slot, tokens, num_drafted, sequence.prefix.salt)
         self._count(prefilled_tokens=len(sequence.tokens) - sequence.num_cached)
 
     def _fill(self, prefixes: list[Prefix]) -> None:
@@ -325,8 +325,10 @@ class CpuEngine:
             lambda part: self._model.generate(part, self._drafts, count=TOKENS_PER_STEP, max_draft=MAX_DRAFT),
         )
         tokens, logprobs = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-        forwards, drafted, accepted = np.array([part[2] for part in parts]).T.tolist()
-        self._count(forwards=max(forwards), drafted_tokens=sum(drafted), accepted_tokens=sum(accepted))
+        forwards, num_drafted, num_accepted = np.array([part[2] for part in parts]).T.tolist()
+        self._count(
+            forwards=max(forwards), drafted_tokens=sum(num_drafted), accepted_tokens=sum(num_accepted)
+        )
         completions = []
         for pair, count, row, row_logprobs in zip(
             pairs, (tokens >= 0).sum(axis=1).tolist(), tokens.tolist(), logprobs.tolist(), strict=True

@@ -25,10 +25,11 @@ from numba.core.typing.templates import Signature
 from numba.extending import intrinsic
 
 from agents.samplers import kernels
-from agents.samplers.cpu import drafts, tiles
+from agents.samplers.cpu import drafts as draft_tokens
+from agents.samplers.cpu import tiles
 from agents.samplers.cpu.drafts import DRAFTS, add_token, draft
 from agents.samplers.cpu.tiles import BYTES, LANES, ROWS, add_product, add_rows, round_up
-from agents.samplers.kernels import draw, exponential, exponentiate_logits, exponentiate_scores, uniform
+from agents.samplers.kernels import draw, exponential_of, exponentiate_logits, exponentiate_scores, uniform
 
 _BLOCK = 48
 """Tokens that pass through a layer's inner matrices at once: their activations stay in the L2 cache."""
@@ -91,7 +92,7 @@ def _gate(gate_up, inner, output):  # type: ignore[no-untyped-def]
     for n in range(gate_up.shape[0]):
         gate, up, result = gate_up[n, :inner], gate_up[n, inner:], output[n]
         for i in range(inner):
-            result[i] = gate[i] / (float32(1.0) + exponential(-gate[i])) * up[i]
+            result[i] = gate[i] / (float32(1.0) + exponential_of(-gate[i])) * up[i]
 
 
 @njit(nogil=True, fastmath=True)
@@ -182,7 +183,9 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
                 scores[:rows, :padded] = float32(0.0)
                 add_rows(rows, queries, q, keys, LANES, panel, head_dim, padded, at_scores, stride)
                 r = 0
-                while r < rows:  # the rows of one segment, of which the last sees the most
+                # The rows of one segment, of which the last sees the most: to the others, the weights of what
+                # comes after them are 0.
+                while r < rows:
                     s = segment_of[start + r]
                     own, columns = segments[s, OWN], segments[s, OWN_COLUMNS]
                     own_keys, _ = _locate(own, columns, layer, k, sizes, value_dim)
@@ -191,8 +194,8 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
                     padded = (visible - length + LANES - 1) // LANES * LANES
                     scores[r:end_of_run, length : length + padded] = float32(0.0)
                     query, at_own = queries + BYTES * r * q, at_scores + BYTES * (r * stride + length)
-                    run = end_of_run - r
-                    add_rows(run, query, q, own_keys, LANES, panel, head_dim, padded, at_own, stride)
+                    in_run = end_of_run - r
+                    add_rows(in_run, query, q, own_keys, LANES, panel, head_dim, padded, at_own, stride)
                     for row in range(r, end_of_run):
                         row_visible = positions[start + row] + 1
                         shares[row] = float32(1.0) / exponentiate_scores(scores[row, :row_visible])
@@ -213,9 +216,9 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
                         at_scores + BYTES * (r * stride + length),
                         at_sums + BYTES * r * value_dim,
                     )
-                    run = end_of_run - r
+                    in_run = end_of_run - r
                     add_rows(
-                        run,
+                        in_run,
                         at_own,
                         stride,
                         own_values,
@@ -276,7 +279,7 @@ _GENERATE: Signature = numba.boolean(
 # numba keeps compiled functions on disk, and takes them from there if their own file and their closure are
 # what they were: so the digest of the other files whose functions they call is a value in the closure. It is
 # the only one: a compiled function there would be another value in every process.
-_SOURCES = (tiles.__file__, kernels.__file__, drafts.__file__)
+_SOURCES = (tiles.__file__, kernels.__file__, draft_tokens.__file__)
 _DIGEST = zlib.crc32(b"".join(Path(file).read_bytes() for file in _SOURCES))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from agents.huggingface.files import PlainConfig, load_config
 from agents.samplers.cpu.drafts import Drafts
 from agents.samplers.cpu.forward import COUNT, DOWN, FIRST, GATE_UP, OUT, QKV, Model, Sizes, forward, generate
-from agents.samplers.cpu.tiles import LANES, pack, round_up
+from agents.samplers.cpu.tiles import BYTES, LANES, pack, round_up
 from agents.samplers.sampling import diverged_policy_error
 from envs.errors import ConfigError
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 MAX_ROWS = 192
-"""The most rows of a forward that drafts fill: with more, a row is no faster."""
+"""Drafts fill a forward up to this many rows: beyond it, another row saves no time."""
+DRAFT_LOGITS_BYTES = 32e6
+"""Memory of the logits of a forward with drafts: a large vocabulary leaves room for fewer rows."""
 MODEL_TYPES = ("llama", "qwen2")
 """The supported architectures, by their names in config.json."""
 
@@ -261,6 +263,7 @@ class Llama:
         offsets.flat[: len(matrices)] = np.cumsum([0, *map(len, matrices)])[:-1]
         cosine, sine = _rotation(shape, max_context=max_context)
         self.shape = shape
+        self._max_rows = min(MAX_ROWS, int(DRAFT_LOGITS_BYTES / BYTES / round_up(shape.vocab_size, LANES)))
         self._model = Model(
             sizes=shape.sizes,
             eps=np.float32(shape.rms_norm_eps),
@@ -304,7 +307,7 @@ class Llama:
             draws.temperatures,
             draws.stops,
             draws.limits,
-            self._empty_logits(max(len(sampled), MAX_ROWS)),
+            self._empty_logits(max(len(sampled), self._max_rows)),
             sampled,
             logprobs,
             counts,

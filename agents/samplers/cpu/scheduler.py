@@ -20,7 +20,7 @@ from agents.samplers.cpu.llama import ModelShape, Place
 from agents.samplers.cpu.tiles import BYTES, LANES, round_up
 from envs.errors import ConfigError
 
-GRACE_STEPS = 4
+GRACE_STEPS = 2
 """A sequence that was idle for fewer steps keeps its slot while others are active."""
 PREFIX_SHARE = 0.5
 """The share of the cache's memory for prompts that episodes share; the rest is for the episodes."""

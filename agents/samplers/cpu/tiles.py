@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
 from numba.core import cgutils
 from numba.core.base import BaseContext
@@ -18,8 +19,10 @@ from numba.extending import intrinsic
 LANES = 16
 """Columns of a vector: one register of AVX-512, two of AVX2, four of NEON."""
 ROWS = 6
-"""The most rows of a tile. With AVX2, twelve sums of one vector of columns, two registers of B and one of A
-are all that there are; with AVX-512, twelve sums of two vectors keep the units for multiply-add busy."""
+"""The most rows of a tile: with AVX2, twelve sums, two vectors of B and a number of A fill the registers."""
+_IS_WIDE = bool(get_host_cpu_features().get("avx512f"))
+"""Whether a tile of several rows has two vectors of columns: AVX-512 has the registers for it, and keeps its
+units for multiply-add busy with twelve sums only. numba compiles anew for another processor."""
 BYTES = 4
 
 
@@ -151,11 +154,12 @@ def add_rows(rows, a, a_stride, b, b_stride, b_panel, length, columns, c, c_stri
     while rows == 1 and column + 4 * LANES <= columns:
         _tile_1x4(a, 0, b, b_stride, b_panel, length, c, 0)
         b, c, column = b + 4 * BYTES * b_panel, c + 4 * BYTES * LANES, column + 4 * LANES
-    while column + 2 * LANES <= columns:
+    while (_IS_WIDE or rows == 1) and column + 2 * LANES <= columns:
         _add_wide(rows, a, a_stride, b, b_stride, b_panel, length, c, c_stride)
         b, c, column = b + 2 * BYTES * b_panel, c + 2 * BYTES * LANES, column + 2 * LANES
-    if column < columns:
+    while column < columns:
         _add_narrow(rows, a, a_stride, b, b_stride, length, c, c_stride)
+        b, c, column = b + BYTES * b_panel, c + BYTES * LANES, column + LANES
 
 
 @njit(nogil=True)

@@ -191,7 +191,10 @@ def configure_torch(processes: int) -> None:
 
     The first tokens of a group's responses are all predicted from the row of the prompt's last token
     (`packed_row.py`). By default, threads add their gradients to that row in the order in which they arrive.
+    Numbers too small to be normal become 0: products of small attention weights and small gradients are such,
+    and a processor takes a hundred times as long for each of them.
     """
+    torch.set_flush_denormal(True)  # first: the threads that torch starts later inherit it
     torch.set_num_threads(threads_per_process(processes))
     torch.use_deterministic_algorithms(True)
     # This costs time, and finds bugs in torch's own operations alone.
