@@ -37,6 +37,8 @@ NAME = "textcraft-cpu"
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     enter_linked_project(tmp_path, monkeypatch)
     (tmp_path / "models").symlink_to(ROOT / "models")
+    # MLflow keeps the connection of a relative address, whose file another test may have left elsewhere.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     return tmp_path
 
 
