@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from agents.rollout.rollout import rollout
 from agents.samplers.cpu import engine
@@ -45,7 +44,7 @@ def count_tokens(trajectories: Sequence[Trajectory]) -> int:
     return sum(len(turn.completion.token_ids) for t in trajectories for turn in t.turns)
 
 
-def sampled_bits(trajectories: Sequence[Trajectory]) -> list[Any]:
+def sampled_bits(trajectories: Sequence[Trajectory]) -> list[object]:
     """Tokens and log-probs of every turn."""
     return [(turn.completion.token_ids, turn.completion.logprobs) for t in trajectories for turn in t.turns]
 
@@ -61,7 +60,7 @@ def main() -> None:
     items = random.Random(0).sample(get_env("textcraft").split(0).train, arguments.items)
     seconds: dict[int, list[float]] = {engine.MAX_DRAFT: [], 0: []}
     play(arguments.policy, items[:2], temperature=1.0)  # loads what is compiled
-    reference: list[Any] | None = None
+    reference: list[object] | None = None
     for _ in range(arguments.repeats):
         for max_draft, measured in seconds.items():
             engine.MAX_DRAFT = max_draft

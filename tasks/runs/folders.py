@@ -29,7 +29,7 @@ RECORD = "record.json"
 TRAJECTORIES = "trajectories.jsonl"
 """Beside it: every episode, the failed ones included."""
 UNRECORDED = "unrecorded"
-"""Present beside it from the end of a tracked evaluation until MLflow has it; holds the hash of the record's
+"""Exists from the end of a tracked evaluation until MLflow has recorded it; holds the hash of the record's
 inputs."""
 ANNOTATIONS = "annotations.jsonl"
 """The file in a run's folder that `tasks/viewer/annotations.py` writes."""

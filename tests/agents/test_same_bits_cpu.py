@@ -89,7 +89,7 @@ def play(
 
 @pytest.fixture(scope="module")
 def reference(model: Any) -> dict[str, Played]:
-    """Each episode in an engine of its own, without drafts."""
+    """Tokens and log-probs of each episode, played in an engine of its own and without drafts."""
     turns_by_episode: dict[str, Played] = {}
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(engine_module, "MAX_DRAFT", 0)
