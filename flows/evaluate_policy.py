@@ -12,7 +12,7 @@ from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.lock import lock
 from flows.orchestrator.limits import hold_slots, needed_slots
-from flows.orchestrator.runs import take_over
+from flows.orchestrator.unfinished_runs import take_over
 from tasks.evaluation.evaluate import default_folder, plan_evaluation
 from tasks.evaluation.evaluate import evaluate_policy as evaluate
 from tasks.evaluation.models import find_policy

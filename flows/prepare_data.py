@@ -12,7 +12,7 @@ from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
 from flows.lock import lock
 from flows.orchestrator.limits import hold_slots, needed_slots
-from flows.orchestrator.runs import cancel, take_over
+from flows.orchestrator.unfinished_runs import cancel, take_over
 from flows.plan import check_preparation, make_plan
 from flows.run import open_run
 

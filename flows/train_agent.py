@@ -21,7 +21,8 @@ from flows.lineage.stages import IfChanged, Receipt, claim_checkpoints, mark_fin
 from flows.lineage.versioning import write_no_warmup
 from flows.lock import lock
 from flows.orchestrator.limits import hold_slots, needed_slots
-from flows.orchestrator.runs import cancel, orchestrate, take_over
+from flows.orchestrator.runs import orchestrate
+from flows.orchestrator.unfinished_runs import cancel, take_over
 from flows.plan import Plan, check_plan, check_run, make_plan
 from flows.run import STAGES, Run, open_run
 from tasks.evaluation.outcomes import Evaluation

@@ -209,7 +209,8 @@ def deploy(
     What is set on Prefect's page of a deployment is kept: schedules, tags, limits. Runs on this machine that
     were killed are marked as crashed.
     """
-    from flows.orchestrator.runs import check_server, mark_killed_runs, server_url
+    from flows.orchestrator.runs import check_server, server_url
+    from flows.orchestrator.unfinished_runs import mark_killed_runs
     from tasks.config.pipelines import load_pipeline, pipeline_names
 
     secrets = parse_secrets(secret or [])

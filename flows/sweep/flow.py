@@ -30,7 +30,8 @@ from flows.endings.stopping import claim_signals, on_stop
 from flows.lock import lock
 from flows.orchestrator.artifacts import artifact_key
 from flows.orchestrator.events import emit_promoted
-from flows.orchestrator.runs import cancel, orchestrate, take_over
+from flows.orchestrator.runs import orchestrate
+from flows.orchestrator.unfinished_runs import cancel, take_over
 from flows.program import PROGRAM
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
 from tasks.reporting.comparison.compare import Comparison, compare

@@ -33,7 +33,8 @@ from envs.errors import ConfigError
 from flows.cli.run import deploy as deploy_by_command
 from flows.commands.deploy import ENTRYPOINT, deploy
 from flows.evaluate_policy import evaluate_policy
-from flows.orchestrator.runs import mark_killed_runs, pull_step, take_over
+from flows.orchestrator.runs import pull_step
+from flows.orchestrator.unfinished_runs import mark_killed_runs, take_over
 from flows.sweep.flow import sweep
 from flows.train_agent import train_agent
 from tasks.config.pipelines import load_pipeline, pipeline_names
@@ -265,7 +266,7 @@ WORK = """
 import sys, time
 from pathlib import Path
 from uuid import UUID
-from flows.orchestrator.runs import take_over
+from flows.orchestrator.unfinished_runs import take_over
 from flows.lock import lock
 folder = Path(sys.argv[1])
 with lock(folder):
@@ -336,6 +337,6 @@ def test_a_run_that_was_pending_for_too_long_is_crashed(
 
     mark_killed_runs()
     assert states() == ["Pending"] * 3
-    monkeypatch.setattr("flows.orchestrator.runs.BEGIN_S", 0.0)
+    monkeypatch.setattr("flows.orchestrator.unfinished_runs.BEGIN_S", 0.0)
     mark_killed_runs()
     assert states() == ["Crashed", "Pending", "Pending"]

@@ -44,7 +44,8 @@ from flows.lock import lock
 from flows.orchestrator.events import COLLAPSE, emit
 from flows.orchestrator.limits import hold_slots, missing_limits
 from flows.orchestrator.page import PrefectPage
-from flows.orchestrator.runs import TemporaryServer, check_server, server_url, take_over
+from flows.orchestrator.runs import TemporaryServer, check_server, server_url
+from flows.orchestrator.unfinished_runs import take_over
 from flows.plan import Plan
 from flows.run import Run
 from tasks.config.pipelines import load_pipeline
