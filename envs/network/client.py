@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -24,10 +25,12 @@ MAX_DETAIL = 300
 class TryAgain(Exception):
     """A request failed and may succeed later; the text says how it failed."""
 
-    def __init__(self, text: str, *, wait_s: float | None = None) -> None:
-        """`wait_s`: what the server asks for; None leaves it to the backoff."""
+    def __init__(self, text: str, *, wait_s: float | None = None, has_progressed: bool = False) -> None:
+        """`wait_s`: what the server asks for; None leaves it to the backoff. `has_progressed`: part of the
+        work was done, so that the failures before this one do not count."""
         super().__init__(text)
         self.wait_s = wait_s
+        self.has_progressed = has_progressed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +43,42 @@ class Backoff:
     """The wait before the second attempt."""
     max_s: float = float("inf")
 
-    def wait_s(self, failures: int) -> float:
-        """Seconds to wait after `failures` attempts in a row have failed, from 1 on."""
-        return min(self.first_s * 2.0 ** (failures - 1), self.max_s)
-
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of the first attempt that does not raise `TryAgain`; raises the last one's."""
-        for failures in range(1, self.max_attempts):
+        failures = 0
+        while True:
             try:
                 return await attempt()
             except TryAgain as error:
-                wait_s = self.wait_s(failures) if error.wait_s is None else error.wait_s
-            await asyncio.sleep(min(wait_s, self.max_s))
-        return await attempt()
+                failures = self._count(failures, error)
+                wait_s = self._wait_s(failures, error)
+            await asyncio.sleep(wait_s)
+
+    def retry_sync(self, attempt: Callable[[], T]) -> T:
+        """`retry` for a function, in this thread.
+
+        Each wait is counted from the beginning of the attempt, so that attempts that time out add little.
+        """
+        failures = 0
+        while True:
+            begin = time.monotonic()
+            try:
+                return attempt()
+            except TryAgain as error:
+                failures = self._count(failures, error)
+                wait_s = self._wait_s(failures, error)
+            time.sleep(max(0.0, begin + wait_s - time.monotonic()))
+
+    def _count(self, failures: int, error: TryAgain) -> int:
+        """The number of attempts in a row that have failed, `error` included; raises it if it is the last."""
+        failures = 1 if error.has_progressed else failures + 1
+        if failures >= self.max_attempts:
+            raise error
+        return failures
+
+    def _wait_s(self, failures: int, error: TryAgain) -> float:
+        wait_s = self.first_s * 2.0 ** (failures - 1) if error.wait_s is None else error.wait_s
+        return min(wait_s, self.max_s)
 
 
 ASK = Backoff(max_attempts=4, first_s=1.0, max_s=30.0)

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import tarfile
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ import httpx
 
 from envs.errors import ConfigError, MissingDependency, WingspanError, describe
 from envs.files import lock_file, write_atomically, write_json
-from envs.network.client import Backoff
+from envs.network.client import Backoff, TryAgain
 from envs.requirements.data_sets import RECEIPT, DataFile, DataSet, FileEntry, FileFacts, read_receipt
 
 CONNECT_TIMEOUT_S = 30.0
@@ -181,22 +180,22 @@ def _download(
     url: str, part: Path, *, wants_page: bool, progress: Callable[[int, int | None], None], pause_s: float
 ) -> None:
     """Complete `part`, over as many connections as that takes."""
-    backoff = Backoff(max_attempts=ATTEMPTS, first_s=pause_s)
-    failures = 0
-    while True:
+
+    def connect() -> None:
         before = _size(part)
         try:
             _receive(url, part, wants_page=wants_page, progress=progress)
-            return
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
-            is_final = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
             size = _size(part)
-            failures = 1 if size > before else failures + 1
-            if is_final or failures == backoff.max_attempts:
-                raise DownloadFailed(
-                    f"{url}: {describe(error)}; {size} bytes are kept; run the same command to continue"
-                ) from error
-            time.sleep(backoff.wait_s(failures))
+            text = f"{url}: {describe(error)}; {size} bytes are kept; run the same command to continue"
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+                raise DownloadFailed(text) from error
+            raise TryAgain(text, has_progressed=size > before) from error
+
+    try:
+        Backoff(max_attempts=ATTEMPTS, first_s=pause_s).retry_sync(connect)
+    except TryAgain as error:
+        raise DownloadFailed(str(error)) from error
 
 
 def _receive(url: str, part: Path, *, wants_page: bool, progress: Callable[[int, int | None], None]) -> None:

@@ -22,7 +22,7 @@ import httpx
 
 from envs.errors import ConfigError, WingspanError, describe, to_line
 from envs.files import check_writable
-from envs.network.client import Backoff
+from envs.network.client import Backoff, TryAgain
 from flows.lineage.stages import Receipt
 
 if TYPE_CHECKING:
@@ -156,27 +156,32 @@ def check_server() -> None:
         return
     from prefect.context import FlowRunContext
 
-    max_attempts = RESTART.max_attempts if FlowRunContext.get() and has_lasting_server() else 1
-    failures = 0
-    while True:
-        begin = time.monotonic()
+    is_waited_for = FlowRunContext.get() is not None and has_lasting_server()
+    has_failed = False
+
+    def ask() -> None:
+        nonlocal has_failed
         try:
             # Any answer counts: Prefect's client checks the authorization.
             httpx.get(f"{url.rstrip('/')}/health", timeout=5)
-            break
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            failures += 1
+            text = (
+                f"PREFECT_API_URL={url} does not answer ({error}); start that server, or unset the variable "
+                "(in a profile: prefect config unset PREFECT_API_URL) to use a temporary one"
+            )
             is_invalid = isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol)
-            if failures == max_attempts or is_invalid:
-                raise ConfigError(
-                    f"PREFECT_API_URL={url} does not answer ({error}); start that server, or unset the "
-                    "variable (in a profile: prefect config unset PREFECT_API_URL) to use a temporary one"
-                ) from None
-            if failures == 1:
+            if is_invalid or not is_waited_for:
+                raise ConfigError(text) from None
+            if not has_failed:
                 log_in_run(f"{url} does not answer ({error}); waiting about a minute for it", logging.WARNING)
-        # Counted from the attempt's beginning, so that attempts that time out add little to the minute.
-        time.sleep(max(0.0, begin + RESTART.wait_s(failures) - time.monotonic()))
-    if failures:
+            has_failed = True
+            raise TryAgain(text) from None
+
+    try:
+        RESTART.retry_sync(ask)
+    except TryAgain as error:
+        raise ConfigError(str(error)) from None
+    if has_failed:
         log_in_run(f"{url} answers again")  # the line before may not have reached Prefect's page
 
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.data_sets import DATA_SETS, RECEIPT, DataFile, DataSet, read_receipt, register_data_set
-from envs.requirements.downloads import DownloadFailed, faults, pull
+from envs.requirements.downloads import ATTEMPTS, DownloadFailed, faults, pull
 from flows.cli.app import app
 from tests.support.http_server import serving_in_thread
 
@@ -95,6 +95,13 @@ def test_a_download_that_breaks_off_goes_on_where_it_stopped(server: Server) -> 
     folder = fetch(a_set(server, "big.bin"))
     assert (folder / "big.bin").read_bytes() == BODY
     assert server.requests == [None, "bytes=1000000-", "bytes=2000000-"]
+
+
+def test_a_download_that_gets_on_may_break_off_more_often_than_one_that_does_not(server: Server) -> None:
+    server.cuts, server.cut_at = 2 * ATTEMPTS, 100_000
+    folder = fetch(a_set(server, "big.bin"))
+    assert (folder / "big.bin").read_bytes() == BODY
+    assert len(server.requests) == 2 * ATTEMPTS + 1
 
 
 def test_one_that_was_given_up_goes_on_at_the_next_command(server: Server) -> None:
