@@ -68,13 +68,11 @@ def head_commit() -> str | None:
 def uncommitted_files(*, leave_out: Sequence[Path] = ()) -> list[str] | None:
     """Files that differ from the commit, relative to the working directory, without those that Git ignores,
     `dvc.lock`, and the files and folders of `leave_out`; a repository within this one is one of them, with a
-    slash at its end. Empty outside of a repository; None if Git is missing, refuses or fails, or takes longer
+    slash at its end. None outside of a repository, and if Git is missing, refuses or fails, or takes longer
     than `GIT_S`."""
     prefix = _git("rev-parse", "--show-prefix")
     if prefix is None:
-        folder = Path.cwd()
-        is_repository = any(os.path.lexists(place / ".git") for place in (folder, *folder.parents))
-        return None if is_repository else []
+        return None
     lines = _git("status", "--porcelain", "--no-renames", "-uall", "-z", "--", *_pathspecs(leave_out))
     if lines is None:
         return None

@@ -237,7 +237,7 @@ def test_a_prompt_is_listed_with_its_hash_and_its_text_is_in_the_patch(project: 
 def test_outside_of_a_repository_there_is_no_commit(project: Path) -> None:
     shutil.rmtree(".git")
     lineage = record(make_plan(), "prepare")
-    assert (lineage.code.commit, lineage.code.uncommitted) == (None, ())
+    assert (lineage.code.commit, lineage.code.uncommitted) == (None, None)
 
 
 def stage_elsewhere(name: str, workspace: str, overrides: Mapping[str, Any] | None = None) -> Stage:

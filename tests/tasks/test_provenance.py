@@ -45,8 +45,12 @@ def test_what_git_refuses_to_say_is_unknown_and_not_nothing(
     assert uncommitted_files() is None
     monkeypatch.setenv("PATH", str(below))  # there is no Git
     assert uncommitted_files() is None
+
+
+def test_outside_of_a_repository_changes_are_unknown(repository: Path) -> None:
     (repository / ".git").rename(repository / "no-git")
-    assert uncommitted_files() == []
+    assert uncommitted_files() is None
+    assert "git.dirty" not in provenance(envs=[], uncommitted=uncommitted_files())  # there is no commit
 
 
 @pytest.mark.parametrize(
