@@ -175,9 +175,17 @@ class Bench:
         }
 
     def prepare(self) -> dict[str, Life]:
-        """Run undisturbed, unless that was done; returns when the processes of such a run live."""
+        """Run undisturbed, unless that was done; returns when the processes of such a run live.
+
+        Raises `SystemExit` if it was done with other servers.
+        """
         if self._lives.exists():
-            return {name: Life(**life) for name, life in json.loads(self._lives.read_text()).items()}
+            lives = {name: Life(**life) for name, life in json.loads(self._lives.read_text()).items()}
+            servers = [name for name in SERVERS if name in lives]
+            if set(servers) != self._servers.keys():
+                needed = f"with --servers {' '.join(servers)}" if servers else "without --servers"
+                raise SystemExit(f"the runs in {self.folder} are {needed}; give that, or another --folder")
+            return lives
         self.folder.mkdir(parents=True, exist_ok=True)
         for folder in (self.workspace, self._undisturbed, self._start):
             shutil.rmtree(folder, ignore_errors=True)
@@ -396,8 +404,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if PrefectWorker.name in arguments.servers and PrefectServer.name not in arguments.servers:
         parser.error(f"--servers {PrefectWorker.name} needs {PrefectServer.name} as well")
-    if STARTING in (arguments.processes or ()) and PrefectWorker.name not in arguments.servers:
+    processes = arguments.processes or ()
+    if STARTING in processes and PrefectWorker.name not in arguments.servers:
         parser.error(f"--processes {STARTING} needs --servers {PrefectServer.name} {PrefectWorker.name}")
+    if missing := [name for name in SERVERS if name in processes and name not in arguments.servers]:
+        names = " ".join(missing)
+        parser.error(f"--processes {names} needs --servers {names} as well")
     folder = arguments.folder.resolve() / "servers"
     servers = [
         server(folder, pipeline=arguments.pipeline)
