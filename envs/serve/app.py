@@ -12,6 +12,7 @@ import logging
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -64,13 +65,22 @@ class EnvServer:
         routes = protocol_routes(self._agentgym, spec, reset=self._reset, step=self._step, state=self._state)
         name = constant(greeting(spec.name))
         routes.append(EnvRoute("GET", "/", name, "Name of the environment", answer=str))
-        document: dict[str, object] = {}
-        routes.append(EnvRoute("GET", "/openapi.json", constant(document), "This document"))
-        document |= make_openapi(spec.name, routes, needs_token=bool(self._tokens))
-        routes.append(EnvRoute("GET", "/metrics", self._metrics, ""))
+
+        @cache  # on the first request: it takes longer than all else that the server does at its start
+        def document() -> dict[str, object]:
+            return make_openapi(spec.name, routes, needs_token=bool(self._tokens))
+
+        async def answer_document(_: HttpCall) -> object:
+            return await asyncio.to_thread(document)  # steps go on
+
+        routes.append(EnvRoute("GET", "/openapi.json", answer_document, "This document"))
+        metrics = EnvRoute("GET", "/metrics", self._metrics, "")  # not in the document
         app = Starlette(
             routes=[
-                *(Route(route.path, self._endpoint(route), methods=[route.method]) for route in routes),
+                *(
+                    Route(route.path, self._endpoint(route), methods=[route.method])
+                    for route in (*routes, metrics)
+                ),
                 WebSocketRoute("/ws", self._socket),
                 WebSocketRoute("/{path:path}", self._unknown_socket),
                 Route("/ws", self._endpoint(EnvRoute("GET", "/ws", self._upgrade, ""))),
