@@ -125,12 +125,13 @@ class EnvSpec:
         sides: dict[int, str] = {}
         for side, items in (("training", split.train), ("test", split.test)):
             for item in items:
-                if (earlier := sides.get(item.index)) is not None:
+                index = item.index
+                if (earlier := sides.get(index)) is not None:
                     cause = (
                         f"twice among the {side} items" if earlier == side else "for training and for test"
                     )
                     raise ConfigError(f"{where} has {item.item_id} {cause}; return each item once")
-                sides[item.index] = side
+                sides[index] = side
         return split
 
     def solve(self, item: Item) -> Sequence[ExpertStep]:
