@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 
+from agents.huggingface.models import AutoModelForCausalLM
 from agents.samplers.cpu.engine import CpuEngine, SamplingRequest
 from agents.samplers.cpu.llama import model_shape
 from agents.types import Completion, SamplingParams
@@ -35,19 +36,15 @@ def make_model(kind: str, *, seed: int = 0) -> transformers.PreTrainedModel:
         config = transformers.LlamaConfig(
             **SIZES, num_key_value_heads=4, tie_word_embeddings=True, rope_parameters=rope(1e6), head_dim=8
         )
-        model = transformers.LlamaForCausalLM(config)
     elif kind == "gqa-untied":
-        model = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                **SIZES, num_key_value_heads=2, tie_word_embeddings=False, rope_parameters=rope(1e4)
-            )
+        config = transformers.LlamaConfig(
+            **SIZES, num_key_value_heads=2, tie_word_embeddings=False, rope_parameters=rope(1e4)
         )
     else:
-        model = transformers.Qwen2ForCausalLM(
-            transformers.Qwen2Config(
-                **SIZES, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters=rope(1e5)
-            )
+        config = transformers.Qwen2Config(
+            **SIZES, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters=rope(1e5)
         )
+    model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         # gains and biases start at 1 and 0, where forgetting them goes unseen
         if "norm" in name or "bias" in name:

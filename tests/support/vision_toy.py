@@ -12,6 +12,7 @@ from typing import Any
 import PIL.Image
 import transformers
 
+from agents.huggingface.models import AutoModelForImageTextToText
 from envs.types import Message
 from tests.support.toy import CHATML, toy_tokenizer
 
@@ -142,6 +143,6 @@ def save_vision_model(folder: Path, *, seed: int = 0) -> Path:
     import torch
 
     torch.manual_seed(seed)
-    transformers.Qwen2VLForConditionalGeneration(tiny_config()).save_pretrained(folder)
+    AutoModelForImageTextToText.from_config(tiny_config()).save_pretrained(folder)
     vision_tokenizer().save_pretrained(folder)
     return folder
