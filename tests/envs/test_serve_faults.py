@@ -13,6 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from envs.errors import EnvCrashed
+from envs.network.client import tls_context
 from envs.registry import EnvSpec, Split
 from envs.remote.servers import Servers
 from envs.serve.limits import ServerLimits
@@ -54,7 +55,7 @@ def serving(
     async def main() -> None:
         async with (
             listening(spec, limits=ServerLimits(**limits)) as url,
-            httpx.AsyncClient(base_url=url) as http,
+            httpx.AsyncClient(base_url=url, verify=tls_context()) as http,
         ):
             await talk(url, http)
         assert all(env.is_closed for env in envs if env not in left)

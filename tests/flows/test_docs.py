@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -257,9 +258,14 @@ def check_command(words: list[str]) -> None:
             assert program in PROGRAMS, f"{program}: add a check for it, or its name to PROGRAMS"
 
 
+@cache
+def wingspan() -> Any:
+    return typer.main.get_command(app)
+
+
 def find_command(words: list[str], command: Any = None) -> tuple[click.Command, list[str]]:
     """The command that `words` begin with, and the rest."""
-    command = typer.main.get_command(app) if command is None else command
+    command = wingspan() if command is None else command
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         assert words[0] in command.commands, f"no command {words[0]!r}"
         command, words = command.commands[words[0]], words[1:]
@@ -295,6 +301,11 @@ READERS_FILES = ("agents/custom", "data/")
 """Paths of files that the reader writes, or that a run writes."""
 
 
+@cache
+def module_names() -> set[str]:
+    return {file.name for folder in TOP_LEVEL for file in (ROOT / folder).rglob("*.py")}
+
+
 def prose(page: Path) -> str:
     return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
@@ -317,7 +328,6 @@ def test_relative_links_resolve(page: Path) -> None:
 
 @pytest.mark.parametrize("page", CURRENT_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_in_backticks_exist(page: Path) -> None:
-    modules = {file.name for folder in TOP_LEVEL for file in (ROOT / folder).rglob("*.py")}
     for text in re.findall(r"`([\w.\-/*]+)`", prose(page)):
         if text.startswith(READERS_FILES) or "NNNN" in text:
             continue
@@ -326,7 +336,7 @@ def test_paths_in_backticks_exist(page: Path) -> None:
         if "/" in text and text.partition("/")[0] in TOP_LEVEL:
             assert any(ROOT.glob(text.rstrip("/"))), text
         elif text.endswith(".py"):
-            assert text.rpartition("/")[2] in modules, text
+            assert text.rpartition("/")[2] in module_names(), text
 
 
 def test_every_page_is_linked_from_the_readme() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from envs.network.client import tls_context
 from envs.registry import EnvSpec
 from envs.serve.app import EnvServer
 from envs.serve.limits import ServerLimits
@@ -68,7 +69,7 @@ async def listening(
 async def wait_for_metric(url: str, name: str, value: int, *, token: str | None = None) -> None:
     """Wait until a server's metric, whose name includes its labels, is `value`."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers) as http:
+    async with httpx.AsyncClient(base_url=url, headers=headers, verify=tls_context()) as http:
 
         async def has_value() -> bool:
             return f"{name} {value:.1f}" in (await http.get("/metrics")).text.splitlines()

@@ -174,6 +174,7 @@ print("trained with")
 """
 
 
+@pytest.mark.heavy
 def test_a_distribution_brings_an_algorithm(tmp_path: Path) -> None:
     entry_points = "[wingspan.algorithms]\ndoubled = acme_doubled:Doubled\n"
     install(tmp_path, name="acme_doubled", entry_points=entry_points, module=ALGORITHM)

@@ -16,6 +16,7 @@ import pytest
 
 from agents.types import Trajectory
 from envs.builtin.browser.program import CHROMIUM
+from envs.network.client import tls_context
 from tasks.config.parameters import write_changes
 from tasks.data.trajectories import write_trajectories
 from tasks.evaluation.forks.parents import find_parent
@@ -48,7 +49,10 @@ def run_folder(tmp_path: Path) -> Path:
 @contextmanager
 def viewing(folder: Path, *, host: str = "127.0.0.1") -> Iterator[httpx.Client]:
     app = viewer_app(Viewer([folder.parent], cache=folder.parent.parent / "cache"), host=host)
-    with serving_in_thread(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with (
+        serving_in_thread(app) as url,
+        httpx.Client(base_url=url, timeout=60, verify=tls_context()) as client,
+    ):
         client.headers[forks_module.KEY_HEADER] = client.get("/api/key").json()["key"]
         yield client
 

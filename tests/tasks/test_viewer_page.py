@@ -17,6 +17,7 @@ import pytest
 
 from agents.types import Trajectory
 from envs.builtin.browser.program import CHROMIUM
+from envs.network.client import tls_context
 from envs.types import Image, Item
 from tasks.data.trajectories import trajectory_to_dict, write_trajectories
 from tasks.data.updates import TrajectoryUpdate, TurnUpdate, update_file, write_updates
@@ -122,7 +123,10 @@ def toy(tmp_path: Path) -> Path:
 def viewing(folder: Path, *, token: str | None = None, **options: Any) -> Iterator[httpx.Client]:
     viewer = Viewer([folder.parent], cache=folder.parent.parent / "cache")
     app = viewer_app(viewer, host="127.0.0.1", token=token)
-    with serving_in_thread(app) as url, httpx.Client(base_url=url, timeout=30, **options) as client:
+    with (
+        serving_in_thread(app) as url,
+        httpx.Client(base_url=url, timeout=30, verify=tls_context(), **options) as client,
+    ):
         yield client
 
 
