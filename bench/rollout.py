@@ -1,7 +1,8 @@
-"""The cost of the rollout core alone: a scripted policy acts in TextCraft, in process.
+"""The cost of the rollout core alone: a scripted policy acts in TextCraft, in process or on HTTP servers.
 
     python -m bench.rollout --episodes 512 --turns 10 --latency 0
     python -m bench.rollout --episodes 512 --turns 10 --agent react
+    python -m bench.rollout --episodes 10000 --turns 10 --servers 4
 
 With `--agent react` it calls a trivial tool in each turn instead of acting in the environment. Prints one
 JSON object, a `Result`.
@@ -31,9 +32,12 @@ from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, SamplingParams, StopReason, Trajectory
 from envs.registry import get_env
+from envs.remote.servers import Servers, on_servers
 from envs.runtime.manager import EnvManager
 from tasks.base_model.model import make_tokenizer
+from tests.support.kills import Fleet
 
+ENV = "textcraft"
 GROUP_SIZE = 8
 MIN_STEPS = 2000
 HEARTBEAT_S = 0.002
@@ -48,8 +52,10 @@ class Result:
     episodes: int
     turns: int
     latency_s: float
+    servers: int
+    """HTTP servers that host the environments; 0: they are in the process."""
     cpu_ms_per_step: float
-    """CPU time of the process per environment step, resets and prompts included."""
+    """CPU time of the process per environment step, resets and prompts included; that of servers is not."""
     episodes_per_s: float
     loop_lag_ms: float
     """The longest time for which the event loop left another task waiting while episodes ran."""
@@ -62,9 +68,14 @@ class Result:
     """The peak memory of the process, imports included."""
 
 
-def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Result:
-    """Run `episodes` of `turns` turns at once, in groups of `GROUP_SIZE` if that is a divisor."""
-    spec = get_env("textcraft")
+def measure(*, agent: str, episodes: int, turns: int, latency_s: float, urls: Sequence[str] = ()) -> Result:
+    """Run `episodes` of `turns` turns at once, in groups of `GROUP_SIZE` if that is a divisor.
+
+    `urls`: of the servers that host the environments; none if they are in this process.
+    """
+    spec = get_env(ENV)
+    if urls:
+        spec = on_servers(spec, Servers(list(urls)))
     train = spec.split(0).train
     group_size = GROUP_SIZE if episodes % GROUP_SIZE == 0 else 1
     num_items = episodes // group_size
@@ -86,8 +97,9 @@ def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Resul
 
     async def run_all() -> tuple[float, float, float, float]:
         envs = EnvManager([spec], capacity=episodes)
-        for item in train:
-            await spec.make().reset(item)
+        if not urls:
+            for item in train:
+                await spec.make().reset(item)
         heart = Heartbeat()
         beating = asyncio.create_task(heart.beat())
         await asyncio.sleep(10 * HEARTBEAT_S)
@@ -121,6 +133,7 @@ def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Resul
         episodes=episodes,
         turns=turns,
         latency_s=latency_s,
+        servers=len(urls),
         cpu_ms_per_step=round(1e3 * cpu_s / (episodes * turns * repeats), 4),
         episodes_per_s=round(episodes * repeats / wall_s, 1),
         loop_lag_ms=round(1e3 * lag_s, 1),
@@ -192,10 +205,20 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--agent", choices=SCRIPTS, default="action")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds that the simulated model takes")
+    parser.add_argument("--servers", type=int, default=0, help="HTTP servers for the environments; 0: none")
     arguments = parser.parse_args()
-    result = measure(
-        agent=arguments.agent, episodes=arguments.episodes, turns=arguments.turns, latency_s=arguments.latency
-    )
+    fleet = Fleet(ENV, arguments.servers) if arguments.servers else None
+    try:
+        result = measure(
+            agent=arguments.agent,
+            episodes=arguments.episodes,
+            turns=arguments.turns,
+            latency_s=arguments.latency,
+            urls=fleet.urls if fleet else (),
+        )
+    finally:
+        if fleet is not None:
+            fleet.close()
     print(json.dumps(asdict(result)))
 
 
