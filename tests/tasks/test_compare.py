@@ -389,6 +389,7 @@ def test_a_mean_has_an_interval_from_three_seeds_on() -> None:
     assert interval_curve(curves[:2]) == []
 
 
+@pytest.mark.heavy
 def test_the_page_explains_the_curves_of_two_and_of_three_seeds(
     comparison_page: tuple[Comparison, Path], runs: list[Path], tmp_path: Path
 ) -> None:
