@@ -19,11 +19,19 @@ policy.
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from traceback import walk_tb
 
 from envs.redaction import redact
 
 _REASON_CHARS = 200
+_ROOT = Path(__file__).parents[1]
+_USERS = _ROOT / "agents" / "custom"
+"""The only folder of the packages of this project whose code is a user's."""
+_PROJECT = tuple(f"{_ROOT / package}/" for package in ("envs", "agents", "tasks", "flows"))
+_INSTALLED = ("/site-packages/", "/dist-packages/", f"{sysconfig.get_path('stdlib')}/")
 
 
 class WingspanError(Exception):
@@ -89,13 +97,38 @@ def describe(error: BaseException) -> str:
     return to_line(f"{type(error).__name__}: {error}")
 
 
+def describe_with_place(error: BaseException, *, limit: int | None = None) -> str:
+    """`describe`, cut to `limit` characters, and the innermost line of a user's code that raised `error`, if
+    any did: `KeyError: 'x' (mine/env.py:31)`. For the caller that has caught it."""
+    *_, place = "", *_users_places(error)
+    return describe(error)[:limit] + (f" ({place})" if place else "")
+
+
+def _users_places(error: BaseException) -> Iterator[str]:
+    """File and line of each frame of a user's code, from the outermost; the caller's own is left out."""
+    if error.__cause__ is not None:
+        yield from _users_places(error.__cause__)
+    for frame, line in walk_tb(error.__traceback__ and error.__traceback__.tb_next):
+        file = Path(frame.f_code.co_filename)
+        if _is_users(file):
+            yield f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{line}"
+
+
+def _is_users(file: Path) -> bool:
+    """Whether it is neither part of Python, nor of an installed package, nor of this project."""
+    name = str(file)
+    is_installed = name.startswith("<") or any(folder in name for folder in _INSTALLED)
+    return not is_installed and (file.is_relative_to(_USERS) or not name.startswith(_PROJECT))
+
+
 def to_line(text: object, *, limit: int | None = None) -> str:
     """Return `str(text)` on one line, without secrets, cut to `limit` characters."""
     return redact(" ".join(str(text).split()))[:limit]
 
 
 class boundary:  # in lower case, as contextlib's; a class, because a generator is slow in every turn
-    """Convert an exception of foreign code in the block into `fault`: `<subject> raised KeyError: 'x'`.
+    """Convert an exception of foreign code in the block into `fault`: `<subject> raised KeyError: 'x'`, with
+    the line of a user's code (`describe_with_place`).
 
     So is `SystemExit`, which ends the foreign code, not this program. A `WingspanError` passes through, as
     do cancellation and Ctrl-C. Before a `remedy`, with which the text then ends, the exception's text is cut.
@@ -113,10 +146,10 @@ class boundary:  # in lower case, as contextlib's; a class, because a generator 
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception | SystemExit) and not isinstance(error, WingspanError):
-            reason = describe(error)
-            if self._remedy is not None:
-                reason = f"{reason[:_REASON_CHARS]}; {self._remedy}"
-            raise self._fault(f"{self._subject} raised {reason}") from error
+            limit, end = (None, "") if self._remedy is None else (_REASON_CHARS, f"; {self._remedy}")
+            raise self._fault(
+                f"{self._subject} raised {describe_with_place(error, limit=limit)}{end}"
+            ) from error
 
 
 def show(value: object) -> str:

@@ -17,7 +17,7 @@ from typing import TypedDict, Unpack, overload
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
 from agents.tools.functions import call_function, check_options, is_async, name_of
-from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe, suggest
+from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe_with_place, suggest
 from envs.requirements.detection import Requirement, require
 from envs.runtime.time_limits import TooSlow, run_in_time
 from envs.types import EnvCheck
@@ -82,7 +82,7 @@ class FunctionReward:
             except Exception as error:
                 if isinstance(error, WingspanError) and not isinstance(error, EpisodeFault):
                     raise  # the user must fix it; another call would fail as well
-                cause, reason = error, describe(error)
+                cause, reason = error, describe_with_place(error)
         raise RewardFailed(
             f"{where}: reward {self.name!r} failed at each of {self.max_attempts} calls, the last: {reason}"
         ) from cause

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from envs.errors import ConfigError, boundary, describe, suggest
+from envs.errors import ConfigError, boundary, describe_with_place, suggest
 
 T = TypeVar("T")
 
@@ -150,7 +150,9 @@ def load_object(name: str, *, key: str) -> Any:
             from envs.requirements.detection import pip_install
 
             remedy = f"; if {package!r} is a package, install it: {pip_install(package)}"
-        raise ConfigError(f"{key}: {name!r} cannot be imported: {describe(error)}{remedy}") from error
+        raise ConfigError(
+            f"{key}: {name!r} cannot be imported: {describe_with_place(error)}{remedy}"
+        ) from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{key}: {module.__file__} has no {attribute!r}; write MODULE:NAME")
     return getattr(module, attribute)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from envs.runtime.forking import begin_fork, has_one_thread, kill_group, watch_children
-from envs.runtime.worker import Worker, serve
+from envs.runtime.worker import Worker, answer_error, serve
 from envs.types import Environment
 
 MESSAGE_BYTES = 1 << 14
@@ -77,7 +77,7 @@ class ForkServer:
         try:
             self._make = _load(self._setup)
         except Exception as error:
-            self._reply({"error": type(error).__name__, "text": str(error)})
+            self._reply(answer_error(error))
             return
         gc.collect()
         gc.freeze()  # otherwise the collector would write to pages that workers share

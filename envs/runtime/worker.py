@@ -1,6 +1,6 @@
 """The process side of a hosted environment: it receives requests, acts, and sends answers.
 
-A request is `[method, argument]`, an answer `{"value": …}` or `{"error": <class>, "text": <message>}`, both
+A request is `[method, argument]`, an answer `{"value": …}` or `{"error": <class>, "text": <text>}`, both
 in JSON, so that reading an answer runs no code of the worker's. Images are data URIs. The answer to a reset
 or a step has the key of the state that it led to. On a socket each message is one line, and one request is in
 progress at a time.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypedDict
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, WingspanError, describe_with_place
 from envs.types import Environment, HasProcess, Inspectable, Item, Observation, StepResult, read_state_key
 
 CHUNK = 1 << 16
@@ -21,7 +21,8 @@ CHUNK = 1 << 16
 
 
 class Answer(TypedDict, total=False):
-    """What came of a request: its `value`, or the class and the text of an exception."""
+    """What came of a request: its `value`, or the class and the text of an exception: the message of a
+    `WingspanError`, and of any other `describe_with_place`."""
 
     value: object
     error: str
@@ -41,7 +42,7 @@ class Worker:
         try:
             return {"value": await self._call(*request)}
         except Exception as error:
-            return {"error": type(error).__name__, "text": str(error)}
+            return answer_error(error)
 
     async def _call(self, method: str, argument: Any) -> object:
         if self._env is None:
@@ -63,6 +64,12 @@ class Worker:
                 if isinstance(self._env, HasProcess):
                     await self._env.prepare()
         return None
+
+
+def answer_error(error: Exception) -> Answer:
+    """The answer with an exception that the caller has caught."""
+    text = str(error) if isinstance(error, WingspanError) else describe_with_place(error)
+    return {"error": type(error).__name__, "text": text}
 
 
 def _encode(result: Observation | StepResult, env: Environment) -> dict[str, object]:

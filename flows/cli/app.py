@@ -41,6 +41,15 @@ for command in _COMMANDS:
 app.add_typer(data_app, name="data")
 
 
+_TRACEBACK = "WINGSPAN_TRACEBACK"
+"""The environment variable by which the option reaches the commands that this one starts."""
+
+
+def _print_tracebacks(is_requested: bool) -> None:
+    if is_requested:
+        os.environ[_TRACEBACK] = "1"
+
+
 def _print_version(is_requested: bool) -> None:
     if is_requested:
         from importlib.metadata import version
@@ -56,6 +65,14 @@ def wingspan(
     show_version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+    show_traceback: Annotated[
+        bool,
+        typer.Option(
+            "--traceback",
+            callback=_print_tracebacks,
+            help="Print the traceback of an error as well, for errors in your own code.",
+        ),
     ] = False,
 ) -> None:
     """Train LLM agents by multi-turn reinforcement learning, as a pipeline."""
@@ -97,8 +114,9 @@ def main() -> None:
         if usage == "":  # there were no arguments, and the help is printed
             sys.exit(2)
         line = usage or one_line(error)
-        if line is None:
+        if line is None or (_TRACEBACK in os.environ and not usage):
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
+        if line is None:
             sys.exit(1)
         print(f"error: {redact(line)}", file=sys.stderr)
         sys.exit(2)

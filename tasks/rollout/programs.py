@@ -18,7 +18,7 @@ from agents.rollout.group import Attempt, Callbacks, GroupSpec, gather_groups
 from agents.samplers.sampler import Sampler
 from agents.tools.functions import call_function, is_async, name_of
 from agents.types import StopReason, Trajectory
-from envs.errors import EpisodeTimeout, ProgramFailed, WingspanError, boundary, describe
+from envs.errors import EpisodeTimeout, ProgramFailed, WingspanError, boundary, describe_with_place
 from envs.runtime.time_limits import TooSlow, run_in_time
 from envs.types import Item, Message
 from tasks.config.episodes import AgentProgram, ProgramResponse, check_reward, program_of, reward_of
@@ -164,7 +164,7 @@ async def _run_in_time(config: ProgramConfig, item: Item, *, session: GatewaySes
             raise session.fault from error
         if session.stop_reason is not StopReason.TERMINATED:
             return None
-        raise ProgramFailed(f"{item.item_id}: the program: {describe(error)}") from error
+        raise ProgramFailed(f"{item.item_id}: the program: {describe_with_place(error)}") from error
     if session.fault is not None:  # the program went on without the answer that it did not get
         raise session.fault
     return response

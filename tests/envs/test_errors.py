@@ -1,10 +1,13 @@
 """The boundary between foreign exceptions and this project's."""
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 
 from envs.errors import ConfigError, EnvCrashed, boundary, describe, suggest, to_line
+from envs.runtime.time_limits import run_in_time
 
 
 @pytest.mark.parametrize(
@@ -16,6 +19,46 @@ def test_a_foreign_exception_becomes_ours_on_one_line_with_its_cause(error: Base
     assert str(error_info.value) == f"toy_1: step raised {describe(error)}"
     assert "\n" not in str(error_info.value)
     assert error_info.value.__cause__ is error
+
+
+def read_level() -> None:
+    json.loads("{")
+
+
+async def leave() -> None:
+    raise SystemExit(3)
+
+
+async def test_the_innermost_line_of_a_users_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path(__file__)
+    line = read_level.__code__.co_firstlineno + 1
+    monkeypatch.chdir(file.parent)
+    with (
+        pytest.raises(EnvCrashed, match=rf"column 2 \(char 1\) \({file.name}:{line}\)$"),
+        boundary(EnvCrashed, "toy_1: step"),
+    ):
+        read_level()
+    monkeypatch.chdir("/")
+    with (
+        pytest.raises(ConfigError, match=rf"\({str(file)[1:]}:{line}\); correct it$"),
+        boundary(ConfigError, "loading x", remedy="correct it"),
+    ):
+        read_level()
+    monkeypatch.chdir("/usr")
+    line = leave.__code__.co_firstlineno + 1
+    with (
+        pytest.raises(EnvCrashed, match=rf"SystemExit: 3 \({file}:{line}\)$"),
+        boundary(EnvCrashed, "toy_1: step"),
+    ):
+        await run_in_time(leave(), timeout_s=None, name="leave")
+
+
+def test_no_line_of_python_or_this_project_is_named() -> None:
+    with (
+        pytest.raises(EnvCrashed, match=r"FileNotFoundError: \[Errno 2\] .*'/no/such/file'$"),
+        boundary(EnvCrashed, "toy_1: step"),
+    ):
+        Path("/no/such/file").read_text()
 
 
 def test_a_remedy_ends_the_text_of_a_long_exception() -> None:

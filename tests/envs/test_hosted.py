@@ -75,7 +75,7 @@ async def test_answers_and_errors_arrive_unchanged(host_of: Any) -> None:
     assert await env.inspect("pid") == {"pid": env.pid}
     with pytest.raises(ConfigError, match="Rogue knows no colour"):
         await env.inspect("colour")
-    with pytest.raises(EnvCrashed, match="rogue_7: step raised KeyError: 'a b'"):
+    with pytest.raises(EnvCrashed, match=r"rogue_7: step raised KeyError: 'a b' \(.*hosted_toy\.py:\d+\)$"):
         await env.step("raise a b")
     with pytest.raises(EnvCrashed, match=r"rogue_7: step raised ValueError: .* is nan"):
         await env.step("reward nan")

@@ -102,6 +102,18 @@ def test_a_mistake_is_one_line_of_a_new_process(
     assert not (project / "mlflow.db").exists()
 
 
+def test_the_traceback_of_an_error_in_a_users_code_is_printed_on_request(
+    tmp_path: Path, wingspan_here: Command
+) -> None:
+    (tmp_path / "unfinished_env.py").write_text("def split():\n    return 1 / 0\n\nSPEC = split()\n")
+    line = the_error(wingspan_here("play", "unfinished_env:SPEC", "0", cwd=tmp_path))
+    assert line.endswith("cannot be imported: ZeroDivisionError: division by zero (unfinished_env.py:2)")
+    done = wingspan_here("--traceback", "play", "unfinished_env:SPEC", "0", cwd=tmp_path)
+    *_, last_line = done.stderr.splitlines()
+    assert (done.returncode, last_line) == (2, line)
+    assert f'File "{tmp_path}/unfinished_env.py", line 2, in split' in done.stderr
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [

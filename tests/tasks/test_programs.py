@@ -250,7 +250,9 @@ def test_a_program_that_ends_the_interpreter_ends_its_episode_alone(blocks: bool
         sys.exit(3)
 
     ((trajectory,),) = play(synchronous if blocks else asynchronous, num_samples=1)
-    assert trajectory.error == "ProgramFailed: toy_0: the program: RuntimeError: SystemExit: 3"
+    line = (synchronous if blocks else asynchronous).__code__.co_firstlineno + 1
+    error = "ProgramFailed: toy_0: the program: RuntimeError: SystemExit: 3"
+    assert trajectory.error == f"{error} (tests/tasks/test_programs.py:{line})"
 
 
 @reward
