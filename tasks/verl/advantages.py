@@ -10,7 +10,8 @@ from verl.trainer.ppo.core_algos import kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
 from agents.types import Trajectory
-from tasks.algorithms.algorithm import ActorCritic
+from envs.errors import ConfigError, boundary
+from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
 from tasks.algorithms.conversations import Conversations, Estimate, turn_scores_of
 from tasks.config.training import RolloutCorrectionSettings, TrainSettings
 from tasks.verl.rows import overlong_penalty, parent_key, segment_number
@@ -117,7 +118,8 @@ def estimate_advantages(
 
     `rows` have `old_log_probs`, and where they apply `rollout_log_probs` (with a teacher), `ref_log_prob`,
     `values` and `sum_pi_squared`; `trajectories`: theirs, in that order; `greedy_rewards`: by uid of the
-    group; `teacher_scores`: by key of the trajectory, as `Teacher.score` gives them.
+    group; `teacher_scores`: by key of the trajectory, as `Teacher.score` gives them. Raises `ConfigError` for
+    an algorithm that raises, or that returns anything but tensors of [C, T].
     """
     algorithm = train.online_algorithm
     uids = list(map(parent_key, trajectories))
@@ -142,7 +144,8 @@ def estimate_advantages(
         metrics |= distill_metrics
     values = rows.join("values") if isinstance(algorithm, ActorCritic) else None
     greedy = [greedy_rewards[uid] for uid in uids] if algorithm.needs_greedy else None
-    estimate = algorithm.estimate(
+    estimate = _estimate(
+        algorithm,
         Conversations(
             trajectories=list(trajectories.values()),
             group=torch.tensor([groups[uid] for uid in uids]),
@@ -155,7 +158,7 @@ def estimate_advantages(
             greedy_rewards=None if greedy is None else torch.tensor(greedy, dtype=torch.float64),
             teacher_log_probs=teacher_log_probs,
             num_played=num_played,
-        )
+        ),
     )
     if values is not None:
         metrics |= _critic_metrics(values, estimate, rows.mask)
@@ -170,6 +173,29 @@ def estimate_advantages(
         {name: rows.split(x.to(dtype)) for name, x in fields.items() if x is not None},
         metrics,
     )
+
+
+def _estimate(algorithm: OnlineAlgorithm, batch: Conversations) -> Estimate:
+    """The algorithm may be a user's."""
+    subject = f"algorithm {algorithm.name!r}"
+    with boundary(ConfigError, f"{subject}: estimate"):
+        estimate: object = algorithm.estimate(batch)
+    if not isinstance(estimate, Estimate):
+        raise ConfigError(f"{subject} returned a {type(estimate).__name__}; return an Estimate")
+    for name in ("advantages", "returns", "return_weights"):
+        values: object = getattr(estimate, name)
+        if values is None and name != "advantages":
+            continue
+        if not isinstance(values, torch.Tensor):
+            raise ConfigError(
+                f"{subject} returned {name} as a {type(values).__name__}; return a tensor of [C, T]"
+            )
+        if values.shape != batch.mask.shape:
+            raise ConfigError(
+                f"{subject} returned {name} of shape {tuple(values.shape)}; return [C, T], here "
+                f"{tuple(batch.mask.shape)}: batch.spread makes it of [C] (docs/algorithms.md)"
+            )
+    return estimate
 
 
 def _teacher_log_probs(

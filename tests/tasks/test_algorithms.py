@@ -1,7 +1,7 @@
 """Advantages and policy losses by hand, and beside verl's own functions where both mean the same."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 from types import ModuleType
@@ -27,6 +27,7 @@ torch = pytest.importorskip("torch")
 from bench.advantages import random_batch  # noqa: E402
 from tasks.algorithms.conversations import (  # noqa: E402
     Conversations,
+    Estimate,
     by_rows,
     discounted_returns,
     gae,
@@ -34,7 +35,7 @@ from tasks.algorithms.conversations import (  # noqa: E402
     whiten_,
 )
 from tasks.algorithms.losses import PolicyLoss, Tokens, Vanilla  # noqa: E402
-from tasks.verl.rows import fields_of, parent_key, rows_of, tag_of  # noqa: E402
+from tasks.verl.rows import TrainingRow, fields_of, parent_key, rows_of, tag_of  # noqa: E402
 
 GROUPS = (
     # tokens and reward of each turn
@@ -179,35 +180,85 @@ def test_rows_are_computed_with_in_any_type(dtype: Any) -> None:
 
 
 def test_rows_in_bfloat16_are_estimated_as_the_same_numbers_in_float32(verl: ModuleType) -> None:
-    from tasks.verl.advantages import JoinedRows, estimate_advantages
-
-    group = [conversation(turns, group=0, sample_index=i) for i, turns in enumerate(GROUPS[0])]
-    rows = rows_of("uid", group)
+    rows = first_rows()
     train = load_pipeline("textcraft-cpu", overrides={"train.algorithm": "ppo"}).train
-    fields = fields_of(rows)
-    narrow = (torch.rand_like(fields["rollout_log_probs"]) - 1).bfloat16()
-
-    def estimate(numbers: Any) -> Any:
-        fields["old_log_probs"], fields["values"] = numbers, numbers * 2
-        trajectories = {parent_key(row.key): row.trajectory for row in rows}
-        joined = JoinedRows([row.key for row in rows], fields, trajectories)
-        return estimate_advantages(
-            train,
-            joined,
-            trajectories=trajectories,
-            greedy_rewards={},
-            teacher_scores=None,
-            num_played=3,
-            context_length=64,
-        )
-
-    actual, expected = estimate(narrow), estimate(narrow.float())
+    narrow = (torch.rand_like(fields_of(rows)["rollout_log_probs"]) - 1).bfloat16()
+    actual = estimate_rows(rows, train, narrow)
+    expected = estimate_rows(rows, train, narrow.float())
     for name in ("advantages", "returns"):
         for row, expected_row in zip(
             actual.fields[name].unbind(), expected.fields[name].unbind(), strict=True
         ):
             assert torch.equal(row, expected_row)
     assert actual.metrics == expected.metrics
+
+
+def first_rows() -> list[TrainingRow]:
+    group = [conversation(turns, group=0, sample_index=i) for i, turns in enumerate(GROUPS[0])]
+    return rows_of("uid", group)
+
+
+def estimate_rows(rows: Sequence[TrainingRow], train: Any, log_probs: Any) -> Any:
+    """The estimate of `rows` with `log_probs` of their tokens, and twice as much as values of a critic."""
+    from tasks.verl.advantages import JoinedRows, estimate_advantages
+
+    fields = fields_of(rows)
+    fields["old_log_probs"], fields["values"] = log_probs, log_probs * 2
+    trajectories = {parent_key(row.key): row.trajectory for row in rows}
+    return estimate_advantages(
+        train,
+        JoinedRows([row.key for row in rows], fields, trajectories),
+        trajectories=trajectories,
+        greedy_rewards={},
+        teacher_scores=None,
+        num_played=3,
+        context_length=64,
+    )
+
+
+def per_conversation(batch: Conversations) -> object:
+    return Estimate(batch.scores)
+
+
+def per_turn_and_token(batch: Conversations) -> object:
+    return Estimate(batch.spread(batch.scores), returns=batch.turn_scores)
+
+
+def no_estimate(batch: Conversations) -> object:
+    return batch.spread(batch.scores)
+
+
+def no_tensor(batch: Conversations) -> object:
+    return Estimate(batch.spread(batch.scores).tolist())  # type: ignore[arg-type]
+
+
+def no_end(batch: Conversations) -> object:
+    raise KeyError("limit")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "message"),
+    [
+        (per_conversation, r"'mine' returned advantages of shape \(3,\); return \[C, T\], here \(3, \d+\)"),
+        (per_turn_and_token, r"'mine' returned returns of shape \(3, \d\); return \[C, T\], here \(3, \d+\)"),
+        (no_estimate, r"'mine' returned a Tensor; return an Estimate"),
+        (no_tensor, r"'mine' returned advantages as a list; return a tensor of \[C, T\]"),
+        (no_end, rf"'mine': estimate raised KeyError: 'limit' \(.*:{no_end.__code__.co_firstlineno + 1}\)$"),
+    ],
+)
+def test_what_an_algorithm_of_a_users_returns_is_checked(
+    verl: ModuleType, estimator: Callable[[Conversations], object], message: str
+) -> None:
+    class Mine(OnlineAlgorithm):
+        name: str = "mine"
+
+        def estimate(self, batch: Conversations) -> Any:
+            return estimator(batch)
+
+    rows = first_rows()
+    train = load_pipeline("textcraft-cpu").train.model_copy(update={"algorithm": Mine()})
+    with pytest.raises(ConfigError, match=message):
+        estimate_rows(rows, train, fields_of(rows)["rollout_log_probs"])
 
 
 def test_numbers_of_conversations_and_turns_are_whitened_over_their_tokens() -> None:
