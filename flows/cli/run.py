@@ -220,7 +220,7 @@ def deploy(
             "no Prefect server is configured; start one with `prefect server start`, and set PREFECT_API_URL "
             "to its address, such as http://127.0.0.1:4200/api"
         )
-    check_server()
+    check_server(alternative="correct the variable")
     from flows.commands.deploy import deploy as deploy_pipelines
     from flows.orchestrator.limits import missing_limits, needed_slots
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -43,6 +44,11 @@ _DEFAULTS = {
 }
 _TEMPORARY = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 """The settings of Prefect's own temporary server."""
+USE_TEMPORARY = (
+    "unset the variable (in a profile: prefect config unset PREFECT_API_URL) to use a temporary one"
+)
+_CLOUD = "api.prefect.cloud"
+"""The host of Prefect Cloud, which does not document the route by which a server is recognized."""
 _TEMPORARY_URL = "WINGSPAN_TEMPORARY_PREFECT"
 """The environment variable that has the temporary server's URL, also in runs of a sweep."""
 SERVE = """
@@ -147,8 +153,10 @@ class TemporaryServer:
         return to_line(text.strip().rpartition("\n")[2] or "it printed nothing", limit=300)
 
 
-def check_server() -> None:
-    """Raise `ConfigError` if a Prefect server is configured that does not answer.
+def check_server(*, alternative: str = USE_TEMPORARY) -> None:
+    """Raise `ConfigError` if a Prefect server is configured that does not answer, or that is none.
+
+    `alternative`: what the user can do instead of starting it, for the text of the error.
 
     Within a flow run, a lasting server has answered before, and may be restarting: the call waits for it
     (`RESTART`).
@@ -161,30 +169,46 @@ def check_server() -> None:
     is_waited_for = FlowRunContext.get() is not None and has_lasting_server()
     has_failed = False
 
-    def ask() -> None:
+    def ask() -> httpx.Response:
         nonlocal has_failed
         try:
-            # Any answer counts: Prefect's client checks the authorization.
-            httpx.get(f"{url.rstrip('/')}/health", timeout=5)
+            answer = httpx.get(f"{url.rstrip('/')}/health", timeout=5, follow_redirects=True)
+            if answer.is_server_error:  # of a proxy in front of a server that restarts
+                answer.raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            text = (
-                f"PREFECT_API_URL={url} does not answer ({error}); start that server, or unset the variable "
-                "(in a profile: prefect config unset PREFECT_API_URL) to use a temporary one"
-            )
+            reason = f"does not answer ({to_line(error)})"
+            text = f"PREFECT_API_URL={url} {reason}; start that server, or {alternative}"
             is_invalid = isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol)
             if is_invalid or not is_waited_for:
                 raise ConfigError(text) from None
             if not has_failed:
-                log_in_run(f"{url} does not answer ({error}); waiting about a minute for it", logging.WARNING)
+                log_in_run(f"{url} {reason}; waiting about a minute for it", logging.WARNING)
             has_failed = True
             raise TryAgain(text) from None
+        return answer
 
     try:
-        RESTART.retry_sync(ask)
+        answer = RESTART.retry_sync(ask)
     except TryAgain as error:
         raise ConfigError(str(error)) from None
+    _check_is_prefect(url, answer)
     if has_failed:
         log_in_run(f"{url} answers again")  # the line before may not have reached Prefect's page
+
+
+def _check_is_prefect(url: str, answer: httpx.Response) -> None:
+    """Raise `ConfigError` unless `answer`, of the route `health`, is that of Prefect's API.
+
+    A refused authorization counts, which Prefect's client reports.
+    """
+    if answer.text.strip() == "true" or answer.status_code in (401, 403) or urlsplit(url).hostname == _CLOUD:
+        return
+    has_path = "api" in urlsplit(url).path.split("/")
+    remedy = "give that of the API, which ends in /api" if has_path else f"add /api: {url.rstrip('/')}/api"
+    raise ConfigError(
+        f"PREFECT_API_URL={url} is not the address of Prefect's API (its /health answers with status "
+        f"{answer.status_code}, and not with `true`); {remedy}"
+    )
 
 
 def log_in_run(text: str, level: int = logging.INFO) -> None:

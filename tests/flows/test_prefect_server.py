@@ -31,7 +31,7 @@ from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_se
 from prefect.states import Running
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from envs.errors import ConfigError, WingspanError
@@ -540,7 +540,7 @@ def test_a_run_waits_for_a_server_that_restarts(
 
     def check_during_restart(_: str) -> None:
         with ExitStack() as stack:
-            server = Starlette(routes=[Route("/health", lambda _: Response())])
+            server = Starlette(routes=[Route("/health", lambda _: JSONResponse(True))])
             begin = partial(stack.enter_context, serving_in_thread(server, port=port))
             handler = _OnWaiting(begin)
             logger = logging.getLogger("prefect.flow_runs")
@@ -559,6 +559,20 @@ def test_a_run_waits_for_a_server_that_restarts(
         check_server()
     in_flow(check_during_restart)
     in_flow(check_without_restart)
+
+
+def test_an_address_that_is_not_that_of_prefects_api_is_refused(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = str(client.api_url).rstrip("/")
+    check_server()
+    for url, remedy in (
+        (api.removesuffix("/api"), f"add /api: {api}"),
+        (f"{api}/api", "give that of the API, which ends in /api"),
+    ):
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        with pytest.raises(ConfigError, match=f"PREFECT_API_URL={url} is not the .*status 404.*; {remedy}$"):
+            check_server()
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:4200/api", "http://127.0.0.1:port/api"])
