@@ -178,7 +178,7 @@ def check_model(pipeline: Pipeline) -> None:
             raise ConfigError(f"model {pipeline.model!r} is a folder without config.json; give a saved model")
         _check_context(pipeline, folder)
         return
-    if folder.is_absolute() or len(folder.parts) != 2:
+    if not hub.is_name(pipeline.model):
         raise ConfigError(
             f"model {pipeline.model!r}: there is no such folder; give a folder in Hugging Face format, "
             "or, on backend.device cuda, a name on a model hub"

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 10.0
 
 
+def is_name(model: str) -> bool:
+    """Whether `model` has the form of a name on a hub, OWNER/NAME, and not of a folder of this project."""
+    parts = Path(model).parts
+    return len(parts) == 2 and parts[0] not in ("/", "..", "runs", "models")
+
+
 def check_model(model: str) -> None:
     """Raise `ConfigError` unless the hub has `model`."""
     with _asking_for(model):

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from envs.errors import ConfigError
+
 REFERENCES = "a run's folder, the id or name of an MLflow run, models:/NAME/VERSION or models:/NAME@ALIAS"
 
 
@@ -26,7 +28,11 @@ def lineage(
 
     with TemporaryDirectory() as downloads:
         run = find_run(model, downloads=Path(downloads))
-        registration = read_registration(run)
+        registration = None
+        try:
+            registration = read_registration(run)
+        except ConfigError as error:  # the lineage itself is in the run's folder
+            typer.echo(f"warning: without what MLflow knows of it: {error}", err=True)
         if as_json:
             typer.echo(json.dumps(describe(run, registration), indent=2))
             return

@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from envs.errors import ConfigError
+from envs.files import check_writable
 from flows.plan import check_run, find_disk_need, make_plan
 from flows.program import to_options
 from tasks.cluster.address import cluster_address
@@ -129,6 +130,7 @@ def plan_variants(
     if len(runs) < 2:
         raise ConfigError(f"a sweep of one run: wingspan run {name} does that; give more seeds or values")
     _check_comparable(runs)
+    check_writable(folder, remedy="give the sweep another --folder, or make it writable")
     plan = SweepPlan(name=name, runs=runs, at_once=at_once, folder=folder)
     _check_at_once(plan)
     for run in plan.unfinished:

@@ -139,8 +139,7 @@ def _is_workspace(folder: Path) -> bool:
 
 
 def _download(name: str) -> Path:
-    parts = Path(name).parts
-    if Path(name).is_absolute() or len(parts) != 2 or parts[0] in (".", "..", "runs", "models"):
+    if not hub.is_name(name):
         raise ConfigError(
             f"no policy {name!r}: there is no such folder; give one, the name of a model on a hub "
             "(OWNER/NAME), or the address of an endpoint (http…)"

@@ -45,8 +45,7 @@ def tracking_uri() -> str:
 
 def check_tracking() -> None:
     """Raise `ConfigError` if MLflow cannot write to the tracking URI."""
-    default = DEFAULT_URI.removeprefix("sqlite:///")
-    check_store(tracking_uri(), remedy=f"unset the variable to record in {default}")
+    check_store(tracking_uri(), default=DEFAULT_URI)
 
 
 def connect() -> "MlflowClient":

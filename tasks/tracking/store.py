@@ -14,13 +14,16 @@ SCHEMES = frozenset({"http", "https", "databricks", "databricks-uc", "uc", "mysq
 """Schemes that MLflow supports besides SQLite and folders."""
 
 
-def check_store(uri: str, *, remedy: str) -> None:
-    """Raise `ConfigError`, ending with `remedy`, for an unknown scheme, a server that does not answer, or a
-    file or folder that is not writable."""
+def check_store(uri: str, *, default: str) -> None:
+    """Raise `ConfigError` for an unknown scheme, a server that does not answer, or a file or folder that is
+    not writable. `default`: the URI, of SQLite, that holds without MLFLOW_TRACKING_URI."""
     parts = urlsplit(uri)
     setting = f"MLFLOW_TRACKING_URI={uri}"
-    if parts.scheme == "sqlite":
-        _check_sqlite(Path(parts.path.removeprefix("/")), setting=setting, remedy=remedy)
+    remedy = f"unset the variable to record in {default.removeprefix('sqlite:///')}"
+    if uri == default:
+        _check_sqlite(uri, remedy="make it writable, or set MLFLOW_TRACKING_URI to another store")
+    elif parts.scheme == "sqlite":
+        _check_sqlite(uri, remedy=f"correct {setting}, or {remedy}")
     elif parts.scheme in ("", "file"):
         check_writable(Path(parts.path), remedy=f"correct {setting}, or {remedy}")
     elif parts.scheme.partition("+")[0] not in SCHEMES | entry_points(group="mlflow.tracking_store").names:
@@ -38,8 +41,9 @@ def check_store(uri: str, *, remedy: str) -> None:
             ) from None
 
 
-def _check_sqlite(file: Path, *, setting: str, remedy: str) -> None:
-    check_writable(file.parent, remedy=f"correct {setting}, or {remedy}")
+def _check_sqlite(uri: str, *, remedy: str) -> None:
+    file = Path(urlsplit(uri).path.removeprefix("/"))
+    check_writable(file.parent, remedy=remedy)
     if not file.exists():
         return
     try:
@@ -48,4 +52,4 @@ def _check_sqlite(file: Path, *, setting: str, remedy: str) -> None:
             database.rollback()
     except sqlite3.Error as error:
         if "locked" not in str(error):  # another run is writing
-            raise ConfigError(f"{setting}: {file} cannot be written ({error}); {remedy}") from None
+            raise ConfigError(f"{file} cannot be written ({error}); {remedy}") from None

@@ -91,6 +91,19 @@ def test_json_holds_the_whole_record(workspace: Path) -> None:
     assert (document["folder"], document["mlflow_run"], document["versions"]) == ("runs/toy", None, [])
 
 
+def test_without_the_store_that_has_recorded_it_a_run_is_shown(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = show(str(workspace)).splitlines()
+    uri = "http://127.0.0.1:9"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    (workspace / "mlflow.json").write_text(json.dumps({"uri": uri, "run_id": "0" * 32}))
+    done = CliRunner().invoke(app, ["lineage", str(workspace)])
+    assert done.exit_code == 0, done.exception
+    assert set(lines) < set(done.stdout.splitlines())
+    assert done.stderr.startswith(f"warning: without what MLflow knows of it: MLFLOW_TRACKING_URI={uri} does")
+
+
 def test_uncommitted_files_and_code_of_earlier_attempts_are_shown(workspace: Path) -> None:
     lineage = lineage_of(workspace)
     code = CodeVersion(commit="2" * 40, uncommitted=("a.py", "b.py"))

@@ -148,6 +148,7 @@ def refusal(overrides: dict[str, Any]) -> str:
         (SHORT, "prompts of data.parts.two-step have 77 tokens or more"),
         (SHORT | {"warmup": None}, "tokens or more, and rollout.max_tokens_per_turn 10 do not fit behind"),
         ({"model": "Qwen/Qwen2.5-0.5B"}, "hf download Qwen/Qwen2.5-0.5B --local-dir models/Qwen2.5-0.5B"),
+        ({"model": "models/nope"}, "there is no such folder; give a folder in Hugging Face format, or, on"),
         ({"agent.format": "json:JSONDecoder", "warmup": None}, "making 'json:JSONDecoder' raised TypeError"),
         ({"agent.reward": "qa_exact_match"}, "add a column 'answer' to the data"),
     ],
@@ -224,6 +225,13 @@ def test_a_record_that_could_not_be_written_is_refused(
         check_tracking()
     assert message in str(refusal_info.value)
     assert "unset the variable to record in mlflow.db" in str(refusal_info.value)
+
+
+def test_without_the_variable_it_is_not_to_be_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir("/proc")
+    with pytest.raises(ConfigError, match=r"make it writable, or set MLFLOW_TRACKING_URI to another store$"):
+        check_tracking()
 
 
 def test_the_error_for_a_place_that_cannot_be_written_to_says_so(project: Path) -> None:

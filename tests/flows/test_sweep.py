@@ -122,6 +122,13 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(
     assert not (project / "runs").exists()
 
 
+def test_a_folder_that_cannot_be_written_to_is_refused_by_its_option(project: Path) -> None:
+    (project / "notes.md").write_text("")
+    with pytest.raises(ConfigError, match=r"^notes\.md cannot be written to .*; give .* another --folder"):
+        plan(seeds=[0, 1], folder=Path("notes.md"))
+    assert not (project / "runs").exists()
+
+
 def test_more_runs_than_fit_in_memory_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     with pytest.raises(ConfigError, match=r"--at-once 60: 60 runs need .* GB, .*; at most \d+$"):
