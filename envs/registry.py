@@ -9,7 +9,7 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, Literal, Protocol, cast
 
-from envs.errors import ConfigError, show, suggest
+from envs.errors import ConfigError, boundary, describe_with_place, show, suggest
 from envs.requirements.detection import Package, Requirement, require
 from envs.requirements.plugins import Registry, is_module, load_object
 from envs.types import Environment, Item
@@ -42,8 +42,18 @@ class ExpertStep:
     function raises `LookupError` if the observation offers nothing to act on."""
 
     def resolve(self, observation: str) -> str:
-        """Return the action that follows `observation`, the text of the last observation."""
-        return self.action if isinstance(self.action, str) else self.action(observation)
+        """Return the action that follows `observation`, the text of the last observation.
+
+        Raises `LookupError`, and `ConfigError` for anything else that the function raises.
+        """
+        if isinstance(self.action, str):
+            return self.action
+        try:
+            return self.action(observation)
+        except LookupError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"the expert's action raised {describe_with_place(error)}") from error
 
 
 def no_expert(item: Item) -> Sequence[ExpertStep]:
@@ -101,6 +111,15 @@ class EnvSpec:
     """Checks a row of a user's data before the run starts; raises `ConfigError` for what `reset` would
     refuse."""
 
+    def __post_init__(self) -> None:
+        for key, remedy in (
+            ("make", "give the environment's class"),
+            ("split", "give a function of the seed"),
+            ("expert", "give a function of the item, or no_expert"),
+        ):
+            if not callable(value := getattr(self, key)):
+                raise ConfigError(f"environment {self.name!r}: {key} is {show(value)}; {remedy}")
+
     @property
     def needs(self) -> tuple[Requirement, ...]:
         """All requirements, packages included."""
@@ -114,10 +133,11 @@ class EnvSpec:
     def make_split(self, seed: int) -> Split:
         """Return the items of `seed`: training items at least, each item once.
 
-        Raises `ConfigError` for others, and for an item without a number.
+        Raises `ConfigError` for others, for an item without a number, and for what `split` raises.
         """
-        split: object = self.split(seed)
         where = f"environment {self.name!r}: split({seed})"
+        with boundary(ConfigError, where):
+            split: object = self.split(seed)
         if not isinstance(split, Split):
             raise ConfigError(f"{where} returned {show(split)}; return a Split")
         if not split.train:
@@ -137,13 +157,16 @@ class EnvSpec:
     def solve(self, item: Item) -> Sequence[ExpertStep]:
         """Return the expert's turns; empty if it knows no solution within `MAX_EXPERT_TURNS`.
 
-        Raises `ConfigError` if the expert returns anything but turns.
+        Raises `ConfigError` if the expert raises, or returns anything but turns.
         """
-        solution: object = self.expert(item)
         where = f"environment {self.name!r}: the expert's solution of {item.item_id}"
-        if not isinstance(solution, Iterable):
-            raise ConfigError(f"{where} is {show(solution)}; return a sequence of ExpertStep, maybe empty")
-        steps = tuple(islice(solution, MAX_EXPERT_TURNS + 1))
+        with boundary(ConfigError, where):
+            solution: object = self.expert(item)
+            if not isinstance(solution, Iterable):
+                raise ConfigError(
+                    f"{where} is {show(solution)}; return a sequence of ExpertStep, maybe empty"
+                )
+            steps = tuple(islice(solution, MAX_EXPERT_TURNS + 1))
         for step in steps:
             if not isinstance(step, ExpertStep):
                 raise ConfigError(f"{where} has {show(step)}; return a sequence of ExpertStep")
@@ -202,7 +225,8 @@ _BUILTIN_FAMILIES = {
 def get_item(spec: EnvSpec, number: int) -> Item:
     """Return the item `<spec.name>_<number>`; raise `ConfigError`, naming the range, if it does not exist."""
     if spec.make_item is not None:
-        return spec.make_item(number)
+        with boundary(ConfigError, f"environment {spec.name!r}: make_item({number})"):
+            return spec.make_item(number)
     items = _items_by_number(spec)
     if number not in items:
         raise ConfigError(

@@ -13,6 +13,7 @@ from agents.rollout.group import Callbacks
 from agents.rollout.scripted import run_console
 from agents.types import StopReason, Turn
 from envs.registry import EnvSpec, ExpertStep, find_item, get_env
+from envs.runtime.pool import EnvPool
 from envs.types import Environment, Item, Message
 from flows.display.tables import print_plain
 
@@ -29,14 +30,19 @@ def play(name: str, item_name: str, *, seed: int | None, console: Console) -> No
     spec = get_env(name)
     spec.check()
     person = _Person(spec, find_item(spec, item_name, seed=seed), console=console)
-    with asyncio.Runner() as runner:
-        env = spec.make()
-        try:
-            runner.run(person.play(env))
-        except KeyboardInterrupt:
-            console.print()
-        finally:
-            runner.run(env.close())
+    try:
+        asyncio.run(_play(spec, person))
+    except KeyboardInterrupt:
+        console.print()
+
+
+async def _play(spec: EnvSpec, person: "_Person") -> None:
+    pool = EnvPool(spec.make, capacity=1)
+    try:
+        async with pool.lease() as env:
+            await person.play(env)
+    finally:
+        await pool.close()
 
 
 def count_followed(solution: Sequence[ExpertStep], turns: Sequence[tuple[str, str]]) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ from typer.testing import CliRunner
 
 from agents.samplers.sampler import ScriptedSampler
 from envs.builtin.textcraft.env import SPEC
-from envs.errors import ConfigError, MissingDependency
-from envs.registry import get_env
+from envs.errors import ConfigError, MissingDependency, WingspanError
+from envs.registry import ENVIRONMENTS, ExpertStep, get_env, register_env
+from envs.types import Item
 from flows.cli.app import app
 from tasks.config.environments import check_environments, environments, needed_here
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.rollout.runner import make_runner
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
-from tests.support import verl_toy
+from tests.support import own_env, verl_toy
 from tests.support.serving import serve_env
 from tests.support.toy import toy_tokenizer
 
@@ -62,6 +64,74 @@ def test_an_environment_of_the_users_own_needs_no_line_in_the_registry(tmp_path:
     assert [(item["item_id"], item["env"]) for item in items] == [(f"{name}_6", name), (f"{name}_7", name)]
     result = CliRunner().invoke(app, ["play", name, "3"], input="3\n")
     assert result.stdout.splitlines()[-1] == "solved: reward 1 in 1 turn"
+
+
+class Synchronous(own_env.SayEnv):
+    def reset(self, item: Item) -> str:  # type: ignore[override]
+        return "Say it."
+
+    def close(self) -> None:  # type: ignore[override]
+        pass
+
+
+class WithArgument(own_env.SayEnv):
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__()
+
+
+def fail(argument: object) -> Any:
+    raise KeyError("words")
+
+
+def give_up(observation: str) -> str:
+    raise KeyError("no number")
+
+
+PLACE = rf"\(tests/tasks/test_environments\.py:{fail.__code__.co_firstlineno + 1}\)$"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"make": Synchronous}, "say_1: reset raised TypeError: object str can't be used in"),
+        ({"make": WithArgument}, r"making an environment raised TypeError: .* argument: 'words'"),
+        ({"split": lambda: None}, r"environment 'say': split\(0\) raised TypeError"),
+        ({"split": fail}, rf"environment 'say': split\(0\) raised KeyError: 'words' {PLACE}"),
+        ({"make_item": fail}, rf"environment 'say': make_item\(1\) raised KeyError: 'words' {PLACE}"),
+        ({"expert": fail}, rf"environment 'say': the expert's solution of say_1 raised KeyError: .* {PLACE}"),
+        ({"expert": lambda item: map(fail, [item])}, rf"solution of say_1 raised KeyError: 'words' {PLACE}"),
+        ({"expert": lambda item: [ExpertStep("", lambda text: chr(-1))]}, "action raised ValueError"),
+    ],
+)  # fmt: skip
+def test_playing_an_unfinished_environment_is_one_error_that_names_its_fault(
+    changes: dict[str, Any], message: str
+) -> None:
+    with ENVIRONMENTS.scope():
+        register_env(replace(own_env.SPEC, **changes))
+        error = CliRunner().invoke(app, ["play", "say", "1"], input="expert\n").exception
+    assert isinstance(error, WingspanError)
+    assert re.search(message, str(error)), error
+
+
+def test_an_environment_that_cannot_be_closed_is_played(caplog: pytest.LogCaptureFixture) -> None:
+    class WithoutClose:
+        reset, step, __init__ = own_env.SayEnv.reset, own_env.SayEnv.step, own_env.SayEnv.__init__
+
+    with ENVIRONMENTS.scope():
+        register_env(replace(own_env.SPEC, make=WithoutClose))
+        done = CliRunner().invoke(app, ["play", "say", "1"], input="1\n")
+    assert done.stdout.splitlines()[-1] == "solved: reward 1 in 1 turn"
+    assert "object has no attribute 'close'" in caplog.text
+
+
+def test_an_action_that_finds_nothing_to_act_on_says_so() -> None:
+    with pytest.raises(LookupError, match="no number"):
+        ExpertStep("", give_up).resolve("")
+
+
+def test_a_specification_without_a_function_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'say': expert is a NoneType, None; give .* or no_expert"):
+        replace(own_env.SPEC, expert=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
