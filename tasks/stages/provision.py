@@ -134,10 +134,13 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
         if isinstance(env.unwrapped, WithWorkspace):
             await _try_sandbox(env.unwrapped, item)
     if proof.solution and not trajectory.success:
-        packages = ", ".join(get_env(item.env).packages)
+        last, packages = trajectory.turns[-1], get_env(item.env).packages
+        cause = f"another version of {' or '.join(packages)} may be installed; " if packages else ""
         raise EnvCrashed(
-            f"the expert's solution of {item.item_id} does not solve it (last observation: "
-            f"{trajectory.turns[-1].observation[:80]!r}); is another version of {packages} installed?"
+            f"the expert's solution of {item.item_id} does not solve it: its action "
+            f"{len(trajectory.turns)} of {len(steps)}, {last.action[:80]!r}, is answered by "
+            f"{last.observation[:80]!r}; {cause}play it, with the expert's actions as hints: wingspan play "
+            f"{item.env} {item.index}"
         )
     return len(trajectory.turns)
 

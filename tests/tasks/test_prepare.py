@@ -25,7 +25,13 @@ SOLUTION = [ExpertStep(thought="", action="add 1"), ExpertStep(thought="", actio
 class _Toy:
     """An environment whose instances are kept."""
 
-    def __init__(self, *, solution: Sequence[ExpertStep] = SOLUTION, **faults: int) -> None:
+    def __init__(
+        self,
+        *,
+        solution: Sequence[ExpertStep] = SOLUTION,
+        packages: tuple[str, ...] = ("pytest",),
+        **faults: int,
+    ) -> None:
         self.live_envs: list[ToyEnv] = []
 
         def make() -> ToyEnv:
@@ -39,7 +45,7 @@ class _Toy:
             return solution
 
         self.spec = EnvSpec(
-            name="toy", make=make, split=split, expert=expert, instructions="", packages=("pytest",)
+            name="toy", make=make, split=split, expert=expert, instructions="", packages=packages
         )
 
 
@@ -89,7 +95,12 @@ def test_provision_plays_the_expert_and_leaves_a_receipt(tmp_path: Path, pipelin
 @pytest.mark.parametrize(
     ("toy", "message"),
     [
-        (_Toy(solution=SOLUTION[:1]), r"expert's solution of toy_0 does not solve it .*'The total is 1\.'"),
+        (
+            _Toy(solution=SOLUTION[:1]),
+            r"expert's solution of toy_0 does not solve it: its action 1 of 1, 'add 1', is answered by "
+            r"'The total is 1\.'; another version of pytest may be installed; .*: wingspan play toy 0$",
+        ),
+        (_Toy(solution=SOLUTION[:1], packages=()), r"is answered by 'The total is 1\.'; play it"),
         (_Toy(crash_at=2), "toy_0.*KeyError"),
     ],
 )
