@@ -68,9 +68,9 @@ def find_policy(named: NamedPolicy) -> SavedPolicy | Endpoint:
         if value is not None:
             raise ConfigError(f"{option} {value} is for endpoints, and {name!r} is none; leave it out")
     folder = Path(name)
+    if step is not None and not _is_workspace(folder):
+        raise ConfigError(f"--step {step}: {name!r} is not the folder of a run; give one, or no --step")
     if not folder.is_dir():
-        if step is not None:
-            raise ConfigError(f"--step {step}: there is no run in {name!r}; give the folder of a run")
         return SavedPolicy(name=name, folder=_download(name))
     if (folder / "config.json").exists() and step is None:
         return _policy_in(folder, name=name)
