@@ -36,8 +36,12 @@ def tools_prompt(format: str, schemas: Sequence[Schema]) -> str:
         )
     functions = [function_of(schema) for schema in schemas]
     names = [function["name"] for function in functions]
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"format {format!r} needs tools of different names, got {names}; name each once")
+    if not names:
+        raise ConfigError(f"format {format!r} calls tools, and there are none; name them in agent.tools")
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"format {format!r} needs tools of different names, got {names}; name each once in agent.tools"
+        )
     if format in _ONE_TOOL:
         _check_one_tool(format, functions)
         tools = str(functions[0].get("description", "")).strip() or names[0]

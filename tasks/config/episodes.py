@@ -215,12 +215,13 @@ def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> A
     """The agent of `settings`, with the instructions of `spec`. Raises `ConfigError`."""
     schemas = [] if tools is None else tools.schemas
     if settings.format not in FORMATS:
+        agent = _make_user_agent(settings.format, schemas)
         for key in ("prompt", "instructions"):
             if getattr(settings, key):
                 raise ConfigError(
                     f"agent.{key}: agent.format {settings.format!r} writes its own prompts; leave it out"
                 )
-        return _make_user_agent(settings.format, schemas)
+        return agent
     texts = [_read_prompt(settings.prompt), spec.instructions if settings.instructions else ""]
     return FormatAgent(
         settings.format,

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import model_validator
 
 from agents.clients.endpoint import Endpoint
+from agents.formats import FORMATS
 from agents.settings import Positive, Settings
 from agents.types import EpisodeLimits
 from envs.errors import ConfigError
@@ -192,7 +193,8 @@ def _defaults(request: EvaluationRequest, policy: SavedPolicy | Endpoint | None)
     return {
         "model": model,
         "data": {"parts": {env: {"env": env} for env in request.envs}},
-        "agent": {"instructions": True},
+        # An agent of the user's writes its own prompts.
+        "agent": {"instructions": request.format is None or request.format in FORMATS},
         "warmup": None,
         "rollout": {
             "items_per_step": 1,

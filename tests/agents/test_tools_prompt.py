@@ -55,7 +55,7 @@ def test_what_the_prompts_show_is_read() -> None:
     ("format", "schemas", "why"),
     [
         ("hermes", [SEARCH], "'hermes' has no prompt"),
-        ("react", [], "different names"),
+        ("react", [], "there are none; name them in agent.tools"),
         ("react", [SEARCH, SEARCH], "different names"),
         ("code", [SEARCH], r"can call code_interpreter\(code\) and nothing else"),
         ("code", [RUN, SEARCH], "nothing else"),

@@ -440,6 +440,13 @@ def test_a_model_of_a_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch: p
         find_policy(NamedPolicy(policy="someone/other"))
 
 
+def test_only_an_agent_that_writes_its_own_prompts_has_no_instructions_by_default() -> None:
+    policy = Endpoint("http://127.0.0.1:9/v1", "one")
+    for format, has_instructions in ((None, True), ("react", True), ("my_agents:Silent", False)):
+        plan = make_evaluation(EvaluationRequest(envs=(SAY,), format=format), policy)
+        assert plan.pipeline.agent.instructions is has_instructions
+
+
 def test_other_policies_and_requests_have_other_folders() -> None:
     policies: list[SavedPolicy | Endpoint] = [
         SavedPolicy(name="runs/a", folder=MODEL),
@@ -474,7 +481,8 @@ def test_other_policies_and_requests_have_other_folders() -> None:
         ([MODEL, "textcraft", "--where", "depth=9"], "leaves none of the 100 test items"),
         ([MODEL, "textcraft", "--where", "depth"], "--where 'depth' is not KEY=VALUES"),
         ([MODEL, "textcraft", "--split", "tset"], "did you mean 'test'"),
-        ([MODEL, "textcraft", "--format", "raect"], "raect"),
+        ([MODEL, "textcraft", "--format", "raect"], "unknown format 'raect'; did you mean 'react'"),
+        ([MODEL, "textcraft", "--format", "react"], "there are none; name them in agent.tools"),
         ([MODEL, "textcraft", "--step", 3], f"--step 3: '{MODEL}' is not the folder of a run; give one"),
         (["models/none", "textcraft", "--step", 3], "--step 3: 'models/none' is not the folder of a run"),
         ([MODEL, "textcraft", "--model", "toy"], "--model toy is for endpoints"),
