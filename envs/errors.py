@@ -163,11 +163,13 @@ def list_names(names: Sequence[str], *, limit: int = 8) -> str:
     return ", ".join(names[:limit]) + rest or "none"
 
 
-def suggest(name: str, candidates: Iterable[str], *, limit: int = 1, prefix: str = "") -> str:
+def suggest(
+    name: str, candidates: Iterable[str], *, limit: int = 1, prefix: str = "", suffix: str = ""
+) -> str:
     """Return `did you mean 'x'? ` for the `limit` candidates closest to `name`; empty if none is close.
 
-    Each is written after `prefix`, which is not compared.
+    Each is written between `prefix` and `suffix`, which are not compared.
     """
     nearest = difflib.get_close_matches(name, [*candidates], n=limit)
-    names = ", ".join(repr(f"{prefix}{candidate}") for candidate in nearest)
+    names = ", ".join(repr(f"{prefix}{candidate}{suffix}") for candidate in nearest)
     return f"did you mean {names}? " if names else ""

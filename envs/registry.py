@@ -338,16 +338,18 @@ def get_env(name: str) -> EnvSpec:
         return ENVIRONMENTS.find(name)
     if family not in FAMILIES:
         raise ConfigError(
-            f"unknown env {name!r}; {suggest(name, (f'{candidate}:{argument}' for candidate in FAMILIES))}"
-            f"envs/registry.py has the families {', '.join(FAMILIES)}; your own is named MODULE:SPEC"
+            f"unknown env {name!r}; {suggest(family, FAMILIES, suffix=f':{argument}')}"
+            f"envs/registry.py has the families {', '.join(FAMILIES)}; your own is named MODULE:SPEC, and "
+            f"there is no module {family!r}"
         )
     return FAMILIES[family].spec(argument)
 
 
 def is_user_env(name: str) -> bool:
-    """Whether `name` is `module:SPEC` with a module that exists."""
+    """Whether `name` is `module:SPEC`, and no environment of a family or a typing error in the name of one: a
+    module without a package must exist."""
     module, colon, _ = name.partition(":")
-    return bool(colon) and module not in FAMILIES and is_module(module.partition(".")[0])
+    return bool(colon) and module not in FAMILIES and ("." in module or is_module(module))
 
 
 def _load_user_env(name: str) -> EnvSpec:

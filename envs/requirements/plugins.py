@@ -144,7 +144,8 @@ def load_object(name: str, *, key: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-        is_installable = package and not is_module(package)  # else a file of the project is missing
+        # Else a file of the project is missing, or the name is wrong.
+        is_installable = package and not is_module(package) and package != module_name.partition(".")[0]
         remedy = ""
         if is_installable:
             from envs.requirements.detection import pip_install

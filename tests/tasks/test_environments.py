@@ -140,7 +140,8 @@ def test_a_specification_without_a_function_is_refused() -> None:
         ("tests.support.own_env:NO_SPEC", "is a int; name an EnvSpec"),
         ("tests.support.own_env:SPCE", "has no 'SPCE'; write MODULE:NAME"),
         ("tests.no_such_file:SPEC", "cannot be imported: ModuleNotFoundError"),
-        ("no_such_module_at_all:SPEC", "unknown env 'no_such_module_at_all:SPEC'"),
+        ("no_such_module_at_all:SPEC", "unknown env 'no_such_module_at_all:SPEC'; envs/.*no module"),
+        ("no_such_package.env:SPEC", "ModuleNotFoundError: No module named 'no_such_package'$"),
         ("gymnasum:Taxi-v4", "did you mean 'gymnasium:Taxi-v4'"),
     ],
 )
