@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from envs.errors import ConfigError, WingspanError, to_line
-from envs.files import copy_over, lock_file
+from envs.files import check_writable, copy_over, lock_file
 from flows.lineage.versioning import restore_from_dvc
 from tasks.config.data import FOLDER as DATA
 from tasks.data.hashes import has_md5, path_md5, text_md5
@@ -84,13 +84,15 @@ def check_data(lineage: LineageRecord, *, commit: str) -> None:
 def make_worktree(run: FoundRun, *, commit: str, folder: Path, patch: Path | None) -> Path:
     """Make the worktree `folder` for a reproduction of `run`, unless it is there from an earlier attempt.
 
-    Returns this project's folder in it. Raises `ConfigError` if `folder` is something else or if the data
-    that the run read is gone, `WingspanError` if Git or DVC fails.
+    Returns this project's folder in it. Raises `ConfigError` if `folder` is something else, if the data that
+    the run read is gone or if Git's folder is read-only, `WingspanError` if Git or DVC fails.
     """
     folder = folder.resolve()  # as Git names it
     prefix = _git("rev-parse", "--show-prefix")
     identity = _identity(run, patch=patch)
-    with lock_file(Path(_git("rev-parse", "--git-common-dir"), _LOCK)):
+    git_folder = Path(_git("rev-parse", "--git-common-dir"))
+    check_writable(git_folder, remedy="Git notes its worktrees there; run this in a clone that is writable")
+    with lock_file(git_folder / _LOCK):
         _forget_stale(folder)
         if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
             if _read_identity(folder) != identity:

@@ -160,6 +160,17 @@ def test_a_folder_with_other_files_is_not_touched(toy: LineageToy, place: str) -
     assert file.read_text() == "mine"
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_checkout_that_cannot_be_written_to_is_refused(toy: LineageToy, tmp_path: Path) -> None:
+    git_folder = toy.folder / ".git"
+    git_folder.chmod(0o555)
+    try:
+        with pytest.raises(ConfigError, match=r"\.git cannot be written to .*; .*clone that is writable$"):
+            reproduce(toy, folder=tmp_path / "again")
+    finally:
+        git_folder.chmod(0o755)
+
+
 def test_a_half_made_worktree_does_not_block(toy: LineageToy, tmp_path: Path) -> None:
     making = tmp_path / "again.wingspan-making"
     git("worktree", "add", "-q", "--detach", str(making), "HEAD", cwd=toy.folder)
