@@ -19,7 +19,7 @@ from flows.plan import Plan
 from tasks.config.data import FOLDER as DATA
 from tasks.config.data import HUB
 from tasks.config.pipelines import Pipeline
-from tasks.config.user_code import CODE
+from tasks.config.user_code import CODE, environment_code
 from tasks.data.hashes import path_md5
 from tasks.runs.provenance import (
     describe_machine,
@@ -165,7 +165,7 @@ def _hash_all(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def describe_environment(name: str) -> EnvironmentRecord:
-    """The versions of the environment `name`, and its data sets that are here."""
+    """The versions and the code of the environment `name`, and its data sets that are here."""
     spec = get_env(name)
     packages = {}
     for package in spec.packages:
@@ -175,7 +175,8 @@ def describe_environment(name: str) -> EnvironmentRecord:
             continue  # it runs on another machine
     receipts = {need.name: need.folder / RECEIPT for need in spec.requirements if isinstance(need, DataSet)}
     data_sets = {data_set: path_md5(file) for data_set, file in receipts.items() if file.exists()}
-    return EnvironmentRecord(packages=packages, data_sets=data_sets)
+    code = _hash_all(path for path in environment_code([name]) if path.parts[0] not in CODE)
+    return EnvironmentRecord(packages=packages, data_sets=data_sets, code=code)
 
 
 def _count_items(workspace: Path) -> dict[str, int]:

@@ -64,7 +64,8 @@ def fact_rows(run: FoundRun, registration: Registration | None) -> Iterator[tupl
     if not lineage.prompts:
         yield "prompts", _BUILT_IN
     for env, record in lineage.environments.items():
-        parts = [f"{name} {version}" for name, version in record.packages.items()]
+        parts = [f"code {path}, MD5 {md5}" for path, md5 in record.code.items()]
+        parts += [f"{name} {version}" for name, version in record.packages.items()]
         parts += [f"data set {name}, receipt MD5 {md5}" for name, md5 in record.data_sets.items()]
         yield "environment", f"{env}: {', '.join(parts) or _BUILT_IN}"
     versions = [f"{name} {lineage.packages[name]}" for name in PACKAGES if name in lineage.packages]

@@ -370,7 +370,7 @@ def _add_user_files(stage: Stage, pipeline: Pipeline) -> Stage:
 
     agent, modules, files = pipeline.agent, list[Path](), list[Path | None]()
     if "data" in stage.params:
-        modules += environment_code(pipeline.data)
+        modules += environment_code(pipeline.data.envs)
         files += _data_set_receipts(pipeline)
     if "agent" in stage.params:
         modules += agent_code(agent)

@@ -3,7 +3,7 @@
 `envs/requirements/plugins.py` loads it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from envs.registry import ENVIRONMENTS, FAMILIES, is_user_env
 from envs.requirements.plugins import Registry, find_sources
 from tasks.algorithms.algorithm import Algorithm, OnlineAlgorithm
 from tasks.config.agent import AgentSettings
-from tasks.config.data import DataSettings
 
 CODE = ("envs", "agents", "tasks", "flows")
 """The packages of this project: a dependency in one of them is code, not data."""
@@ -28,12 +27,12 @@ def agent_code(settings: AgentSettings) -> list[Path]:
     return find_sources(_agent_references(settings), key="agent")
 
 
-def environment_code(settings: DataSettings) -> list[Path]:
-    """The files and folders of the environments of `settings` that are not this project's.
+def environment_code(envs: Iterable[str]) -> list[Path]:
+    """The files and folders of those of the environments `envs` that are not this project's.
 
     Raises `ConfigError` for a module that is not there.
     """
-    return find_sources(filter(None, map(_environment_reference, settings.envs)), key="data.parts")
+    return find_sources(filter(None, map(_environment_reference, envs)), key="data.parts")
 
 
 def algorithm_code(algorithm: Algorithm) -> list[Path]:

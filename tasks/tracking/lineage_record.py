@@ -55,6 +55,8 @@ class EnvironmentRecord(Settings):
     """Version of each distribution that it needs."""
     data_sets: dict[str, str] = Field(default={})
     """Data set → MD5 of its receipt, which has the checksums of its files."""
+    code: dict[str, str] = Field(default={})
+    """File or folder → hash; empty for an environment of this project."""
 
 
 class LineageRecord(Settings):

@@ -12,7 +12,7 @@ from envs.errors import ConfigError
 from flows.cli.app import app
 from tasks.data.hashes import path_md5
 from tasks.tracking.connection import connect, experiment_of
-from tasks.tracking.lineage_record import CodeVersion, read_lineage
+from tasks.tracking.lineage_record import CodeVersion, EnvironmentRecord, read_lineage
 from tasks.tracking.recorded_runs import WORKSPACE
 from tasks.tracking.references import find_run, read_registration
 from tests.support.lineage_toy import lineage_of
@@ -67,6 +67,17 @@ def test_a_folder_of_a_run_shows_code_data_versions_parameters_and_stages(worksp
         ["train", "reads", "data/train.jsonl", "3333333333"],
         ["train", "writes", "policy", path_md5(workspace / "policy")[:10]],
     ]
+
+
+def test_an_environment_names_its_code_unless_it_is_part_of_the_project(workspace: Path) -> None:
+    environments = {
+        "textcraft": EnvironmentRecord(packages={}),
+        "cows": EnvironmentRecord(packages={"numpy": "2.0"}, code={"/elsewhere/cows": "6" * 32}),
+    }
+    lineage_of(workspace).model_copy(update={"environments": environments}).write(workspace)
+    text = show(str(workspace))
+    assert "environment   textcraft: part of that code\n" in text
+    assert f"environment   cows: code /elsewhere/cows, MD5 {'6' * 32}, numpy 2.0\n" in text
 
 
 @pytest.mark.parametrize("part", ["", "policy", "policy/weights", "train/checkpoints/global_step_4"])

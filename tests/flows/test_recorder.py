@@ -234,6 +234,21 @@ def test_a_prompt_is_listed_with_its_hash_and_its_text_is_in_the_patch(project: 
     assert "+Be brief." in (WORKSPACE / PATCH).read_text()
 
 
+@pytest.mark.parametrize("place", ["beside", "within"])
+def test_the_code_of_ones_own_environment_is_listed_with_its_hash(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    folder = project if place == "within" else tmp_path_factory.mktemp(place)
+    module = f"own_environment_{place}"
+    file = folder / f"{module}.py"
+    shutil.copy(ROOT / "tests" / "support" / "own_env.py", file)
+    monkeypatch.syspath_prepend(folder)
+    env = f"{module}:SPEC"
+    plan = make_plan({"data.parts": {env: {}}, "warmup": None})
+    path = file.name if place == "within" else str(file)
+    assert record(plan, "prepare").environments[env].code == {path: path_md5(file)}
+
+
 def test_outside_of_a_repository_there_is_no_commit(project: Path) -> None:
     shutil.rmtree(".git")
     lineage = record(make_plan(), "prepare")

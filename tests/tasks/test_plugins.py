@@ -100,11 +100,11 @@ assert "acme:twice" in [family.EXAMPLE for family in FAMILIES.values()]
 assert [item.item_id for item in get_env("echo").split(0).train] == ["echo_0", "echo_1"]
 assert asyncio.run(get_tool("shout").call({"text": "hi"})).observation == "HI"
 assert [path.name for path in agent_code(pipeline.agent)] == ["acme_echo.py"]
-assert [path.name for path in environment_code(pipeline.data)] == ["acme_echo.py"]
+assert [path.name for path in environment_code(pipeline.data.envs)] == ["acme_echo.py"]
 overrides["data.parts"] = {"acme:twice": {}}
 pipeline = load_pipeline("textcraft-cpu", overrides=overrides, file=ROOT / "pipelines.yaml")
 assert pipeline.data.envs == ["acme:twice"]
-assert [path.name for path in environment_code(pipeline.data)] == ["acme_echo.py"]
+assert [path.name for path in environment_code(pipeline.data.envs)] == ["acme_echo.py"]
 print("all used")
 """
 
