@@ -15,11 +15,12 @@ from pathlib import Path
 
 from envs.errors import ConfigError, WingspanError, list_names
 from envs.redaction import REDACTION
-from envs.requirements.data_sets import ROOT_VARIABLE, data_root
+from envs.requirements.data_sets import RECEIPT, ROOT_VARIABLE, data_root
 from flows.lineage.worktree import NAME, check_commit, check_data, make_worktree, remove_worktree
 from flows.program import PROGRAM, REPRODUCTION, to_options
 from flows.recorder import describe_environment
 from tasks.cluster.python_path import python_path
+from tasks.data.hashes import has_md5, path_md5
 from tasks.reporting.reproduction import Reproduction, compare_reproduction
 from tasks.runs.folders import RUNS
 from tasks.runs.provenance import describe_machine, installed_packages
@@ -70,6 +71,7 @@ def prepare_request(reference: str, *, with_patch: bool, downloads: Path) -> Rep
     _check_patch(run, with_patch=with_patch)
     check_data(lineage, commit=commit)
     _check_data_sets(lineage)
+    _check_outside_code(lineage)
     return ReproductionRequest(
         run=run, commit=commit, patch=run.patch if with_patch else None, warnings=tuple(_warnings(lineage))
     )
@@ -173,6 +175,22 @@ def _check_data_sets(lineage: LineageRecord) -> None:
                     f"data set {name} of environment {env} has other files than the run used; restore them, "
                     f"or name their folder in {ROOT_VARIABLE}"
                 )
+
+
+def _check_outside_code(lineage: LineageRecord) -> None:
+    """Raise `ConfigError` for code outside of the project that is not here as a stage of the run read it."""
+    others = {*lineage.data, *lineage.prompts}
+    for name, stage in lineage.stages.items():
+        for path, md5 in stage.reads.items():
+            file = Path(path)
+            is_of_run = file.is_relative_to(lineage.workspace) or file.name == RECEIPT
+            if not file.is_absolute() or path in others or is_of_run or has_md5(file, md5):
+                continue
+            here = f"has other content (MD5 {path_md5(file)})" if file.exists() else "is not here"
+            raise ConfigError(
+                f"{path} {here}; stage {name} of the run read it with MD5 {md5}, and no commit of this "
+                "project has it; bring that content back"
+            )
 
 
 def _warnings(lineage: LineageRecord) -> Iterator[str]:

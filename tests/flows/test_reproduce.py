@@ -298,6 +298,24 @@ def test_a_run_whose_changes_are_unknown_is_refused(toy: LineageToy) -> None:
     assert "whether all code was committed when it ran is unknown" in refusal()
 
 
+def test_code_outside_of_the_project_must_be_that_of_the_run(toy: LineageToy, tmp_path: Path) -> None:
+    package = tmp_path / "cows"
+    package.mkdir()
+    (package / "env.py").write_text("1")
+    file = Path(WORKSPACE, "lineage.json")
+    lineage = json.loads(file.read_text())
+    md5 = path_md5(package)
+    lineage["stages"]["prepare"]["reads"][str(package)] = md5
+    file.write_text(json.dumps(lineage))
+    prepare_request(str(WORKSPACE), with_patch=False, downloads=Path("runs"))
+    (package / "env.py").write_text("2")
+    message = refusal()
+    assert message.startswith(f"{package} has other content (MD5 {path_md5(package)}); stage prepare ")
+    assert f"read it with MD5 {md5}" in message
+    shutil.rmtree(package)
+    assert refusal().startswith(f"{package} is not here; ")
+
+
 def test_a_run_without_an_evaluation_is_refused(toy: LineageToy) -> None:
     Path(WORKSPACE, "evaluation.json").unlink()
     assert "there is no runs/toy/evaluation.json, so the run is not finished" in refusal()
