@@ -9,6 +9,7 @@ from tasks.config.pipelines import PIPELINES_FILE
 from tasks.runs.folders import relative_within
 from tasks.runs.parameters import try_read_lines
 from tasks.tracking.connection import DEFAULT_URI, check_tracking, connect, experiment_of, tracking_uri
+from tasks.tracking.record import read_record
 from tasks.tracking.recorded_runs import RecordedRun, mark_gone, read_runs
 
 COLUMNS = ("run", "state", "step", "success", "started", "workspace")
@@ -34,13 +35,16 @@ def run_rows() -> Iterator[tuple[str, ...]]:
 def _progress(run: RecordedRun) -> tuple[str, str]:
     """The last step, and the success rate of the final evaluation or else of that step.
 
-    Only a run that has not finished is looked up in its workspace, which may hold another one since.
+    Only a run that has not finished is looked up in its workspace; both are empty if that is gone or records
+    another run since. Steps that an earlier run has left there do not count.
     """
     if run.state == "finished" and run.success is not None:
         return f"{run.steps}/{run.steps}", f"{run.success:.2f}"
-    if run.workspace is None or not run.workspace.is_dir():
+    if run.workspace is None or read_record(run.workspace).get("run_id") != run.run_id:
         return "", ""
-    steps = try_read_lines(run.workspace / "train" / "metrics.jsonl")
+    file = run.workspace / "train" / "metrics.jsonl"
+    is_of_run = file.exists() and file.stat().st_mtime >= run.start_time
+    steps = try_read_lines(file) if is_of_run else []
     last = steps[-1] if steps else {"step": 0}
     success = last.get("success")
     return f"{last['step']}/{run.steps}", "" if success is None else f"{success:.2f}"

@@ -41,6 +41,7 @@ WORKSPACE = "wingspan.workspace"
 class RecordedRun:
     """A run of the experiment."""
 
+    run_id: str
     name: str
     state: str
     """The state as `state_of` gives it."""
@@ -59,6 +60,7 @@ def read_runs(client: "MlflowClient", *, experiment_id: str) -> list[RecordedRun
     runs = all_pages(client.search_runs, [experiment_id], order_by=["attributes.start_time DESC"])
     return [
         RecordedRun(
+            run_id=run.info.run_id,
             name=run.info.run_name,
             state=state_of(run),
             start_time=run.info.start_time / 1000,

@@ -40,7 +40,7 @@ from tasks.tracking.facts import round_params
 from tasks.tracking.model import promote_best
 from tasks.tracking.names import step_metric
 from tasks.tracking.record import is_recorded
-from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone
+from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, WORKSPACE, heartbeat, mark_gone
 from tasks.tracking.traces import MAX_SPANS, evaluation_traces
 from tasks.tracking.tracker import Tracker
 from tasks.verl.checkpoints import mark_complete
@@ -613,6 +613,27 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(workspace: Pat
     finally:
         os.killpg(processes.pid, signal.SIGKILL)
         processes.communicate()
+
+
+def test_the_progress_of_a_run_is_not_that_of_another_in_its_workspace(workspace: Path) -> None:
+    client = connect()
+    experiment, tags = experiment_of(client), {WORKSPACE: str(workspace.resolve())}
+    write_step(workspace, 3)  # of a run before them
+    os.utime(workspace / "train" / "metrics.jsonl", (0, 0))
+
+    def begin_run(name: str) -> None:
+        run = client.create_run(experiment, run_name=name, tags=tags)
+        client.log_param(run.info.run_id, "train.steps", 4)
+        (workspace / "mlflow.json").write_text(json.dumps({"run_id": run.info.run_id}))
+
+    def progress() -> dict[str, tuple[str, ...]]:
+        return {row[0]: row[2:4] for row in run_rows() if row[0] in ("stopped early", "later")}
+
+    begin_run("stopped early")
+    assert progress() == {"stopped early": ("0/4", "")}
+    begin_run("later")
+    write_step(workspace, 4)
+    assert progress() == {"stopped early": ("", ""), "later": ("4/4", "0.40")}
 
 
 def test_a_record_that_cannot_be_written_is_an_error_at_the_end(workspace: Path, pipeline: Pipeline) -> None:
