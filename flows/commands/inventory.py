@@ -1,6 +1,7 @@
 """`wingspan envs` and `wingspan pipelines`: what there is, and whether it can be used here."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from textwrap import shorten
 
 from envs.errors import ConfigError
@@ -9,8 +10,11 @@ from envs.requirements.data_sets import DataSet
 from envs.requirements.detection import Package, Requirement
 from envs.sandbox.sandbox import BACKENDS
 from flows.lineage.stages import default_workspace
+from tasks.config.parameters import read_pipeline_name
 from tasks.config.pipelines import load_pipeline, pipeline_names
 from tasks.evaluation.outcomes import read_evaluation
+from tasks.runs.folders import RUNS, find_runs, is_workspace
+from tasks.tracking.lineage_record import LINEAGE
 
 COLUMNS = ("", "environment", "items", "source")
 PIPELINE_COLUMNS = ("pipeline", "last run", "on", "what it is")
@@ -64,6 +68,7 @@ def environment_facts(name: str) -> list[tuple[str, str]]:
 def pipeline_rows() -> list[Sequence[str]]:
     """A row for each pipeline: its name, the success of its last run, its device, its description."""
     rows: list[Sequence[str]] = []
+    last_workspaces = _last_workspaces()
     for name in pipeline_names():
         try:
             pipeline = load_pipeline(name)
@@ -71,18 +76,38 @@ def pipeline_rows() -> list[Sequence[str]]:
             rows.append((name, "", "", f"is refused: {error}"))
             continue
         description = pipeline.description or f"{pipeline.model} on {', '.join(pipeline.data.envs)}"
-        rows.append((name, _last_run(name), pipeline.backend.device, description))
+        rows.append((name, _last_run(name, last_workspaces.get(name)), pipeline.backend.device, description))
     return rows
 
 
-def _last_run(name: str) -> str:
-    """Success of the sampled evaluation on the test split, before and after training."""
-    workspace = default_workspace(name)
+def _last_workspaces() -> dict[str, Path]:
+    """Pipeline → the workspace below `runs` in which a stage of it last began or ended."""
+    runs = find_runs([RUNS] if RUNS.is_dir() else [])
+    workspaces = [run.folder for run in runs if is_workspace(run.folder)]
+    # `dvc repro` records no name: it runs in the folder that has it.
+    return {
+        read_pipeline_name(workspace) or workspace.name: workspace
+        for workspace in sorted(workspaces, key=_last_stage_time)
+    }
+
+
+def _last_stage_time(workspace: Path) -> float:
+    """Seconds since the epoch; 0 for a workspace without a record, as `dvc pull` makes it."""
+    file = workspace / LINEAGE
+    return file.stat().st_mtime if file.exists() else 0.0
+
+
+def _last_run(name: str, workspace: Path | None) -> str:
+    """Success of the sampled evaluation on the test split, before and after training, and where the run is,
+    unless it is in the default workspace."""
+    if workspace is None:
+        return "never"
+    folder = "" if workspace == default_workspace(name) else f" ({workspace.relative_to(RUNS)})"
     evaluation = read_evaluation(workspace)
     if not evaluation:
-        return "unfinished" if (workspace / "data").exists() else "never"
+        return f"unfinished{folder}"
     rates = (evaluation.get(policy, {}).get("sampled", {}).get("success") for policy in ("before", "after"))
-    return " \N{RIGHTWARDS ARROW} ".join("?" if rate is None else f"{rate:.2f}" for rate in rates)
+    return " \N{RIGHTWARDS ARROW} ".join("?" if rate is None else f"{rate:.2f}" for rate in rates) + folder
 
 
 def _row(spec: EnvSpec) -> Sequence[str]:

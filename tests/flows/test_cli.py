@@ -22,6 +22,7 @@ from flows.cli.options import parse_settings
 from flows.lock import lock
 from flows.plan import check_plan, make_plan
 from tasks.config.capacity import read_model_size
+from tasks.config.parameters import write_changes
 from tasks.config.pipelines import read_yaml
 from tests.support.command_line import Command, copy_declarations, the_error, wingspan
 from tests.support.terminal import open_terminal
@@ -197,16 +198,33 @@ def test_without_runs_it_is_said_where_they_would_be(
 @pytest.mark.heavy
 def test_pipelines_are_listed(project: Path) -> None:
     names = read_yaml(ROOT / "pipelines.yaml")["pipelines"]
-    finished_workspace = project / "runs" / "babyai-cpu"
-    finished_workspace.mkdir(parents=True)
     rates = {"before": {"sampled": {"success": 0.25}}, "after": {"sampled": {"success": 0.5}}}
-    (finished_workspace / "evaluation.json").write_text(json.dumps(rates))
-    (project / "runs" / "searchqa-mini-cpu" / "data").mkdir(parents=True)
+    # The default workspace, another one, and the latest of three.
+    for folder, pipeline, seconds in (
+        ("babyai-cpu", None, 0),  # by DVC
+        ("textworld-a", "textworld-cpu", 0),
+        ("webshop-mini-cpu", "webshop-mini-cpu", 1),
+        ("sweeps/s/1", "webshop-mini-cpu", 3),
+        ("webshop-b", "webshop-mini-cpu", 2),
+        ("searchqa-mini-cpu", "searchqa-mini-cpu", 0),
+    ):
+        workspace = project / "runs" / folder
+        workspace.mkdir(parents=True)
+        (workspace / "provision.json").touch()
+        if pipeline is not None:
+            write_changes(workspace, name=pipeline, changes={})
+            (workspace / "lineage.json").touch()
+            os.utime(workspace / "lineage.json", (seconds, seconds))
+        if not folder.startswith("search"):
+            (workspace / "evaluation.json").write_text(json.dumps(rates))
     rows = wingspan("pipelines", cwd=project).stdout.splitlines()
     assert [line.split()[0] for line in rows] == list(names)
     column = len(max(names, key=len)) + 2
     runs = {line[:column].strip(): line[column:].split("  ")[0] for line in rows}
-    assert runs["babyai-cpu"] == "0.25 \N{RIGHTWARDS ARROW} 0.50"
+    arrow = "\N{RIGHTWARDS ARROW}"
+    assert runs["babyai-cpu"] == f"0.25 {arrow} 0.50"
+    assert runs["textworld-cpu"] == f"0.25 {arrow} 0.50 (textworld-a)"
+    assert runs["webshop-mini-cpu"] == f"0.25 {arrow} 0.50 (sweeps/s/1)"
     assert (runs["searchqa-mini-cpu"], runs["textcraft-cpu"]) == ("unfinished", "never")
 
 
