@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envs.errors import ConfigError, describe
+from envs.files import read_json_lines
 from flows.cli.options import IfChanged, PipelineName, Settings, Workspace, parse_secrets, parse_settings
 from flows.program import PROGRAM, REPRODUCTION
 
@@ -49,6 +50,7 @@ def run(
     from flows.lock import lock
     from flows.orchestrator.runs import TemporaryServer, server_url
     from flows.plan import check_run, make_plan
+    from tasks.runs.rounds import explain_unchanged
 
     is_reproduction = REPRODUCTION in os.environ
     guard(if_killed="" if is_reproduction else _resume_line(DIED))
@@ -74,6 +76,8 @@ def run(
                 from flows.train_agent import run_with_prefect  # imports Prefect
 
                 evaluation, prefect_failure = run_with_prefect(plan)
+    if reason := explain_unchanged(read_json_lines(plan.workspace / "train" / "metrics.jsonl")):
+        typer.echo(reason)
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_format_rate(before)} before, {_format_rate(after)} after")
     if not is_reproduction:

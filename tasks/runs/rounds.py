@@ -6,6 +6,7 @@ from and which one it hands on is decided here, too. The online and the offline 
 (`tasks/stages/rounds.py`).
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,18 @@ class RoundResult(TrainedRound):
 def start_policy(pipeline: Pipeline, workspace: Path) -> Path | str:
     """The policy that training starts from: the folder of the warm-up, or else `model`."""
     return pipeline.model if pipeline.warmup is None else workspace / "warmup"
+
+
+def explain_unchanged(steps: Sequence[Mapping[str, float]]) -> str | None:
+    """Why the training of `steps`, lines of `train/metrics.jsonl`, did not change the policy; None if it did.
+
+    Offline algorithms, which do not record what they trained on, always change it.
+    """
+    if not steps or any(step.get("trained", 1) for step in steps):
+        return None
+    is_informative = any(step["informative_groups"] for step in steps)
+    cause = "no episode was trained on" if is_informative else "no group was informative"
+    return f"{cause}: the policy did not change"
 
 
 def round_file(folder: Path, index: int) -> Path:

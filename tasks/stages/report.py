@@ -44,6 +44,7 @@ from tasks.reporting.results import (
 from tasks.runs.parameters import ALL_PARAMETERS
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.provenance import provenance, uncommitted_files
+from tasks.runs.rounds import explain_unchanged
 from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.names import absolute_store, run_page
 from tasks.tracking.record import read_record
@@ -96,6 +97,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         plots={plot.name: plot for plot in plots},
         missing=missing_parts(results, pipeline=pipeline),
         totals=totals(results),
+        unchanged=explain_unchanged(results.steps),
         dropped=dropped_by_place(results),
         phases=phase_table(results),
         is_offline=isinstance(pipeline.train, OfflineSettings),

@@ -20,6 +20,7 @@ from tasks.reporting.excerpts import PairVerdict, choose_pairs, failing_items
 from tasks.reporting.figures import LINES
 from tasks.reporting.pages import DASH, PAGES
 from tasks.reporting.results import count_dropped, environment_steps, phases, read_results, stages_of
+from tasks.runs.rounds import explain_unchanged
 from tasks.stages.report import horizon_steps, report
 from tests.support.html_page import Page
 from tests.support.report_toy import (
@@ -399,6 +400,34 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "onerror" not in page.attributes
     assert page.text.count(evil) > 16  # items, metadata, plot labels, and an action per turn
     assert "49" not in page.text.split(evil)[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ({"trained": 0, "informative_groups": 0.0}, "no group was informative"),
+        ({"trained": 0, "informative_groups": 0.5}, "no episode was trained on"),
+        ({"trained": 2, "informative_groups": 0.0}, None),
+        ({"informative_groups": 0.0}, None),  # of an offline algorithm
+    ],
+)
+def test_a_training_that_did_not_change_the_policy_has_a_cause(
+    values: dict[str, float], cause: str | None
+) -> None:
+    line = None if cause is None else f"{cause}: the policy did not change"
+    assert explain_unchanged([values, values]) == line
+    assert explain_unchanged([values, {"trained": 1, "informative_groups": 1.0}]) is None
+    assert explain_unchanged([]) is None
+
+
+@pytest.mark.heavy
+def test_a_training_that_did_not_change_the_policy_says_so(tmp_path: Path) -> None:
+    write_training(tmp_path)
+    file = tmp_path / "train" / "metrics.jsonl"
+    steps = [json.loads(line) | {"trained": 0, "informative_groups": 0.0} for line in file.open()]
+    file.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    page = Page(report(toy_pipeline(), tmp_path))
+    assert "No group was informative: the policy did not change." in page.text
 
 
 @pytest.mark.heavy
