@@ -5,6 +5,7 @@ under the same limits. On a CPU both are evaluated at once, each with a sampler 
 of the fork server; on GPUs verl's generation servers load one policy after the other.
 """
 
+import atexit
 import os
 import pickle
 import subprocess
@@ -240,7 +241,15 @@ def _label(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> T
     return replace(trajectory, turns=turns, labels={"policy": policy, "mode": mode})
 
 
+def _leave() -> None:
+    """End this process and leave its memory to the kernel: a fork that takes its interpreter down copies what
+    it shares with the fork server, for seconds."""
+    sys.stdout.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     from tasks.stages import evaluate as this_module  # what it pickles is found by this name
 
+    atexit.register(_leave)  # first, so that it runs last
     this_module.answer(Path(sys.argv[1]))
