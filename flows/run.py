@@ -72,6 +72,9 @@ STAGES = ("prepare", "provision", "warmup", "train", "evaluate", "report")
 """Stage `x` is in `tasks/stages/x.py`: a function `x(pipeline, workspace, progress)`, imported when it runs;
 `train` alone is a session, whose rounds `flows/train_agent.py` drives."""
 
+RECORD = "record"
+"""The end of a recorded run, which is no stage and is shown like one."""
+
 TIMING = "timing.json"
 """The file in the workspace: `{"stages": {name: seconds}, "run": {"wall", "orchestration"}}`. The seconds of
 a stage include those of earlier attempts that it resumed, except attempts that were killed."""
@@ -81,7 +84,10 @@ a stage include those of earlier attempts that it resumed, except attempts that 
 def open_run(
     plan: Plan, *, stages: Sequence[str] | None = None, flow_run_id: str | None = None
 ) -> Iterator["Run"]:
-    """A run of `stages` of `plan`, all of them by default. Only a run with a `flow_run_id` is recorded."""
+    """A run of `stages` of `plan`, by default all of them and then `RECORD`.
+
+    Only a run with a `flow_run_id` is recorded.
+    """
     if flow_run_id is not None:
         changes = changed_parameters(plan.pipeline, default=load_pipeline(plan.name))
         write_changes(plan.workspace, name=plan.name, changes=changes)
@@ -92,7 +98,7 @@ def open_run(
     with (
         Display(
             f"{plan.name} in {plan.workspace}",
-            stages=list(plan.stages) if stages is None else stages,
+            stages=[*plan.stages, RECORD] if stages is None else stages,
             steps=steps,
             steps_per_round=pipeline.train.steps_per_round,
             horizon_at=planned_turns(pipeline),
@@ -128,8 +134,8 @@ def read_finished(plan: Plan) -> Evaluation | None:
         if receipt is None or find_difference(stage, receipt) is not None:
             return None
     title = f"{plan.name} in {plan.workspace}"
-    with Display(title, stages=list(plan.stages), steps={}, steps_per_round=1) as display:
-        for name in plan.stages:
+    with Display(title, stages=[*plan.stages, RECORD], steps={}, steps_per_round=1) as display:
+        for name in (*plan.stages, RECORD):
             display.stage(name, StageState.CACHED)
     return read_evaluation(plan.workspace)
 
@@ -320,12 +326,19 @@ class Run:
         # With every stage up to date there is nothing to record, unless a run was killed before it came here.
         if self._tracker is None and is_recorded(plan.workspace, pipeline=plan.pipeline):
             self._show_result(evaluation)
+            self._display.stage(RECORD, StageState.CACHED)
             return evaluation
+        self._display.stage(RECORD, StageState.RUNNING)
+        progress = self._display.progress(RECORD)
         tracker = self._open_tracker()
         for stage in plan.stages.values():
             tracker.tag({f"md5.{name}": md5 for name, md5 in make_receipt(stage).outputs.items()})
         # First: a run whose record in MLflow is finished is not recorded again.
-        dvc_failure = self._commit(tracker) if plan.is_tracked else None
+        dvc_failure = None
+        if plan.is_tracked:
+            progress.on_phase("committing to DVC")
+            dvc_failure = self._commit(tracker)
+        progress.on_phase("writing traces and the policy to MLflow")
         self._show_result(evaluation, promotion=tracker.finish())
         self._closing.close()
         if self._uncommitted:
@@ -337,6 +350,7 @@ class Run:
         self._write_totals()
         if dvc_failure is not None:
             raise dvc_failure
+        self._display.stage(RECORD, StageState.DONE)
         return evaluation
 
     def _show_result(self, evaluation: Evaluation, *, promotion: Promotion | None = None) -> None:

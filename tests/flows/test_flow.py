@@ -154,7 +154,7 @@ def test_once_more_does_nothing(project: Project) -> None:
     assert all("  skip  finished" in line for line in stages)
     lines = project.run("wingspan", "run", NAME)
     assert "next:" in lines
-    assert len([line for line in lines if line.endswith(": cached")]) == 6, lines
+    assert len([line for line in lines if line.endswith(": cached")]) == 7, lines
     # No server was started for it; the last run lost its own.
     assert project.flow_states() == ["CANCELLED", "CRASHED", "RUNNING"]
     project.mlflow_runs()  # asserts that there is still one parent run
