@@ -178,7 +178,7 @@ class Run:
                 if meanwhile is not None:
                     meanwhile()
                 if source := copy_outputs(stage, self.key(stage)):
-                    self._display.progress(name).on_phase(f"copied from {source}: the inputs are the same")
+                    self._display.progress(name).on_note(f"copied from {source}: the inputs are the same")
                     return
                 body = import_module(f"tasks.stages.{name}").__dict__[name]
                 body(self.plan.pipeline, stage.workspace, self._display.progress(name))
