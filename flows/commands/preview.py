@@ -6,24 +6,37 @@ changes nothing but that the folder PREFECT_HOME is made. If Prefect stores resu
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.errors import ConfigError
-from flows.lineage.lock_file import locked_entry, locked_receipt
-from flows.lineage.stages import LOCK_FILE, Stage, cache_key, find_difference, stage_key, would_resume
+from envs.errors import ConfigError, list_names
+from flows.lineage.lock_file import find_locked_changes, locked_receipt
+from flows.lineage.stages import (
+    LOCK_FILE,
+    Stage,
+    cache_key,
+    find_difference,
+    hash_deps,
+    lookup,
+    stage_key,
+    would_resume,
+)
 from flows.orchestrator.runs import open_local_results, read_receipt
 from flows.plan import Plan, check_run, make_plan
 from tasks.cluster.address import cluster_address
 from tasks.cluster.memory import find_memory_needs
 from tasks.config.offline import OfflineSettings
-from tasks.config.parameters import group_leaves
-from tasks.tracking.lineage_record import LINEAGE, read_lineage
+from tasks.config.parameters import differing_values, flat, group_leaves
+from tasks.runs.folders import relative_within
+from tasks.tracking.lineage_record import LINEAGE, LineageRecord, read_lineage
 from tasks.verl import checkpoints
 
 COLUMNS = ("stage", "would", "why")
 OPTION_COLUMNS = ("stage", "block", "options")
 MEMORY_COLUMNS = ("memory", "GB", "of them")
+_MAX_CHANGES = 3
+"""Changed files and parameters that a line names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +145,39 @@ def _forecast(plan: Plan, stage: Stage, *, earlier: Sequence[Forecast]) -> Forec
 def _explain_no_receipt(plan: Plan, stage: Stage) -> str:
     """Why nothing says that `stage` has run on its present inputs, though outputs of it are there."""
     try:
-        record = read_lineage(plan.workspace / LINEAGE).stages.get(stage.name)
+        lineage = read_lineage(plan.workspace / LINEAGE)
     except ConfigError:  # no record, or one of another version
-        record = None
-    if record is not None:
-        has_changed = record.key != stage_key(stage)
+        lineage = None
+    if lineage is not None and stage.name in lineage.stages:
+        has_changed = lineage.stages[stage.name].key != stage_key(stage)
+        changes = _find_changes(stage, lineage)
     else:
-        has_changed = plan.is_tracked and locked_entry(stage, name=plan.name) is not None
-    if has_changed:
-        return "its code, parameters or inputs changed"
-    return "its outputs are not of a finished run here: PREFECT_HOME has no receipt of one"
+        changes = find_locked_changes(stage, name=plan.name) if plan.is_tracked else []
+        has_changed = bool(changes)
+    if not has_changed:
+        return "its outputs are not of a finished run here: PREFECT_HOME has no receipt of one"
+    return f"changed since it ran: {list_names(changes, limit=_MAX_CHANGES) if changes else 'its inputs'}"
+
+
+def _find_changes(stage: Stage, lineage: LineageRecord) -> list[str]:
+    """What `stage` has otherwise than in its record in `lineage`: parameters by dotted key, files, folders.
+
+    Parameters are those of the last run in the workspace, which may have stopped before this stage.
+    """
+    record = lineage.stages[stage.name]
+    params = {}
+    for key in record.params:
+        with suppress(KeyError, TypeError):  # the last run may be of another version
+            params[key] = lookup(lineage.parameters, key)
+    differing_params = differing_values(dict(flat(params, sep=".")), dict(flat(stage.params, sep=".")))
+    differing_reads = differing_values(
+        _relative_to(Path(lineage.workspace), record.reads), _relative_to(stage.workspace, hash_deps(stage))
+    )
+    return [*(key.removeprefix(".") for key in differing_params), *differing_reads]
+
+
+def _relative_to(workspace: Path, hashes: Mapping[str, str]) -> dict[str, str]:
+    return {str(relative_within(Path(path), workspace)): md5 for path, md5 in hashes.items()}
 
 
 def _resumption(stage: Stage) -> str | None:

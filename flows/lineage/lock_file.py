@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.lineage.stages import LOCK_FILE, Receipt, Stage, lookup
+from tasks.config.parameters import differing_values, flat
 from tasks.config.pipelines import PIPELINES_FILE
 from tasks.data.hashes import has_md5
 
@@ -21,22 +22,32 @@ def locked_receipt(stage: Stage, *, name: str) -> Receipt | None:
     None unless the entry has the present command, dependencies and parameters. Files that DVC does not know,
     such as prompts of the user, are in no entry, so that a stage which reads one has no receipt here.
     """
-    entry = locked_entry(stage, name=name)
-    if entry is None or entry.get("cmd") != stage.command:
-        return None
-    deps = {dep["path"]: str(dep.get("md5")) for dep in entry.get("deps", [])}
-    # An entry may have more than the stage: the warm-up's folder, of a pipeline without one.
-    if not {str(dep) for dep in stage.deps} <= deps.keys():
-        return None
-    if entry.get("params", {}).get(str(PIPELINES_FILE), {}) != _present_params(stage, name=name):
-        return None
-    if not all(has_md5(Path(path), md5) for path, md5 in deps.items()):
+    entry = _find_entry(stage, name=name)
+    if entry is None or find_locked_changes(stage, name=name):
         return None
     outs = {Path(out["path"]): str(out.get("md5")) for out in entry.get("outs", [])}
     return Receipt(stage.name, {str(path.relative_to(stage.workspace)): md5 for path, md5 in outs.items()})
 
 
-def locked_entry(stage: Stage, *, name: str) -> dict[str, Any] | None:
+def find_locked_changes(stage: Stage, *, name: str) -> list[str]:
+    """What `stage` of pipeline `name` has otherwise than its entry in `dvc.lock`: files and folders, and
+    parameters by dotted key. Empty without an entry."""
+    entry = _find_entry(stage, name=name)
+    if entry is None:
+        return []
+    changes = [] if entry.get("cmd") == stage.command else ["its command in dvc.yaml"]
+    params = entry.get("params", {}).get(str(PIPELINES_FILE), {})
+    for key, values in differing_values(params, _present_params(stage, name=name)).items():
+        before, after = (dict(flat({key: value}, sep=".")) for value in values)
+        keys = list(differing_values(before, after)) or [key]
+        changes += [key.removeprefix(f"pipelines.{name}.") for key in keys]
+    deps = {dep["path"]: str(dep.get("md5")) for dep in entry.get("deps", [])}
+    # An entry may have more than the stage: the warm-up's folder, of a pipeline without one.
+    changes += [str(dep) for dep in stage.deps if str(dep) not in deps]
+    return changes + [path for path, md5 in deps.items() if not has_md5(Path(path), md5)]
+
+
+def _find_entry(stage: Stage, *, name: str) -> dict[str, Any] | None:
     """The entry of `stage` of pipeline `name` in `dvc.lock`, whatever it was made from; None without one."""
     if not LOCK_FILE.exists():
         return None

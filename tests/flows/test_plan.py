@@ -405,7 +405,7 @@ def test_the_plan_names_the_stages_that_would_run_and_why(project: Path, storage
         document["pipelines"][NAME]["evaluate"]["samples_per_item"] = 1
     reasons = {f.stage: f.reason for f in preview(NAME, overrides={}, workspace=None)[1] if f.runs}
     assert reasons == {
-        "evaluate": "its code, parameters or inputs changed",
+        "evaluate": "changed since it ran: evaluate.samples_per_item",
         "report": "it comes after evaluate, which would run",
     }
     finish(project, *plan.stages)
@@ -421,6 +421,10 @@ def test_the_plan_names_the_stages_that_would_run_and_why(project: Path, storage
     with edit_yaml(project / "dvc.yaml") as document:
         document["stages"]["provision"]["do"]["outs"].append("runs/${key}/more.json")
     assert preview(NAME, overrides={}, workspace=None)[1][1].reason == "dvc.yaml declares other outputs"
+
+    Path("constraints.txt").unlink()  # a link to the real one
+    Path("constraints.txt").write_text("torch==1\n")
+    assert preview(NAME, overrides={}, workspace=None)[1][1].reason == "changed since it ran: constraints.txt"
 
 
 @pytest.mark.heavy
@@ -456,7 +460,14 @@ def test_the_plan_does_not_call_changed_what_has_only_lost_its_receipts(project:
     Path("dvc.lock").write_text(json.dumps({"stages": {f"prepare@{NAME}": entry}}))
     (Path("runs") / NAME / "lineage.json").unlink()
     (prepare, *_) = preview(NAME, overrides={}, workspace=None)[1]
-    assert (prepare.runs, prepare.reason) == (True, "its code, parameters or inputs changed")
+    (changed_path,) = stages["prepare"].deps[:1]
+    assert (prepare.runs, prepare.reason) == (True, f"changed since it ran: {changed_path}")
+    entry["deps"][0]["md5"] = path_md5(changed_path)
+    entry["params"]["pipelines.yaml"][f"pipelines.{NAME}.data"] = {"split_seed": 7}
+    Path("dvc.lock").write_text(json.dumps({"stages": {f"prepare@{NAME}": entry}}))
+    reason = preview(NAME, overrides={}, workspace=None)[1][0].reason
+    assert "data.split_seed" in reason
+    assert "data.parts." in reason
 
 
 def finish(project: Path, *names: str) -> None:
