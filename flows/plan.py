@@ -32,6 +32,7 @@ from tasks.config.capacity import checkpoint_bytes, disk_bytes, read_config, rea
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, check_reward, check_vision
 from tasks.config.offline import OfflineSettings, check_offline
+from tasks.config.parameters import read_pipeline_name
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.prompts import check_prompts
 from tasks.config.variables import trainer_variables
@@ -101,6 +102,9 @@ def make_plan(
         raise ConfigError(
             f"--workspace {folder} holds files of something else; give an empty folder or a new name"
         )
+    owner = read_pipeline_name(folder)
+    if owner not in (None, name):
+        raise ConfigError(f"workspace {folder} is of pipeline {owner}; choose another folder")
     check_writable(folder, remedy="choose another --workspace, or make it writable")
     served_at = None
     if serve_policy is not None:

@@ -34,6 +34,7 @@ from flows.lineage.versioning import check_lock
 from flows.lock import lock
 from flows.plan import Plan, check_model, check_plan, check_run, make_plan
 from flows.recorder import Recorder
+from tasks.config.parameters import write_changes
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.stages.prepare import prepare
@@ -294,6 +295,15 @@ def test_a_folder_of_something_else_is_no_workspace(project: Path) -> None:
         (evaluation / "trajectories.jsonl.0.partial").touch()
         with pytest.raises(ConfigError, match="holds files of something else"):
             make_plan(NAME, overrides={"seed": 1}, workspace=evaluation)
+
+
+def test_a_workspace_of_another_pipeline_is_refused(project: Path) -> None:
+    folder = Path("runs", "mine")
+    write_changes(folder, name="babyai-cpu", changes={})
+    for workspace in (folder, folder.absolute()):
+        with pytest.raises(ConfigError, match=f"^workspace {workspace} is of pipeline babyai-cpu; choose"):
+            make_plan(NAME, overrides={}, workspace=workspace)
+    assert make_plan("babyai-cpu", overrides={}, workspace=folder).workspace == folder
 
 
 def test_ray_on_this_machine_by_name_is_no_cluster(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
