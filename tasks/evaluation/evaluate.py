@@ -12,6 +12,7 @@ from pathlib import Path
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.samplers.local import LocalModel
 from agents.types import Trajectory
+from envs.errors import ConfigError
 from envs.files import check_writable, drop_incomplete_line, write_atomically
 from tasks.cluster.session import LOGS
 from tasks.config.environments import check_environments
@@ -26,7 +27,7 @@ from tasks.evaluation.record import EvaluationRecord, Sampling, is_record, read_
 from tasks.evaluation.request import EvaluationPlan, EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
 from tasks.rollout.runner import get_max_turns
-from tasks.runs.folders import RUNS, TRAJECTORIES, UNRECORDED
+from tasks.runs.folders import FLOW_RUN, LOCK, RUNS, TRAJECTORIES, UNRECORDED
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.provenance import provenance, uncommitted_files
 
@@ -49,6 +50,7 @@ def plan_evaluation(
     check_data(plan.pipeline.data)
     check_environments(plan.pipeline)
     check_agent(plan.pipeline)
+    _check_folder(out)
     check_writable(out, remedy="choose another --out")
     if isinstance(policy, SavedPolicy):
         LocalModel(policy.folder).check()
@@ -114,6 +116,14 @@ def evaluate_policy(
         write_atomically(unrecorded, finished)
     incomplete.replace(out / TRAJECTORIES)  # last: until then, the next call can write the record
     return record
+
+
+def _check_folder(out: Path) -> None:
+    """Raise `ConfigError` unless `out` is missing, empty, or the folder of an evaluation."""
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set[str]()
+    is_evaluation = is_record(out) or any(out.glob(_PARTIAL)) or names <= {LOCK, FLOW_RUN, LOGS}
+    if not is_evaluation:
+        raise ConfigError(f"folder {out} holds files of something else; give an empty one or a new name")
 
 
 def _hash_code(uncommitted: Sequence[str] | None, *, progress: Progress) -> dict[str, str]:

@@ -258,6 +258,14 @@ def test_a_finished_evaluation_that_is_not_recorded_outlives_edits(repository: P
     assert len(read_trajectories(out / "trajectories.jsonl")) == 2
 
 
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    policy = find_policy(NamedPolicy(policy="http://127.0.0.1:1", model="toy"))
+    (tmp_path / "notes.md").touch()
+    with pytest.raises(ConfigError, match=f"^folder {tmp_path} holds files of something else; give an empty"):
+        plan_evaluation(EvaluationRequest(envs=(SAY,)), policy, out=tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.md"]
+
+
 def test_failed_episodes_are_counted_and_are_no_zeros(tmp_path: Path) -> None:
     calls = count()
 
