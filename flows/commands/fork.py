@@ -41,14 +41,14 @@ def fork(name: str, request: ForkRequest, *, runs: Sequence[Path], console: Cons
         printer.trajectory(trajectory)
 
     if request.is_person:
-        callbacks = Callbacks(on_opening=printer.opening, on_turn=printer.turn)
+        callbacks = Callbacks(on_opening=printer.opening, on_turn=printer.next_turn)
         person_fork = asyncio.run(run_person(plan, printer.read_line, callbacks))
         if person_fork is None:
             printer.note("left before the end; nothing is recorded")
             return True
         end(person_fork)
     else:
-        callbacks = Callbacks(on_turn=printer.turn if plan.samples == 1 else None, on_trajectory=end)
+        callbacks = Callbacks(on_turn=printer.next_turn if plan.samples == 1 else None, on_trajectory=end)
         run_fork(plan, callbacks)
     printer.note(f"recorded in {parent.run.forks}; wingspan view shows them with {parent.name}")
     if plan.samples > 1:
@@ -57,7 +57,7 @@ def fork(name: str, request: ForkRequest, *, runs: Sequence[Path], console: Cons
 
 
 class _Printer(TurnPrinter):
-    """Prints forks as they run: the repeated turns once, then the new ones."""
+    """Prints a fork as it runs: the repeated turns, then the new ones."""
 
     def __init__(self, plan: ForkPlan, console: Console) -> None:
         super().__init__(console)
@@ -80,12 +80,11 @@ class _Printer(TurnPrinter):
         if not self._plan.past.num_turns:
             self.note(HELP)
 
-    def turn(self, item: Item, sample_index: int, turns: Sequence[Turn]) -> None:
+    def next_turn(self, item: Item, sample_index: int, turns: Sequence[Turn]) -> None:
+        """Print the last of `turns`."""
         num_repeated = self._plan.past.num_turns
-        is_person = self._plan.policy is None
-        if is_person or len(turns) >= num_repeated:
-            super().turn(item, sample_index, turns)
-        if is_person and len(turns) == num_repeated:
+        self.turn(item, sample_index, turns, is_repeated=len(turns) <= num_repeated)
+        if self._plan.policy is None and len(turns) == num_repeated:
             self.note(HELP)
 
     async def read_line(self) -> str | None:

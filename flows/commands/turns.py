@@ -18,11 +18,14 @@ _STYLES = {
     "observation": "green",
 }
 
+_INDENT = " " * 4
+
 
 class TurnPrinter:
-    """Prints the turns of concurrent episodes to one console; every line names its episode.
+    """Prints the turns of concurrent episodes to one console.
 
-    On a terminal long lines are wrapped between words; elsewhere lines are plain and whole, for programs.
+    The first line of each text names its episode and its turn; its other lines are indented. On a terminal
+    long lines are wrapped between words; elsewhere lines are plain and whole, for programs.
     """
 
     def __init__(self, console: Console) -> None:
@@ -36,10 +39,12 @@ class TurnPrinter:
             self._lines(episode, label, message.content, style=_STYLES["task"])
             self._lines(episode, "images", _media(message.images), style=_STYLES["images"])
 
-    def turn(self, item: Item, sample_index: int, turns: Sequence[Turn]) -> None:
-        """Print the last of `turns`."""
+    def turn(
+        self, item: Item, sample_index: int, turns: Sequence[Turn], *, is_repeated: bool = False
+    ) -> None:
+        """Print the last of `turns`; `is_repeated`: that it comes from a record."""
         turn = turns[-1]
-        episode = f"{item.item_id} #{sample_index} turn {len(turns)}"
+        episode = f"{item.item_id} #{sample_index} turn {len(turns)}{' (repeated)' if is_repeated else ''}"
         facts = {
             "thought": turn.thought,
             # a turn that is not in the format has no action; it is shown whole
@@ -71,13 +76,18 @@ class TurnPrinter:
         print_plain(text, console=self._console)
 
     def _lines(self, episode: str, label: str, text: str, *, style: str) -> None:
-        for line in filter(str.strip, text.splitlines()):
+        lines = list(filter(str.strip, text.splitlines()))
+        for line in lines[:1]:
             self._line(episode, f"{label}: {line}", style=style)
+        for line in lines[1:]:
+            self._print(Text(f"{_INDENT}{line}", style=style))
 
     def _line(self, episode: str, text: str, *, style: str) -> None:
-        at_terminal = self._console.is_terminal
-        line = Text.assemble((episode, "blue"), "  " if at_terminal else " ", (text, style))
-        self._console.print(line, soft_wrap=not at_terminal)
+        space = "  " if self._console.is_terminal else " "
+        self._print(Text.assemble((episode, "blue"), space, (text, style)))
+
+    def _print(self, line: Text) -> None:
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
 
 
 def _media(images: Sequence[Image]) -> str:

@@ -226,7 +226,7 @@ def test_the_command_shows_turns_and_sums_up(tmp_path: Path) -> None:
     out.parent.mkdir()
     out.write_text("an earlier play\n")
     with chat_server(
-        in_turn(says("Thought: what have I?\nAction: inventory"), says("I [bold]give up"))
+        in_turn(says("Thought: what have I?\nAction: inventory"), says("I [bold]give up\n\nfor now"))
     ) as server:
         done = wingspan(
             *endpoint_options(server), "--items", "2", "--num-samples", "2", "--max-turns", "3",
@@ -237,17 +237,16 @@ def test_the_command_shows_turns_and_sums_up(tmp_path: Path) -> None:
     lines = done.output.splitlines()
     assert "thought: what have I?" in done.output
     # The task comes first: what the model is shown before its first turn.
-    goal = next(index for index, line in enumerate(lines) if "#0 begins task: Goal: " in line)
-    assert goal < next(index for index, line in enumerate(lines) if "#0 turn 1" in line)
-    assert lines[goal].removeprefix(f"{first.item_id} #0 begins task: ") in (
-        server.requests[0]["messages"][-1]["content"].splitlines()
-    )
+    begin = next(index for index, line in enumerate(lines) if "#0 begins task: " in line)
+    goal = next(index for index, line in enumerate(lines) if line.startswith("    Goal: "))
+    assert begin < goal < next(index for index, line in enumerate(lines) if "#0 turn 1" in line)
+    task = server.requests[0]["messages"][-1]["content"].splitlines()
+    assert lines[begin].removeprefix(f"{first.item_id} #0 begins task: ") == task[0]
+    assert lines[goal].strip() in task
     for item in (first, second):
         for sample_index in range(2):
-            assert any(
-                line.startswith(f"{item.item_id} #{sample_index} turn 3 unparsed: I [bold]give up")
-                for line in lines
-            )
+            text = lines.index(f"{item.item_id} #{sample_index} turn 3 unparsed: I [bold]give up")
+            assert lines[text + 1] == "    for now"
             assert any(
                 line.startswith(f"{item.item_id} #{sample_index} max_turns, no success, reward 0, 3 turns")
                 for line in lines

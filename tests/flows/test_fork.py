@@ -30,6 +30,8 @@ def test_a_person_goes_on_by_the_lines_of_a_pipe(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "played/played:1, textcraft_0: 1 turn repeated, then person" in done.stdout
     assert "> get 1 moon" in done.stdout
+    assert "textcraft_0 #0 turn 1 (repeated) action: look\n" in done.stdout
+    assert "textcraft_0 #0 turn 2 action: get 1 moon\n" in done.stdout
     assert "terminated, success, reward 1" in done.stdout
     (line,) = (tmp_path / "played.forks.jsonl").read_text().splitlines()
     fork = json.loads(line)
