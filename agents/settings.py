@@ -4,13 +4,15 @@ A block is declared once, beside the code that it is given to, and is the type o
 `pipelines.yaml` (`tasks/config/pipelines.py`). Configuration is read without importing `agents.rewards`.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from envs.errors import suggest
+from envs.errors import list_names, suggest
 
 Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -27,13 +29,26 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, serialize_by_alias=True)
 
 
-def describe_invalid(error: ValidationError, model: type[BaseModel], *, location: str = "") -> str:
-    """One line for what is wrong with the block `model` at `location`: the key, and why it is refused."""
+def describe_invalid(
+    error: ValidationError,
+    model: type[BaseModel],
+    *,
+    location: str = "",
+    others: Mapping[str, type[BaseModel]] = MappingProxyType({}),
+) -> str:
+    """One line for what is wrong with the block `model` at `location`: the key, and why it is refused.
+
+    For an unknown key, it names the blocks of `model` that have this key, or else those of `others`, which
+    could stand in the place of `model`, by name.
+    """
     first, *rest = error.errors()
     where = ".".join([*filter(None, [location]), *map(str, first["loc"])])
     reason = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        hint = suggest(str(first["loc"][-1]), _keys_at(model, first["loc"]))
+        key = str(first["loc"][-1])
+        hint = suggest(key, _keys_at(model, first["loc"]))
+        if owners := _owners(key, model, others=others):
+            hint = f"it is a key of {list_names(owners)}"
         reason = f"unknown key; {hint}".rstrip("; ")
     elif first["type"] == "missing":
         reason = "this key is missing"
@@ -55,11 +70,27 @@ def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[st
         if named_options:  # `part` is the name by which one of several blocks is chosen
             options = named_options
             continue
-        annotation = _fields(options[0])[str(part)].annotation
-        in_dict = get_origin(annotation) is dict
-        types = [annotation, *get_args(annotation)]
-        options = [t for t in types if isinstance(t, type) and issubclass(t, BaseModel)]
+        field = _fields(options[0])[str(part)]
+        in_dict = get_origin(field.annotation) is dict
+        options = _blocks(field)
     return list(_fields(options[0]))
+
+
+def _owners(key: str, model: type[BaseModel], *, others: Mapping[str, type[BaseModel]]) -> list[str]:
+    """The blocks in `model` that have `key`; without any, those of `others`."""
+    blocks = {
+        name: _blocks(field)
+        for name, field in _fields(model).items()
+        if get_origin(field.annotation) is not dict  # else users choose the names of the blocks
+    }
+    inner = [name for name, options in blocks.items() if any(key in _fields(option) for option in options)]
+    return inner or [name for name, other in others.items() if key in _fields(other)]
+
+
+def _blocks(field: FieldInfo) -> list[type[BaseModel]]:
+    """The types of block that `field` may have."""
+    types = [field.annotation, *get_args(field.annotation)]
+    return [t for t in types if isinstance(t, type) and issubclass(t, BaseModel)]
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:

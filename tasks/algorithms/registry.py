@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from agents.settings import describe_invalid
 from envs.errors import ConfigError
-from envs.requirements.plugins import Registry
+from envs.requirements.plugins import Registry, load_object
 from tasks.algorithms.algorithm import Algorithm, OnlineAlgorithm
 from tasks.algorithms.offline import OfflineAlgorithm
 
@@ -58,6 +58,13 @@ def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
     ALGORITHMS.register(name, algorithm)
 
 
+def find_algorithm(name: str) -> type[Algorithm]:
+    """The class of the algorithm `name`, or `module:NAME`. Raises `ConfigError`."""
+    if ":" in name:
+        return _validate(name, load_object(name, key="train.algorithm"))
+    return ALGORITHMS.find(name)
+
+
 def parse_algorithm(value: object) -> Algorithm:
     """The algorithm that a pipeline names: `grpo`, or `{name: gigpo, normalize_by_std: false}`.
 
@@ -71,10 +78,10 @@ def parse_algorithm(value: object) -> Algorithm:
         raise ValueError(f"{value!r:.60} names no algorithm; give a name, or {{name: NAME, …}}")
     name = value["name"]
     try:
-        algorithm = ALGORITHMS.find(name)
+        algorithm = find_algorithm(name)
     except ConfigError as error:
         raise ValueError(str(error)) from None
     try:
         return algorithm.model_validate(dict(value))
     except ValidationError as error:
-        raise ValueError(f"{name}: {describe_invalid(error, algorithm)}") from None
+        raise ValueError(f"{name}: {describe_invalid(error, algorithm, others=ALGORITHMS)}") from None

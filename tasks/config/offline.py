@@ -17,7 +17,7 @@ from agents.horizon import Horizon
 from agents.settings import Positive
 from envs.errors import ConfigError
 from tasks.algorithms.offline import Imitation, OfflineAlgorithm
-from tasks.algorithms.registry import ALGORITHMS, parse_algorithm
+from tasks.algorithms.registry import find_algorithm, parse_algorithm
 from tasks.config.training import TrainSettings
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def is_offline(train: object) -> bool:
     algorithm = train.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
     try:
-        return isinstance(name, str) and issubclass(ALGORITHMS.find(name), OfflineAlgorithm)
+        return isinstance(name, str) and issubclass(find_algorithm(name), OfflineAlgorithm)
     except ConfigError:
         return False
 

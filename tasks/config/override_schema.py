@@ -23,7 +23,9 @@ def override_schemas(pipelines: Sequence[Pipeline]) -> dict[str, Schema]:
     A block may be given as a whole, as an object; its content is left to the check of the pipeline, which
     completes it first. Of names that users choose, as for parts of the data, there are those of `pipelines`.
     """
-    pipeline_schema, definitions = _definitions(tuple(ALGORITHMS.items()))
+    algorithms = [pipeline.train.algorithm for pipeline in pipelines]  # some may be a user's, module:NAME
+    classes = dict(ALGORITHMS) | {algorithm.name: type(algorithm) for algorithm in algorithms}
+    pipeline_schema, definitions = _definitions(tuple(classes.items()))
     values = [pipeline.model_dump(mode="json") for pipeline in pipelines]
 
     found: dict[str, list[Schema]] = {}

@@ -9,7 +9,6 @@ import pytest
 from prefect.serializers import JSONSerializer
 
 from envs.errors import ConfigError
-from envs.requirements.plugins import load_object
 from flows.lineage.stages import (
     FINISHED,
     IfChanged,
@@ -23,7 +22,6 @@ from flows.lineage.stages import (
     would_resume,
 )
 from flows.run import STAGES
-from tasks.algorithms.registry import ALGORITHMS, register_algorithm
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tests.support.stage_files import AGENT_STAGES, changed_keys, keys, write_stage_files
@@ -250,13 +248,11 @@ def test_an_algorithm_and_a_loss_of_the_users_own_are_inputs_of_training(project
     names = {part: f"{part}_of_mine_{changed}" for part in ("algorithm", "loss")}  # imported only once
     Path(f"{names['loss']}.py").write_text(LOSS_OF_MINE)
     Path(f"{names['algorithm']}.py").write_text(ALGORITHM_OF_MINE.format(loss_module=names["loss"]))
-    with ALGORITHMS.scope():
-        register_algorithm("mine", load_object(f"{names['algorithm']}:Mine", key="train.algorithm"))
-        pipeline = load_pipeline(NAME, overrides={"train.algorithm": "mine"})
-        before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
-        Path(f"{names[changed]}.py").write_text("# corrected\n")
-        assert changed_keys(before, keys(pipeline)) == {"train"}
-        assert keys(pipeline, code=False) == of_checkpoints
+    pipeline = load_pipeline(NAME, overrides={"train.algorithm": f"{names['algorithm']}:Mine"})
+    before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+    Path(f"{names[changed]}.py").write_text("# corrected\n")
+    assert changed_keys(before, keys(pipeline)) == {"train"}
+    assert keys(pipeline, code=False) == of_checkpoints
 
 
 def test_a_module_that_is_one_file_is_an_input_too(project: Path) -> None:

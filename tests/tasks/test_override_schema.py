@@ -21,11 +21,14 @@ def load(name: str, **overrides: Any) -> Pipeline:
 
 
 def is_accepted(overrides: dict[str, Any], *names: str) -> bool:
-    from prefect.utilities.schema_tools.validation import is_valid
+    return is_valid(override_schemas([load(name) for name in names]), overrides)
 
-    content = override_schemas([load(name) for name in names])
+
+def is_valid(content: dict[str, Any], overrides: dict[str, Any]) -> bool:
+    from prefect.utilities.schema_tools import validation
+
     schema = {"type": "object", "properties": content, "additionalProperties": False}
-    return is_valid(
+    return validation.is_valid(
         {"overrides": overrides}, {"type": "object", "properties": {"overrides": {"allOf": [schema]}}}
     )
 
@@ -34,6 +37,20 @@ def is_accepted(overrides: dict[str, Any], *names: str) -> bool:
 def test_all_parameters_of_a_pipeline_are_accepted(name: str) -> None:
     assert is_accepted(parameters_of(load(name)), name)
     assert "$ref" not in json.dumps(override_schemas([load(name)]))
+
+
+def test_parameters_of_an_algorithm_that_is_the_users_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clipped_of_mine.py").write_text(
+        "from tasks.algorithms.builtin.grpo import Grpo\n\n\nclass Clipped(Grpo):\n    limit: float = 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = load("textcraft-cpu", **{"train.algorithm": "clipped_of_mine:Clipped"})
+    overrides = {"train.algorithm.limit": 0.5}
+    load("textcraft-cpu", **parameters_of(own) | overrides)
+    assert is_valid(override_schemas([own]), parameters_of(own) | overrides)
+    assert not is_valid(override_schemas([load("textcraft-cpu")]), overrides)
 
 
 @pytest.mark.parametrize(
