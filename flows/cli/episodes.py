@@ -56,9 +56,10 @@ def rollout(
     model: EndpointModel = None,
     api_key_from: EndpointKey = None,
     policy: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Folder of a local model, which runs on the CPU.", show_default="the pipeline's model"
+            help="Policy to run, as for `wingspan evaluate`; without a URL, it runs on the CPU.",
+            show_default="the pipeline's model",
         ),
     ] = None,
     settings: Settings = None,

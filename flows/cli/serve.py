@@ -53,8 +53,11 @@ def serve_env(
 
 
 def serve_policy(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder of a model in Hugging Face format.")
+    policy: Annotated[
+        str,
+        typer.Argument(
+            metavar="POLICY", help="Folder of a run, a checkpoint or a model, or OWNER/NAME on a hub."
+        ),
     ],
     host: Host = "127.0.0.1",
     port: Port = 8001,
@@ -92,7 +95,7 @@ def serve_policy(
     )
     asyncio.run(
         serve(
-            folder,
+            policy,
             host=host,
             port=port,
             model=model,

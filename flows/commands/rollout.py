@@ -25,7 +25,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.config.user_code import reward_names
 from tasks.data.items import check_split, evaluation_turns, split
 from tasks.data.trajectories import summarise, trajectory_to_dict
-from tasks.evaluation.models import make_endpoint
+from tasks.evaluation.models import NamedPolicy, find_policy, make_endpoint
 from tasks.evaluation.policy import local_model, open_model
 from tasks.rollout.runner import RolloutRunner, RolloutSpec
 
@@ -51,19 +51,22 @@ def make_model(
     endpoint: str | None,
     model: str | None,
     api_key_from: str | None,
-    policy: Path | None,
+    policy: str | None,
 ) -> Endpoint | LocalModel:
     """The model that the options of the command line name; raises `ConfigError` for contradictory options."""
-    if endpoint is None:
-        for option, value in (("--model", model), ("--api-key-from", api_key_from)):
-            if value is not None:
-                raise ConfigError(f"{option} {value} needs an endpoint; give --endpoint URL as well")
-        local = local_model(pipeline, policy or Path(pipeline.model))
-        local.check()
-        return local
+    if endpoint is not None:
+        if policy is not None:
+            raise ConfigError(f"--endpoint {endpoint} and --policy {policy}: give only one of them")
+        return make_endpoint(endpoint, model=model, api_key_from=api_key_from)
     if policy is not None:
-        raise ConfigError(f"--endpoint {endpoint} and --policy {policy}: give only one of them")
-    return make_endpoint(endpoint, model=model, api_key_from=api_key_from)
+        found = find_policy(NamedPolicy(policy=policy, model=model, api_key_from=api_key_from))
+        return found if isinstance(found, Endpoint) else local_model(pipeline, found.folder)
+    for option, value in (("--model", model), ("--api-key-from", api_key_from)):
+        if value is not None:
+            raise ConfigError(f"{option} {value} needs an endpoint; give --endpoint URL as well")
+    local = local_model(pipeline, Path(pipeline.model))
+    local.check()
+    return local
 
 
 def run_rollout(

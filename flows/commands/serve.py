@@ -18,7 +18,7 @@ GRACE_S = 0.2
 
 
 async def serve_policy(
-    folder: Path,
+    policy: str,
     *,
     host: str,
     port: int,
@@ -34,13 +34,18 @@ async def serve_policy(
 
     `context_length`: tokens; None is the model's. `say` gets the address.
     Vision models, and models that the CPU engine does not support, are sampled by transformers, slowly.
-    Raises `ConfigError` for a folder that cannot be served.
+    Raises `ConfigError` for a policy that cannot be served.
     """
+    from agents.clients.endpoint import Endpoint
     from agents.gateway.gateway import Gateway
     from agents.samplers.local import LocalModel
+    from tasks.evaluation.models import NamedPolicy, find_policy, is_address
 
-    local = LocalModel(folder, threads=threads)
-    local.check()
+    if is_address(policy):
+        raise ConfigError(f"{policy} is an endpoint, which serves already; give a folder or OWNER/NAME")
+    found = find_policy(NamedPolicy(policy=policy))
+    assert not isinstance(found, Endpoint)
+    local = LocalModel(found.folder, threads=threads)
     bind(host, port).close()  # fail before the model is loaded, which takes long
     length = context_length or local.read_context_length()
     with local.load(context_length=length) as sampling_model:

@@ -60,7 +60,7 @@ def find_policy(named: NamedPolicy) -> SavedPolicy | Endpoint:
     Raises `ConfigError`, in one line, for what is not there and for options that do not belong together.
     """
     name, step = named.policy, named.step
-    if name.startswith(("http://", "https://")):
+    if is_address(name):
         if step is not None:
             raise ConfigError(f"--step {step}: an endpoint ({name}) has no checkpoints; leave it out")
         return make_endpoint(name, model=named.model, api_key_from=named.api_key_from)
@@ -75,6 +75,11 @@ def find_policy(named: NamedPolicy) -> SavedPolicy | Endpoint:
     if (folder / "config.json").exists() and step is None:
         return _policy_in(folder, name=name)
     return _policy_of_run(folder, name=name, step=step)
+
+
+def is_address(policy: str) -> bool:
+    """Whether `policy` names an endpoint."""
+    return policy.startswith(("http://", "https://"))
 
 
 def make_endpoint(url: str, *, model: str | None, api_key_from: str | None) -> Endpoint:

@@ -48,11 +48,11 @@ async def test_a_real_model_is_trained_on_what_it_sampled(tmp_path: Path) -> Non
 
 
 @pytest.mark.heavy
-def test_the_command_serves_a_folder_until_it_is_interrupted(tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path)
+def test_the_command_serves_the_policy_of_a_run_until_it_is_interrupted(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "policy")
     code = "import sys; sys.argv[0] = 'wingspan'; from flows.cli.app import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "serve-policy", str(folder), "--port", "0", "--max-tokens", "5"],
+        [sys.executable, "-c", code, "serve-policy", str(tmp_path), "--port", "0", "--max-tokens", "5"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,

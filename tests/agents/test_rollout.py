@@ -282,11 +282,11 @@ def test_the_command_plays_training_items_with_the_pipelines_agent() -> None:
     assert get_env("textcraft").instructions in server.requests[0]["messages"][0]["content"]
 
 
-def test_the_command_plays_a_local_policy(tmp_path: Path) -> None:
-    policy = save_tiny_model(tmp_path / "policy")
+def test_the_command_plays_the_policy_of_a_run(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "policy")
     out = tmp_path / "out.jsonl"
     short = ["--set", "rollout.context_length=500", "--set", "rollout.max_tokens_per_turn=10"]
-    done = wingspan("--policy", str(policy), "--items", "1", "--max-turns", "1", "--out", str(out), *short)
+    done = wingspan("--policy", str(tmp_path), "--items", "1", "--max-turns", "1", "--out", str(out), *short)
     assert done.exit_code == 0, done.output
     [episodes] = read_trajectories(out)
     assert episodes.prompt_ids
@@ -315,7 +315,7 @@ def test_if_every_episode_is_dropped_the_status_says_so() -> None:
             ["--endpoint", "http://127.0.0.1:9/v1", "--model", "toy", "--api-key-from", "NO_SUCH_KEY"],
             "environment variable NO_SUCH_KEY is not set",
         ),
-        (["--policy", "models/none"], "no model in 'models/none'"),
+        (["--policy", "models/none"], "no policy 'models/none': there is no such folder"),
         (["--out", "docs"], "--out docs cannot be written: IsADirectoryError"),
         (
             [

@@ -68,6 +68,8 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["run", "textcraft-cpu", "--serve-policy", "http://x/v1"], ["'http://x/v1'", "HOST:PORT"]),
     (["serve-env", "textcraft", "--token", "one", "--token", ""], ["--token is empty", "leave it out"]),
     (["serve-policy", "models/textcraft-base", "--token", ""], ["--token is empty", "open to all"]),
+    (["serve-policy", "http://127.0.0.1:9/v1"], ["http://127.0.0.1:9/v1 is an endpoint", "give a folder"]),
+    (["serve-policy", "models"], ["no policy in 'models'", "a run"]),
     (["view", "--token", " "], ["--token is empty", "give a token"]),
 ]
 """Arguments, and what the error says."""
