@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.options import PipelineName
+from flows.cli.options import PipelineName, Settings, parse_settings
 
 
 def pipelines() -> None:
@@ -56,6 +56,7 @@ def doctor(
     show_all: Annotated[
         bool, typer.Option("--all", help="Also show what other pipelines, tools and environments may need.")
     ] = False,
+    settings: Settings = None,
 ) -> None:
     """Check what a pipeline needs and, for each missing requirement, show the command that installs it.
 
@@ -64,7 +65,7 @@ def doctor(
     from flows.commands.doctor import COLUMNS, State, examine
     from flows.display.tables import print_table
 
-    findings = examine(pipeline)
+    findings = examine(pipeline, overrides=parse_settings(settings or []))
     print_table(COLUMNS, [finding.row for finding in findings if show_all or finding.is_needed])
     if any(finding.state is State.MISSING for finding in findings):
         raise typer.Exit(1)

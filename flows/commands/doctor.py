@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -68,13 +68,14 @@ class Finding:
         return (self.state, self.name, self.result, self.purpose, self.remedy)
 
 
-def examine(name: str) -> list[Finding]:
-    """All findings for the pipeline `name`. Raises `ConfigError` for an unknown name."""
+def examine(name: str, *, overrides: Mapping[str, object]) -> list[Finding]:
+    """All findings for the pipeline `name` with `overrides` by dotted key. Raises `ConfigError` for a
+    pipeline or a parameter that cannot be."""
     findings = [_python(), *_packages()]
     try:
         from tasks.config.pipelines import load_pipeline
 
-        pipeline = load_pipeline(name)
+        pipeline = load_pipeline(name, overrides=overrides)
     except ImportError:
         return findings  # which name the missing package
     backend = pipeline.backend
@@ -86,13 +87,13 @@ def examine(name: str) -> list[Finding]:
         _finding("vllm", Package("vllm").find_remedy(), GPU_PURPOSE, is_needed=backend.rollout == "vllm"),
         _vllm_on_cpu(pipeline),
         *_gpu_model(pipeline),
-        *_settings(name, pipeline),
+        *_settings(name, pipeline, overrides=overrides),
         _memory(pipeline),
         _loopback(),
         _network(),
     ]
     if all(finding.state is not State.MISSING for finding in findings):
-        findings.append(_start(name))
+        findings.append(_start(name, overrides=overrides))
     return findings
 
 
@@ -236,9 +237,9 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     yield _result_of("GPU memory", peak, purpose, lambda: check_memory(pipeline))
 
 
-def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
+def _settings(name: str, pipeline: "Pipeline", *, overrides: Mapping[str, object]) -> Iterator[Finding]:
     """The checks that a run makes before it starts."""
-    from flows.lineage.stages import default_workspace
+    from flows.lineage.stages import workspace_of
     from flows.orchestrator.runs import check_server, server_url
     from flows.plan import check_disk, check_model
     from tasks.config.episodes import check_agent
@@ -246,6 +247,7 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
     from tasks.tracking.connection import check_tracking, tracking_uri
     from tasks.verl.config import check_pipeline
 
+    workspace = workspace_of(name, overrides=overrides, workspace=None)
     free = f"{shutil.disk_usage(Path()).free / 1e9:.0f} GB free"
     server = server_url() or "a temporary server"
     agent = pipeline.agent.program or pipeline.agent.format
@@ -256,7 +258,7 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
         ("agent", agent, of_pipeline, lambda: check_agent(pipeline)),
         ("model", pipeline.model, of_pipeline, lambda: check_model(pipeline)),
         *_items(pipeline, purpose=of_pipeline),
-        ("disk", free, "a run's files", lambda: check_disk(default_workspace(name), pipeline)),
+        ("disk", free, "a run's files", lambda: check_disk(workspace, pipeline)),
         ("Prefect", server, "orchestration; PREFECT_API_URL", check_server),
         ("MLflow", tracking_uri(), "the record; MLFLOW_TRACKING_URI", check_tracking),
     ]
@@ -276,12 +278,12 @@ def _items(pipeline: "Pipeline", *, purpose: str) -> Iterator[_Check]:
         yield ("items", "they fit the model", purpose, lambda: check_items(pipeline))
 
 
-def _start(name: str) -> Finding:
+def _start(name: str, *, overrides: Mapping[str, object]) -> Finding:
     """Whether `wingspan run` would start; the lines before give the reasons for most of its refusals."""
     from flows.plan import check_run, make_plan
 
     def check() -> None:
-        check_run(make_plan(name, overrides={}, workspace=None))
+        check_run(make_plan(name, overrides=overrides, workspace=None))
 
     return _result_of("run", "all checks pass", f"wingspan run {name}", check)
 

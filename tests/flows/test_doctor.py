@@ -123,8 +123,7 @@ def test_doctor_finds_nothing_wrong_with_the_default(here: Path) -> None:
 def test_doctor_names_what_the_named_pipeline_lacks(here: Path, no_programs: Path) -> None:
     [line] = [line for line in call("doctor", "--all").stdout.splitlines() if "Java" in line]
     assert line.startswith("not needed  Java")
-    play_on(here, "sciworld")
-    done = call("doctor", "textcraft-cpu")
+    done = call("doctor", "textcraft-cpu", "--set", "data.parts={sciworld: {}}")
     assert done.exit_code == 1
     [line] = [line for line in done.stdout.splitlines() if line.startswith("missing")]
     assert "Java" in line
@@ -180,8 +179,8 @@ def test_doctor_counts_what_the_workspace_of_the_pipeline_holds(
     usage = shutil.disk_usage(here)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=501_000_000))
 
-    def disk() -> str:
-        [line] = [line for line in call("doctor").stdout.splitlines() if line.split()[1] == "disk"]
+    def disk(*options: str) -> str:
+        [line] = [line for line in call("doctor", *options).stdout.splitlines() if line.split()[1] == "disk"]
         return line
 
     assert disk().startswith("missing")
@@ -190,6 +189,7 @@ def test_doctor_counts_what_the_workspace_of_the_pipeline_holds(
     with checkpoint.open("wb") as file:
         file.truncate(100_000_000_000)  # takes no space
     assert disk().startswith("ok")
+    assert disk("--set", "train.lr=1e-3").startswith("missing")  # whose workspace is another
 
 
 @pytest.mark.heavy
