@@ -117,11 +117,12 @@ async def gather_groups(
                 return trajectory if number == 1 else replace(trajectory, attempts=number)
             except EpisodeFault as fault:
                 cause = f"{type(fault).__name__}: {fault}"
+                if isinstance(fault, RewardFailed):  # the reward has retried; another episode would not help
+                    _log.warning("dropped, sample %d: %s", sample_index, cause)
+                    break
                 _log.warning(
                     "attempt %d of %d, sample %d: %s", number, spec.max_attempts, sample_index, cause
                 )
-                if isinstance(fault, RewardFailed):  # the reward has retried; another episode would not help
-                    break
         return Trajectory(
             item=item,
             sample_index=sample_index,

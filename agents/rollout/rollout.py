@@ -29,7 +29,7 @@ from agents.samplers.local import LocalModel
 from agents.tools.registry import get_tool
 from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, SamplingParams, Trajectory
-from envs.errors import ConfigError
+from envs.errors import ConfigError, show
 from envs.registry import EnvSpec, get_env
 from envs.runtime.manager import EnvManager
 from envs.types import Item
@@ -70,6 +70,8 @@ def rollout(
     for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name}={value}; give 1 or more")
+    if not isinstance(model, Endpoint | LocalModel):
+        raise ConfigError(f"model is {show(model)}; give an Endpoint, or LocalModel(FOLDER)")
     if context is not None and isinstance(model, Endpoint):
         raise ConfigError(
             f"context={context}: an endpoint's model sees the whole conversation; leave it out, or give a "
@@ -118,6 +120,8 @@ def _resolve_items(
     items: Iterable[Item | Mapping[str, object] | str], *, env: EnvSpec | str
 ) -> tuple[Sequence[EnvSpec], Sequence[Item]]:
     """The environments of the items, and the items."""
+    if isinstance(items, str | Mapping | Item) or not isinstance(items, Iterable):
+        raise ConfigError(f"items is {show(items)}; give a list of items, rows or questions")
     default = get_env(env) if isinstance(env, str) else env
     episode_items = [
         item if isinstance(item, Item) else _make_item(item, env=default.name, index=index)
@@ -133,6 +137,8 @@ def _resolve_items(
 
 
 def _make_item(row: Mapping[str, object] | str, *, env: str, index: int) -> Item:
+    if not isinstance(row, str | Mapping):
+        raise ConfigError(f"items[{index}] is {show(row)}; give an Item, a row or a question")
     fields = {"question": row} if isinstance(row, str) else dict(row)
     return Item(item_id=f"{env}_{index}", env=env, fields=fields)
 

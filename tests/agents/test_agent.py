@@ -282,7 +282,9 @@ def test_earlier_messages_of_an_item_open_the_conversation() -> None:
     )
 
 
-async def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again() -> None:
+async def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     num_requests = 0
 
     @reward(max_attempts=2)
@@ -309,6 +311,10 @@ async def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again
     assert [t.stop_reason for t in group] == [StopReason.ERROR] * 2
     assert all("RewardFailed" in (t.error or "") and t.attempts == 1 for t in group)
     assert num_requests == 4  # once, and once again, for each
+    assert sorted(record.getMessage()[:17] for record in caplog.records) == [
+        "dropped, sample 0",
+        "dropped, sample 1",
+    ]
 
 
 def test_actions_and_tools_do_not_go_together() -> None:

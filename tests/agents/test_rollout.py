@@ -133,6 +133,17 @@ def test_a_local_model_gives_tokens(tmp_path: Path) -> None:
         play(agent="hermes", tools=[double])
 
 
+def test_the_scripted_policy_of_the_docs_plays_in_its_environment() -> None:
+    page = (ROOT / "docs" / "rollout.md").read_text()
+    _, code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    trajectory = names["trajectory"]
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert [turn.action for turn in trajectory.turns] == ["inventory"] * 3
+    assert trajectory.turns[0].observation.startswith("Inventory:")
+
+
 @pytest.mark.parametrize("value", [{"when_full": "sumarize"}, {"summarize_at": 1.0}, {"max_observation": 0}])
 def test_a_context_policy_that_cannot_be_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(value))):
@@ -189,6 +200,12 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"items": [{"text": "6 * 7?"}], "reward": None}, "question"),
         ({"agent": FormatAgent("raw"), "instructions": "Be kind"}, "'Be kind': a FormatAgent has its own"),
         ({}, r"no endpoint: http://127.0.0.1:9/v1/models: ConnectError.*start the server"),
+        ({"model": "models/textcraft-base"}, r"model is a str, 'models/.*LocalModel\(FOLDER\)"),
+        ({"items": "What?"}, "items is a str, 'What\\?'; give a list of items, rows or questions"),
+        ({"items": {"question": "What?"}}, "items is a dict, "),
+        ({"items": toy_item()}, "items is a Item, .*; give a list"),
+        ({"items": 5}, "items is a int, 5; give a list"),
+        ({"items": ["What?", 5]}, r"items\[1\] is a int, 5; give an Item, a row or a question"),
         ({"model": LocalModel(Path("models/none"))}, "no model in 'models/none'"),
         ({"model": LocalModel("models/none")}, "no model in 'models/none'"),  # type: ignore[arg-type]
     ],
