@@ -27,14 +27,20 @@ def play(
         int | None, typer.Option(help="Seed to use instead of the item's.", show_default=False)
     ] = None,
 ) -> None:
-    """Play one item yourself, in the terminal or with lines from a pipe."""
+    """Play one item yourself, in the terminal or with lines from a pipe.
+
+    Exits with status 130 after Ctrl-C.
+    """
     from rich.console import Console
 
     from flows.commands.play import play as play_item
     from flows.endings.guardian import guard
 
     guard()
-    play_item(name, item, seed=seed, console=Console())
+    try:
+        play_item(name, item, seed=seed, console=Console())
+    except KeyboardInterrupt:  # the summary says so
+        raise typer.Exit(130) from None
 
 
 def rollout(

@@ -18,22 +18,19 @@ from envs.types import Environment, Item, Message
 from flows.display.tables import print_plain
 
 PROMPT = "> "
-HELP = "?: this help   expert: what the scripted expert would do   Ctrl-D: leave   anything else: an action"
+HELP = "?: this help   expert: the expert's next step   Ctrl-D: leave   else: an action"
 
 
 def play(name: str, item_name: str, *, seed: int | None, console: Console) -> None:
     """Play item `item_name` (an index or an item id) of environment `name` until it or the input ends.
 
-    Raises `ConfigError` for an unknown environment or item, `MissingDependency` for what it needs,
-    `EnvCrashed` if it breaks.
+    After Ctrl-C, the turns are summarised before `KeyboardInterrupt` is raised. Raises `ConfigError` for an
+    unknown environment or item, `MissingDependency` for what it needs, `EnvCrashed` if it breaks.
     """
     spec = get_env(name)
     spec.check()
     person = _Person(spec, find_item(spec, item_name, seed=seed), console=console)
-    try:
-        asyncio.run(_play(spec, person))
-    except KeyboardInterrupt:
-        console.print()
+    asyncio.run(_play(spec, person))
 
 
 async def _play(spec: EnvSpec, person: "_Person") -> None:
@@ -72,6 +69,9 @@ def read_lines(show: Callable[[str], object]) -> Iterator[str]:
         except EOFError:
             show("")
             return
+        except KeyboardInterrupt:
+            show("")  # the terminal shows ^C in this line
+            raise
         finally:
             signal.signal(signal.SIGINT, handler)
         yield line
@@ -87,31 +87,42 @@ class _Person:
         self._lines = read_lines(self._print)
         self._observation = ""
         self._turns: list[tuple[str, str]] = []
+        self._reward = 0.0
 
     async def play(self, env: Environment) -> None:
-        self._print(f"{self._item.item_id}, seed {self._item.seed}. {HELP}\n", style="dim")
+        self._print(f"{self._item.item_id}, seed {self._item.seed}", style="dim")
+        self._show_help()
         callbacks = Callbacks(
             on_opening=lambda item, index, messages: self._show(messages[-1]),
             on_turn=lambda item, index, turns: self._show_turn(turns),
         )
-        trajectory = await run_console(env, self._item, self._read_action, callbacks)
-        if trajectory is not None:
-            is_truncated = trajectory.stop_reason is StopReason.TRUNCATED
-            result = "solved" if trajectory.success else "out of steps" if is_truncated else "not solved"
+        result = "not finished"
+        try:
+            trajectory = await run_console(env, self._item, self._read_action, callbacks)
+            if trajectory is not None:
+                is_truncated = trajectory.stop_reason is StopReason.TRUNCATED
+                result = "solved" if trajectory.success else "out of steps" if is_truncated else "not solved"
+                self._reward = trajectory.reward
+        finally:
             turns = f"{len(self._turns)} turn{'s' if len(self._turns) != 1 else ''}"
-            self._print(f"{result}: reward {trajectory.reward:g} in {turns}", style="bold")
+            self._print(f"{result}: reward {self._reward:g} in {turns}", style="bold")
 
     async def _read_action(self) -> str | None:
         """The next action that is typed; None at the end of the input."""
         for line in self._lines:
             text = line.strip()
             if text == "?":
-                self._print(f"{HELP}\n\n{self._spec.instructions}", style="dim")
+                self._show_help()
             elif text == "expert":
                 self._print(self._hint(), style="dim")
             elif text:
                 return text
         return None
+
+    def _show_help(self) -> None:
+        text = f"{HELP}\n\n{self._spec.instructions}\n"
+        is_terminal = self._console.is_terminal  # whose lines break between words
+        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=not is_terminal)
 
     def _show(self, message: Message) -> None:
         for image in message.images:
@@ -123,9 +134,9 @@ class _Person:
         turn = turns[-1]
         self._turns.append((self._observation, turn.action))
         self._show(Message("user", turn.observation, tuple(turn.images)))
+        self._reward = sum(turn.reward for turn in turns)
         if turn.reward:
-            total = sum(turn.reward for turn in turns)
-            self._print(f"reward {turn.reward:+g}, {total:g} in all", style="dim")
+            self._print(f"reward {turn.reward:+g}, {self._reward:g} in all", style="dim")
 
     def _hint(self) -> str:
         solution = self._solution
