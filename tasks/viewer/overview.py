@@ -48,6 +48,8 @@ class RunSummary:
     """The success of the newest of: the final evaluation of the trained policy, the last step."""
     success_of: str
     """Which of the two."""
+    is_finished: bool
+    """Whether the final evaluation is there; always true of an evaluation or a file."""
     changed: Mapping[str, object]
     """Parameters that differ from the `pipelines.yaml` of its time: old and new value."""
     differing: Mapping[str, object]
@@ -123,6 +125,7 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
         steps=_planned_steps(folder) if kind == "run" else None,
         success=success,
         success_of=success_of,
+        is_finished=kind != "run" or after is not None,
         changed=parameters.get("changed") or {},
         differing={},
         curve=[line.get("success") for line in lines],

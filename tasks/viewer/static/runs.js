@@ -27,10 +27,11 @@ export function runsView() {
         h("th", { scope: "row" },
           h("a", { href: toRun(run.name) }, run.name),
           KINDS[run.kind] && h("span", { class: "tag" }, KINDS[run.kind]),
-          run.is_live && h("span", { class: "live", title: "a command works on it" }, "live")),
+          run.is_live && h("span", { class: "live", title: "a command works on it" }, "live"),
+          !run.is_live && !run.is_finished && h("span", { class: "tag", title: "it was stopped or failed before its final evaluation; no command works on it" }, "unfinished")),
         h("td", { class: "words wide" }, changes(run)),
         h("td", { class: "spark wide" }, sparkline(run.curve)),
-        h("td", { title: run.success_of }, percent(run.success)),
+        h("td", { title: run.success_of }, !run.is_finished && h("span", { class: "muted" }, `${run.success_of} `), percent(run.success)),
         h("td", {}, run.step ? `${run.step}${run.steps ? ` / ${run.steps}` : ""}` : "–"),
         h("td", {}, ago(run.written_at)))));
   }
@@ -45,7 +46,7 @@ export function runsView() {
     } else if (!box.contains(body)) {
       replace(box,
         h("header", { class: "runs-head" }, h("h1", {}, "Runs"), h("a", { href: toConsole() }, "act in an environment")),
-        h("div", { class: "scroll" }, h("table", { class: "list" },
+        h("div", { class: "scroll" }, h("table", { class: "list runs" },
           h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", { class: "words wide" }, "parameters that differ"),
             h("th", { class: "spark wide" }, "success by step"), h("th", {}, "success"), h("th", {}, "step"),
             h("th", {}, "written"))),
@@ -60,6 +61,7 @@ export function runsView() {
   return {
     title: "Runs",
     crumbs: [],
+    className: "wide-page",
     async load({ signal }) {
       draw((await get("runs", {}, signal)).runs);
       return box;
