@@ -166,7 +166,8 @@ def read_runs(folder: Path) -> dict[str, dict[int, StudyRun]]:
         name, _, seed = workspace.name.rpartition("-seed")
         if read_record(workspace).get("finished"):
             run = read_run(workspace)
-            curve = run.curve(run.test_points, "environment_steps")
+            points = dict(run.quick_points) | dict(run.test_points)  # of all items by default
+            curve = run.curve(sorted(points.items()), "environment_steps")
             runs.setdefault(name, {})[int(seed)] = StudyRun(before=run.before, after=run.after, curve=curve)
     return runs
 

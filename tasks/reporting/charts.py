@@ -192,8 +192,9 @@ def line_over_steps(
             heights = [value for _, value in values] + [float(turns) for *_, turns in stages if ceiling]
             low, high = min(0.0, *heights), max(0.0, *heights)
             room = 0.12 * (high - low) or 1.0  # all may be 0
-            axes.set_ylim(low - room if low < 0 else 0.0, high + room)
-            axes.yaxis.set_major_formatter(lambda y, _: tick_label(y, largest=max(high, -low)))
+            bottom, top = low - room if low < 0 else 0.0, high + room
+            axes.set_ylim(bottom, top)
+            axes.yaxis.set_major_formatter(lambda y, _: tick_label(y, largest=max(top, -bottom)))
             axes.set_ylabel(label)
         axes.set_xlabel("training step")
         _whole_steps(axes)
@@ -207,6 +208,8 @@ class SettingCurves:
 
     label: str
     seeds: Sequence[Sequence[tuple[float, float]]]
+    points: Sequence[Sequence[tuple[float, float]]] = ()
+    """Other (x, share) of each seed, which no line joins."""
     mean: Sequence[tuple[float, float]]
     """Empty for a single seed."""
     interval: Sequence[tuple[float, float, float]]
@@ -214,9 +217,10 @@ class SettingCurves:
 
 
 def settings_over(
-    settings: Sequence[SettingCurves], *, xlabel: str, ylabel: str, has_markers: bool
+    settings: Sequence[SettingCurves], *, xlabel: str, ylabel: str, is_whole: bool, has_markers: bool
 ) -> DrawFunction:
-    """Shares of several settings against what they have spent; the curves of a setting share a look."""
+    """Shares of several settings against what they have spent, in whole numbers if `is_whole`; the curves of
+    a setting share a look."""
 
     def draw(axes: "Axes") -> None:
         from matplotlib.ticker import MaxNLocator
@@ -239,6 +243,18 @@ def settings_over(
                     zorder=3,
                     label=None if is_faint or points is not setting.seeds[0] else setting.label,
                 )
+            for points in setting.points:
+                axes.plot(
+                    *zip(*points, strict=True),
+                    "D",
+                    color=color,
+                    mfc=PAPER,
+                    mew=1.4,
+                    ms=6 if len(setting.points) == 1 else 4,
+                    clip_on=False,
+                    zorder=5,
+                    label=setting.label if not setting.seeds and points is setting.points[0] else None,
+                )
             if setting.interval:
                 shade = 0.15 if len(settings) <= 3 else 0.05
                 x, low, high = zip(*setting.interval, strict=True)
@@ -252,9 +268,9 @@ def settings_over(
                     zorder=4,
                     label=setting.label,
                 )
-        largest = max(x for setting in settings for points in setting.seeds for x, _ in points)
+        largest = max(x for s in settings for points in (*s.seeds, *s.points) for x, _ in points)
         axes.set_xlim(0, largest)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=is_whole))
         axes.xaxis.set_major_formatter(lambda x, _: short_label(x, largest=largest))
         _percent_axis(axes, label=ylabel)
         axes.set_xlabel(xlabel)

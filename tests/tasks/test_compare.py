@@ -282,11 +282,11 @@ def test_a_main_result_has_no_interval_that_is_too_narrow_and_names_holms_p() ->
 
 
 def test_a_curve_has_the_evaluations_at_what_was_spent_by_then(runs: list[Path]) -> None:
-    # 4, 10, 18, 28 turns by the end of each step of 4 s; a round ends after the second, and the last one
-    # gives way to the evaluation of the whole test split.
+    # 4, 10, 18, 28 turns by the end of each step of 4 s; a round ends after the second, another at the end.
     run = read_run(runs[0])
-    assert run.curve(run.test_points, "environment_steps") == [(0.0, 0.25), (10.0, 0.75), (28.0, 0.5)]
-    assert run.curve(run.test_points, "minutes") == [(0, 0.25), (pytest.approx(8 / 60), 0.75), (16 / 60, 0.5)]
+    assert run.curve(run.test_points, "environment_steps") == [(0.0, 0.25), (28.0, 0.5)]
+    assert run.curve(run.test_points, "minutes") == [(0, 0.25), (16 / 60, 0.5)]
+    assert run.curve(run.quick_points, "environment_steps") == [(10.0, 0.75), (28.0, 0.75)]
     assert run.curve(run.training_points, "tokens") == [(12, 0.5), (30, 0.5), (54, 0.5), (84, 0.5)]
 
 
@@ -411,6 +411,7 @@ def test_the_page_explains_the_curves_of_two_and_of_three_seeds(
         (999_999, ["0", "200 k", "400 k", "600 k", "800 k"]),
         (123_456_789, ["0", "25 M", "50 M", "75 M", "100 M"]),
         (51, ["0", "10", "20", "30", "40", "50"]),
+        (3, ["0", "1", "2", "3"]),
         (0.3, ["0", "0.05", "0.1", "0.15", "0.2", "0.25"]),
     ],
 )
@@ -420,7 +421,10 @@ def test_the_labels_of_a_cost_axis_are_short_and_apart(end: float, labels: list[
     boxes: list[Bbox] = []
 
     def draw(axes: "Axes") -> None:
-        settings_over([setting], xlabel="tokens", ylabel="success", has_markers=True)(axes)
+        draw_costs = settings_over(
+            [setting], xlabel="tokens", ylabel="success", is_whole=end > 1, has_markers=True
+        )
+        draw_costs(axes)
         axes.figure.canvas.draw()
         texts = [text for text in axes.get_xticklabels() if 0 <= text.get_position()[0] <= end]
         assert [text.get_text() for text in texts] == labels

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,8 +14,8 @@ from agents.horizon import Horizon
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.evaluation.intervals import bootstrap, wilson
 from tasks.evaluation.outcomes import episodes_to_keep
-from tasks.reporting.chart_style import PARTS
-from tasks.reporting.charts import smooth, smoothing_window, success_over_steps, tick_label
+from tasks.reporting.chart_style import PARTS, render_plot
+from tasks.reporting.charts import line_over_steps, smooth, smoothing_window, success_over_steps, tick_label
 from tasks.reporting.comparison.runs import read_run
 from tasks.reporting.excerpts import PairVerdict, choose_pairs, failing_items
 from tasks.reporting.figures import LINES
@@ -34,6 +35,9 @@ from tests.support.report_toy import (
     write_training,
     write_workspace,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +146,29 @@ def test_small_ticks_have_one_notation() -> None:
     assert [tick_label(value, largest=0.3) for value in (-0.15, -0.0, 0.3)] == ["\u22120.15", "0", "0.3"]
 
 
+def test_an_axis_of_zeros_has_plain_ticks() -> None:
+    labels: list[str] = []
+
+    def draw(axes: "Axes") -> None:
+        line_over_steps([(1.0, 0.0), (2.0, 0.0)], label="reward", stages=[(1, 2, 8)])(axes)
+        axes.figure.canvas.draw()
+        labels.extend(text.get_text() for text in axes.get_yticklabels())
+
+    render_plot("reward", draw, alt="")
+    assert labels == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+
+
+@pytest.mark.heavy
+def test_the_optimizer_is_explained_as_far_as_it_is_shown(page: Page, tmp_path: Path) -> None:
+    write_training(tmp_path)
+    file = tmp_path / "train" / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"kl"', '"other"').replace('"grad_norm"', '"another"'))
+    partial_page = Page(report(toy_pipeline(train__steps=9), tmp_path))
+    for text, is_in_both in (("KL is that", False), ("The clip fraction", True), ("The gradient's", False)):
+        assert text in page.text
+        assert (text in partial_page.text) == is_in_both
+
+
 def test_sums_by_hand(workspace: Path) -> None:
     results = read_results(workspace)
     assert environment_steps(results) == [4, 10, 18, 28]  # two episodes of 2, 3, 4 and 5 turns
@@ -212,6 +239,7 @@ def test_no_gain_contradicts_its_interval_where_episodes_failed(uneven_workspace
     page = Page(uneven_workspace / "report" / "index.html")
     (row,) = [row for row in page.rows("1") if row[1] == "2"]
     assert row[2:5] == ["50.0%", "50.0%", "0.0"]
+    assert "After training, no sampled episode solves 3 items. The first" in " ".join(page.text.split())
 
 
 @pytest.mark.heavy
@@ -241,7 +269,7 @@ def test_other_metadata_is_shown_too(page: Page) -> None:
 def test_what_fails_now_is_listed_with_links_to_its_episodes(page: Page) -> None:
     # After training: (1,1) is solved, (0,1) and (1,0) are now and then, (0,0) is not.
     text = " ".join(page.text.split())
-    assert "After training, no sampled episode solves 1 item, and only some solve 2 more." in text
+    assert "After training, no sampled episode solves 1 item, and only some solve 2 more items." in text
     table = next(table for table in page.tables if table[0][:3] == ["item", "kind", "before"])
     assert [row[:6] for row in table[1:]] == [
         ["toy_3", "depth 2, kind wood", "0 of 2", "0 of 2", "2", "max turns"],

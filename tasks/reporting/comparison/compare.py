@@ -109,8 +109,8 @@ def _compare_runs(
     items = [ComparedItem(item, values.metadata) for item, values in finished_runs[0].items.items()]
     curves = Plots(
         title="Success on the test split",
-        about="The first and the last point of a run are evaluations of all test items before and after "
-        f"training; those between are quick evaluations, of some of them.{_explain_seeds(settings)}",
+        about="Diamonds are evaluations of all test items, before and after training. Curves are of the "
+        f"quick evaluations after each round, of some of these items.{_explain_seeds(settings)}",
         plots=evaluation_plots(settings),
     )
     training = Plots(

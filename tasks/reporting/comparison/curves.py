@@ -20,14 +20,20 @@ Curve = Sequence[tuple[float, float]]
 
 
 def evaluation_plots(settings: Mapping[str, Sequence[FinishedRun]]) -> list[Plot]:
-    """Success on the test split against each axis of `AXES` that was spent."""
+    """Success on the test split against each axis of `AXES` that was spent; the curves are of the quick
+    evaluations, and those of all items are points of their own."""
+
+    def curves_of(name: str, axis: str) -> SettingCurves:
+        runs = settings[name]
+        has_quick = all(run.quick_points for run in runs)
+        return _setting(
+            name,
+            [run.curve(run.quick_points, axis) for run in runs if has_quick],
+            points=[run.curve(run.test_points, axis) for run in runs],
+        )
+
     return _plots(
-        {
-            axis: {
-                name: [run.curve(run.test_points, axis) for run in runs] for name, runs in settings.items()
-            }
-            for axis in AXES
-        },
+        {axis: [curves_of(name, axis) for name in settings] for axis in AXES},
         name="test",
         ylabel="success on the test split",
         has_markers=True,
@@ -37,17 +43,20 @@ def evaluation_plots(settings: Mapping[str, Sequence[FinishedRun]]) -> list[Plot
 def training_plots(settings: Mapping[str, Sequence[FinishedRun]]) -> list[Plot]:
     """Success of the training episodes, smoothed; settings without any are left out."""
     sampling = {name: runs for name, runs in settings.items() if all(run.training_points for run in runs)}
-    curves = {
-        axis: {
-            name: [
-                run.curve([(int(step), value) for step, value in smooth(run.training_points)], axis)
-                for run in runs
-            ]
+    smooth_curves = {
+        axis: [
+            _setting(
+                name,
+                [
+                    run.curve([(int(step), value) for step, value in smooth(run.training_points)], axis)
+                    for run in runs
+                ],
+            )
             for name, runs in sampling.items()
-        }
+        ]
         for axis in AXES
     }
-    return _plots(curves, name="training", ylabel="success in training", has_markers=False)
+    return _plots(smooth_curves, name="training", ylabel="success in training", has_markers=False)
 
 
 def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:
@@ -87,24 +96,28 @@ def _common_points(curves: Sequence[Curve]) -> list[tuple[float, list[float]]]:
     return [(x, [interpolate(curve, x) for curve in curves]) for x in xs]
 
 
+def _setting(label: str, seeds: Sequence[Curve], *, points: Sequence[Curve] = ()) -> SettingCurves:
+    return SettingCurves(
+        label=label, seeds=seeds, points=points, mean=mean_curve(seeds), interval=interval_curve(seeds)
+    )
+
+
 def _plots(
-    curves: Mapping[str, Mapping[str, Sequence[Curve]]], *, name: str, ylabel: str, has_markers: bool
+    by_axis: Mapping[str, Sequence[SettingCurves]], *, name: str, ylabel: str, has_markers: bool
 ) -> list[Plot]:
     plots = []
-    for axis, by_setting in curves.items():
-        if not any(curve[-1][0] > 0 for seeds in by_setting.values() for curve in seeds):
+    for axis, settings in by_axis.items():
+        runs = {setting.label: setting.points or setting.seeds for setting in settings}
+        if not any(run[-1][0] > 0 for members in runs.values() for run in members):
             continue  # an offline algorithm spends no environment steps
-        settings = [
-            SettingCurves(label=setting, seeds=seeds, mean=mean_curve(seeds), interval=interval_curve(seeds))
-            for setting, seeds in by_setting.items()
-        ]
-        ends = "; ".join(
-            f"{setting.label} {fmean(seed[-1][1] for seed in setting.seeds):.0%}" for setting in settings
+        ends = "; ".join(f"{label} {fmean(run[-1][1] for run in runs[label]):.0%}" for label in runs)
+        draw = settings_over(
+            settings, xlabel=AXES[axis], ylabel=ylabel, is_whole=axis != "minutes", has_markers=has_markers
         )
         plots.append(
             render_plot(
                 f"{name}_over_{axis}",
-                settings_over(settings, xlabel=AXES[axis], ylabel=ylabel, has_markers=has_markers),
+                draw,
                 alt=f"{ylabel.capitalize()} against {AXES[axis]}; at the end: {ends}.",
                 width=5.3,
                 height=3.2,

@@ -68,7 +68,9 @@ class FinishedRun:
     totals: Mapping[str, Sequence[float]]
     """Axis of `AXES` → what was spent by the end of each training step; at 0, nothing."""
     test_points: Sequence[tuple[int, float]]
-    """(step, success) of the evaluation before, after each round but the last, and after training."""
+    """(step, success) of the evaluations of all test items, before and after training."""
+    quick_points: Sequence[tuple[int, float]]
+    """(step, success) of the quick evaluation after each round, which may be of fewer items."""
     training_points: Sequence[tuple[int, float]]
     """(step, success of its training episodes)."""
     costs: Mapping[str, float]
@@ -91,7 +93,6 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
     if before is None or after is None or gain is None:
         raise ConfigError(f"{folder}: no item has outcomes before and after training; evaluate it again")
     totals = _totals(results)
-    num_steps = len(results.steps)
     summary = results.evaluation["after"]["sampled"]
     return FinishedRun(
         name=name or folder.resolve().name,
@@ -115,15 +116,8 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
         },
         num_failed=int(summary["dropped"]),
         totals=totals,
-        test_points=[
-            (0, before),
-            *(
-                (done.last_step, done.evaluation["success"])
-                for done in results.counted_rounds
-                if done.last_step < num_steps
-            ),
-            (num_steps, after),
-        ],
+        test_points=[(0, before), (len(results.steps), after)],
+        quick_points=[(done.last_step, done.evaluation["success"]) for done in results.counted_rounds],
         training_points=[
             (index, step["success"]) for index, step in enumerate(results.steps, start=1) if "success" in step
         ],

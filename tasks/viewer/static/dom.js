@@ -83,6 +83,9 @@ export function number(value, digits = 3) {
   return text.replaceAll("-", "−");
 }
 
+// A parameter's value.
+export const parameter = (value) => (typeof value === "number" ? number(value, 6) : plain(value));
+
 // A number with `digits` decimals, for a column of its kind.
 export const fixed = (value, digits) =>
   (typeof value === "number" ? value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−") : "–");

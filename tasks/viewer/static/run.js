@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { chart } from "./charts.js";
-import { ago, count, h, number, percent, plural, replace, seconds, table } from "./dom.js";
+import { ago, count, h, number, parameter, percent, plural, replace, seconds, table } from "./dom.js";
 import * as links from "./links.js";
 import { showActivity } from "./main.js";
 
@@ -10,7 +10,7 @@ const CHARTS = [
   ["success", "success", true], ["reward", "reward", false], ["turns", "turns per episode", false],
   ["informative_groups", "informative groups", true], ["entropy", "entropy, nats per token", false],
   ["parse_failures", "unparsed turns per episode", false], ["tokens_per_turn", "tokens per turn", false],
-  ["repetition", "repetition", true], ["kl", "KL", false],
+  ["repetition", "repetition", true], ["kl", "KL to the sampler, nats", false],
   ["rollout_probs_diff_mean", "sampler–trainer difference", false],
 ];
 
@@ -80,13 +80,13 @@ function content(run, facts) {
       h("h2", {}, "Changed parameters"),
       h("p", {}, "Compared with pipelines.yaml when the run was started."),
       h("table", { class: "plain" }, h("tbody", {}, Object.entries(summary.changed).map(([key, [before, after]]) =>
-        h("tr", {}, h("th", { scope: "row" }, h("code", {}, key)), h("td", { class: "muted" }, h("s", {}, JSON.stringify(before))),
-          h("td", {}, JSON.stringify(after))))))),
+        h("tr", {}, h("th", { scope: "row" }, h("code", {}, key)), h("td", { class: "muted" }, h("s", {}, parameter(before))),
+          h("td", {}, parameter(after))))))),
     Object.keys(summary.differing).length > 0 && h("section", {},
       h("h2", {}, "Parameters that differ from other runs"),
       h("p", {}, `Compared with the listed runs of ${summary.pipeline}, as far as they are recorded.`),
       h("table", { class: "plain" }, h("tbody", {}, Object.entries(summary.differing).map(([key, own]) =>
-        h("tr", {}, h("th", { scope: "row" }, h("code", {}, key)), h("td", {}, JSON.stringify(own))))))),
+        h("tr", {}, h("th", { scope: "row" }, h("code", {}, key)), h("td", {}, parameter(own))))))),
     stepTable(run, facts),
     series.step === undefined && facts.total === 0 && h("div", { class: "empty" },
       h("h2", {}, "Nothing to see yet"),

@@ -1,7 +1,7 @@
 // All runs.
 
 import { get } from "./api.js";
-import { ago, h, number, percent, plain, replace } from "./dom.js";
+import { ago, h, parameter, percent, replace } from "./dom.js";
 import { sparkline } from "./charts.js";
 import { toConsole, toRun } from "./links.js";
 
@@ -81,11 +81,9 @@ export function runsView() {
 // What tells it from the other runs of its pipeline, and what else was changed.
 function changes(run) {
   const texts = [
-    ...Object.entries(run.differing).map(([key, own]) => `${key} ${value(own)}`),
-    ...Object.entries(run.changed).filter(([key]) => !(key in run.differing)).map(([key, [before, after]]) => `${key} ${value(before)} → ${value(after)}`),
+    ...Object.entries(run.differing).map(([key, own]) => `${key} ${parameter(own)}`),
+    ...Object.entries(run.changed).filter(([key]) => !(key in run.differing)).map(([key, [before, after]]) => `${key} ${parameter(before)} → ${parameter(after)}`),
   ];
   if (!texts.length) return run.pipeline ? h("span", { class: "muted" }, "none") : "";
   return h("span", { title: texts.join("\n") }, texts.slice(0, SHOWN).join(", ") + (texts.length > SHOWN ? `, ${texts.length - SHOWN} more` : ""));
 }
-
-const value = (any) => (typeof any === "number" ? number(any, 6) : plain(any));
