@@ -62,6 +62,14 @@ class DataSet:
         """`$WINGSPAN_DATA/<name>`, by default `data_sets/<name>` in the checkout."""
         return data_root() / self.name
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the folder is complete, so that `prepare` would make nothing. Raises as `prepare` does if a
+        package that it is made with is missing."""
+        if self.make is not None:
+            return _read_key(self.folder) == self._key(self.make)
+        return self._find_missing(self.folder) is None
+
     def find_remedy(self) -> str | None:
         if self.make is not None or self._find_missing(self.folder) is None:
             return None

@@ -42,11 +42,15 @@ def envs(
     ] = None,
 ) -> None:
     """List the environments and whether they can be played here, or show one with what it lacks."""
+    from rich.console import Console
+
     from flows.commands.inventory import COLUMNS, environment_facts, environment_rows
     from flows.display.tables import print_table
 
     if name is None:
-        print_table(COLUMNS, environment_rows())
+        console = Console()
+        rows = environment_rows(width=console.width if console.is_terminal else None)
+        print_table(COLUMNS, rows, console=console)
     else:
         print_table(("", ""), environment_facts(name))
 

@@ -18,26 +18,27 @@ from tasks.tracking.lineage_record import LINEAGE
 
 COLUMNS = ("", "environment", "items", "source")
 PIPELINE_COLUMNS = ("pipeline", "last run", "on", "what it is")
-WIDTH = 100
-"""Characters of a line of the list."""
 HERE, NOT_HERE = "\N{CHECK MARK}", "\N{BALLOT X}"
 
 _ITEMS = 24
 """Characters of the cell with the number of items."""
 
 
-def environment_rows() -> list[Sequence[str]]:
+def environment_rows(*, width: int | None) -> list[Sequence[str]]:
     """A row for each environment: whether it can be played here, its name, its items and their source.
 
-    The families of environments and the code interpreter come last.
+    The families of environments and the code interpreter come last. Texts are cut to lines of `width`
+    characters; None cuts nothing.
     """
     rows = [
         *map(_row, map(get_env, ENVIRONMENTS)),
         *(_family_row(name, family) for name, family in FAMILIES.items()),
         _interpreter_row(),
     ]
+    if width is None:
+        return rows
     names = max(len(name) for _, name, _, _ in rows)
-    room = WIDTH - 1 - names - _ITEMS - 3 * 2
+    room = max(_ITEMS, width - 1 - names - _ITEMS - 3 * 2)
     return [
         (state, name, shorten(items, _ITEMS, placeholder="…"), shorten(source, room, placeholder="…"))
         for state, name, items, source in rows
@@ -58,7 +59,7 @@ def environment_facts(name: str) -> list[tuple[str, str]]:
     return [
         ("environment", spec.name),
         ("items", _items(spec, _find_missing(spec.needs))),
-        ("source", spec.source),
+        *([("source", spec.source)] if spec.source else []),
         ("expert", "solves items, for demonstrations" if spec.has_expert else "none: no warm-up"),
         ("rewards", "its own" if spec.has_rewards else "none: agent.reward must name one"),
         *_needs(spec.needs),
@@ -120,6 +121,8 @@ def _items(spec: EnvSpec, missing: Iterable[Requirement]) -> str:
         return "your data"
     if any(isinstance(need, Package | DataSet) for need in missing):  # programs are needed only to play
         return "unknown"
+    if any(isinstance(need, DataSet) and not need.is_here for need in spec.needs):
+        return "made when needed"
     split = spec.make_split(0)
     return f"{len(split.train)} train, {len(split.test)} test"
 

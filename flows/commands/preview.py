@@ -34,7 +34,7 @@ from tasks.verl import checkpoints
 
 COLUMNS = ("stage", "would", "why")
 OPTION_COLUMNS = ("stage", "block", "options")
-MEMORY_COLUMNS = ("memory", "GB", "of them")
+MEMORY_COLUMNS = ("memory", "about", "of it")
 _MAX_CHANGES = 3
 """Changed files and parameters that a line names."""
 
@@ -95,7 +95,7 @@ def list_memory(plan: Plan) -> list[tuple[str, str, str]]:
     return [
         (
             f"{need.phase}, {need.room_name.format(place=place)}",
-            f"{need.total / 1e9:.1f}" + (f" of {need.room / 1e9:.1f}" if need.room else ""),
+            f"{need.total / 1e9:.1f} GB" + (f" of {need.room / 1e9:.1f}" if need.room else ""),
             ", ".join(f"{name} {count / 1e9:.1f}" for name, count in need.largest_parts),
         )
         for need in find_memory_needs(plan.pipeline)

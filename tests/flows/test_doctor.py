@@ -18,7 +18,7 @@ from envs.errors import ConfigError, MissingDependency
 from envs.registry import ENVIRONMENTS, FAMILIES, ExpertStep, find_item, get_env
 from envs.requirements.detection import JAVA
 from flows.cli.app import app
-from flows.commands.inventory import HERE, NOT_HERE
+from flows.commands.inventory import HERE, NOT_HERE, environment_rows
 from flows.commands.play import count_followed
 from tests.support.command_line import ROOT, Command, copy_declarations, the_error
 from tests.support.tiny_model import save_tiny_model
@@ -65,7 +65,31 @@ def test_environments_are_listed_with_what_is_missing(no_programs: Path) -> None
     assert "374 train, 100 test" in rows["textcraft"]
     assert rows["sciworld"].startswith(NOT_HERE)
     assert "2120 train, 200 test" in rows["sciworld"]
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert rows["textcraft"].endswith(get_env("textcraft").source)  # a pipe has room for all of it
+    for width in (90, 200):
+        lines = [*map("  ".join, environment_rows(width=width))]
+        assert max(map(len, lines)) <= width
+        assert any(get_env("alfworld-mini").source in line for line in lines) == (width == 200)
+
+
+def test_the_list_of_environments_makes_no_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_programs: Path
+) -> None:
+    data = tmp_path / "data_sets"
+    monkeypatch.setenv("WINGSPAN_DATA", str(data))
+    [row] = [line for line in call("envs").stdout.splitlines() if " alfworld-mini " in line]
+    assert "made when needed" in row
+    assert not data.exists()
+
+
+def test_an_environment_without_a_source_is_shown_without_that_row(here: Path) -> None:
+    (here / "sourceless.py").write_text(
+        "from dataclasses import replace\n\nfrom envs.registry import get_env\n\n"
+        "SPEC = replace(get_env('textcraft'), source='')\n"
+    )
+    names = [line.split()[0] for line in call("envs", "sourceless:SPEC").stdout.splitlines()]
+    assert "source" not in names
+    assert names[0] == "environment"
 
 
 def test_one_environment_is_shown_with_what_it_lacks(no_programs: Path) -> None:
