@@ -210,6 +210,8 @@ _BUILTIN = {
 """Name → module with a `SPEC`, imported on first use."""
 
 _BUILTIN_FAMILIES = {
+    "alfworld": "envs.builtin.alfworld.spec",
+    "alfworld-mini": "envs.builtin.alfworld.mini.spec",
     "gymnasium": "envs.adapters.gymnasium",
     "openenv": "envs.adapters.openenv",
     "reasoning-gym": "envs.adapters.reasoning_gym",

@@ -59,7 +59,7 @@ print(hashlib.sha256(json.dumps(said).encode()).hexdigest())
 
 
 def items(part: str, task: str) -> list[int]:
-    split = mini.split(0)
+    split = mini.SPEC.split(0)
     return [
         item.index
         for item in [*split.train, *split.test]
@@ -173,7 +173,62 @@ async def test_the_expert_looks_into_place_after_place() -> None:
     visits = itertools.takewhile(lambda action: not action.startswith("take "), actions)
     names = list(dict.fromkeys(name for action in visits for name in re.findall(r"[a-z]+ \d+", action)))
     opening, _ = await play("alfworld-mini", bathroom(), [])
-    assert names == re.findall(r"go to ([a-z]+ \d+)", opening)[: len(names)]
+    assert names == re.findall(r"[a-z]+ \d+", opening.partition(".\nYour task")[0])[: len(names)]
+
+
+TEXT = "alfworld-mini:text?actions=false"
+
+
+def refused_item() -> int:
+    """A bathroom in which the expert stands where it wants to go."""
+    spec = get_env(TEXT)
+    return next(
+        item.index
+        for item in spec.split(0).train
+        if item.metadata["room"] == "bathroom"
+        and any(step.resolve("").startswith("examine") for step in spec.expert(item))
+    )
+
+
+async def test_without_the_list_observations_are_the_same_text_and_the_expert_learns_from_refusals() -> None:
+    index = refused_item()
+    actions = expert_actions(TEXT, index)
+    opening, results = await play(TEXT, index, actions)
+    listed_opening, listed_results = await play("alfworld-mini", index, actions)
+    assert opening == listed_opening.partition("\nAvailable actions: ")[0]
+    assert [result.observation for result in results] == [
+        result.observation.partition("\nAvailable actions: ")[0] for result in listed_results
+    ]
+    assert results[-1].success
+    refused = [n for n, result in enumerate(results) if result.observation == "Nothing happens."]
+    assert refused
+    for n in refused:
+        assert actions[n + 1] == actions[n].replace("go to", "examine")
+
+
+async def test_a_search_quotes_the_opening_until_the_object_is_found() -> None:
+    spec, index = get_env(TEXT), refused_item()
+    assert spec.make_item is not None
+    opening, _ = await play(TEXT, index, [])
+    steps = list(spec.expert(spec.make_item(index)))
+    searches = [step for step in steps if ": " in step.thought]
+    assert searches
+    for step in searches:
+        assert step.thought.partition(": ")[2] in opening
+        assert step.thought.endswith(step.resolve("").removeprefix("go to ").removeprefix("examine "))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("alfworld:html", "unknown env 'alfworld:html'; it has text"),
+        ("alfworld:text?more=true", "no option more; there is actions"),
+        ("alfworld-mini:text?actions=no", "actions is 'no', not true or false"),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        get_env(name)
 
 
 @pytest.mark.parametrize("task", games.TASK_TYPES)
@@ -344,7 +399,7 @@ def test_upstream_s_games_have_agentgym_s_numbers_then_their_own(upstream: Path)
     assert agentgym_games[2619].startswith(
         "valid_train/pick_two_obj_and_place-RemoteControl-None-Ottoman-210/"
     )
-    split = real.split(0)
+    split = real.SPEC.split(0)
     assert [item.item_id for item in split.train] == ["alfworld_0", "alfworld_2622"]
     test_items = [item for item in split.test if item.metadata["part"] != "valid_train"]
     assert [(item.item_id, item.metadata["part"]) for item in test_items] == [

@@ -14,17 +14,23 @@ from envs.builtin.alfworld.env import AlfWorldEnv
 from envs.builtin.alfworld.games import TASK_TYPES, read_game
 from envs.builtin.alfworld.mini.drafts import COUNTS, drafts
 from envs.builtin.alfworld.mini.make import make
+from envs.builtin.alfworld.mini.more import COUNT
 from envs.builtin.alfworld.mini.plans import fingerprint, plans
-from envs.builtin.alfworld.mini.spec import GAMES, split
+from envs.builtin.alfworld.mini.spec import GAMES, read
 from envs.builtin.alfworld.upstream import constants
 from envs.errors import ConfigError
-from envs.registry import get_env
+from envs.registry import Split, get_env
 from tests.support.kills import measure
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")),
     reason="uv pip install -e '.[alfworld]'",
 )
+
+
+def split() -> Split:
+    return get_env("alfworld-mini").split(0)
+
 
 DIGEST = """
 import hashlib, sys
@@ -47,7 +53,7 @@ def test_items_are_the_games_that_are_made_and_that_the_planner_solved() -> None
     assert [(plan.game, plan.problem) for plan in plans()] == [
         (draft.folder, fingerprint(draft)) for draft in all_drafts
     ]
-    items = [*split(0).train, *split(0).test]
+    items = [*split().train, *split().test]
     assert [GAMES.read(item.index).walkthrough for item in items[::20]] == [
         plan.plan for plan in plans() if plan.plan
     ][::20]
@@ -56,7 +62,7 @@ def test_items_are_the_games_that_are_made_and_that_the_planner_solved() -> None
 
 @pytest.mark.heavy
 def test_parts_have_all_task_types_and_share_no_game_and_unseen_rooms_are_in_no_other() -> None:
-    items = [*split(0).train, *split(0).test]
+    items = [*split().train, *split().test]
     counts = Counter((i.metadata["part"], i.metadata["task"]) for i in items)
     assert all(counts[part, task] >= 3 for part in COUNTS for task in TASK_TYPES)
     solved_plans = [plan for plan in plans() if plan.plan]
@@ -98,12 +104,41 @@ def test_there_is_no_item_past_the_last() -> None:
         GAMES.make_item(210)
 
 
+def test_more_games_are_for_training_and_repeat_no_task_of_a_test_game_in_its_room() -> None:
+    spec = get_env("alfworld-mini:text?more=true")
+    items, known = spec.split(0), split()
+    assert [item.index for item in items.test] == [item.index for item in known.test]
+    assert len(items.train) == len(known.train) + COUNT
+    more = [item for item in items.train if item.metadata["part"] == "more"]
+    tasks = {plan.game.split("/")[1] for plan in plans()}
+    assert len(more) == COUNT
+    for item in more[::10]:
+        folder = read(item.index).name.split("/")[0]
+        assert folder not in tasks
+        assert int(folder.rpartition("-")[2]) in constants().TRAIN_SCENE_NUMBERS
+
+
+@pytest.mark.heavy
+async def test_the_expert_wins_more_games() -> None:
+    """`python -m bench.experts 'alfworld-mini:text?more=true'` plays all of them."""
+    spec = get_env("alfworld-mini:text?more=true")
+    bathrooms = [
+        item
+        for item in spec.split(0).train
+        if (item.metadata["part"], item.metadata["room"]) == ("more", "bathroom")
+    ]
+    env = spec.make()
+    for item in bathrooms[:3]:
+        await env.reset(item)
+        results = [await env.step(step.resolve("")) for step in spec.expert(item)]
+        assert results[-1].success
+    await env.close()
+
+
 @pytest.mark.heavy
 def test_killed_games_cost_attempts_and_nothing_else() -> None:
     """`python -m bench.kill alfworld-mini` does it more often."""
-    items = [item for item in get_env("alfworld-mini").split(0).train if item.metadata["room"] == "bathroom"][
-        :2
-    ]
+    items = [item for item in split().train if item.metadata["room"] == "bathroom"][:2]
     outcome = measure("alfworld-mini", items, kills=2, num_samples=2, capacity=2)
     assert (outcome.kills, outcome.episodes, outcome.successes) == (2, 4, 2)
     assert outcome.is_same
@@ -111,7 +146,7 @@ def test_killed_games_cost_attempts_and_nothing_else() -> None:
 
 @pytest.mark.heavy
 async def test_a_state_is_the_facts_that_actions_depend_on() -> None:
-    item = next(i for i in split(0).train if i.metadata["task"] == "pick_and_place_simple")
+    item = next(i for i in split().train if i.metadata["task"] == "pick_and_place_simple")
     env = AlfWorldEnv(GAMES.read)
 
     async def key_after(*actions: str) -> str | None:

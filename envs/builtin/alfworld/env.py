@@ -8,9 +8,18 @@ from envs.builtin.alfworld.house import House, HouseState
 from envs.errors import ConfigError
 from envs.types import Item, StepResult
 
-INSTRUCTIONS = """\
-You are in a house and have a task. Every round you are told what you see and which actions there are now, \
-and you take one of these actions, word for word. You stand in the middle of the \
+_LIST = "which actions there are now, and you take one of these actions, word for word"
+_EXAMPLES = (
+    'take one action, such as "go to desk 1", "open drawer 2", "examine shelf 1", "take mug 1 from desk 1", '
+    '"move mug 1 to shelf 1", "clean mug 1 with sinkbasin 1", "use desklamp 1", "look" or "inventory"'
+)
+
+
+def write_instructions(*, lists_actions: bool) -> str:
+    """How to act, where observations list the actions and where they do not."""
+    return f"""\
+You are in a house and have a task. Every round you are told what you see and \
+{_LIST if lists_actions else _EXAMPLES}. You stand in the middle of the \
 room at first: "go to" a place to see what is on it; a closed one must be opened to see what is in it. You \
 can carry one object: "take" it where you find it, "move" it to a place. Objects are heated with a \
 microwave, cooled with a fridge and cleaned with a sinkbasin while you carry them and stand there; "use" \
@@ -20,20 +29,21 @@ turns on a lamp. If you are told "Nothing happens", the action was not possible.
 class AlfWorldEnv:
     """One live game."""
 
-    def __init__(self, read_game: Callable[[int], Game]) -> None:
-        """`read_game` returns the game of an item's number."""
-        self._read_game = read_game
+    def __init__(self, read_game: Callable[[int], Game], *, lists_actions: bool = True) -> None:
+        """`read_game` returns the game of an item's number; `lists_actions`: whether observations end with
+        the actions that are possible."""
+        self._read_game, self._lists_actions = read_game, lists_actions
         self._house: House | None = None
         self._state: HouseState | None = None
         self._game: Game | None = None
 
     async def reset(self, item: Item) -> str:
-        """Start `item`; returns the room, the task and the actions."""
+        """Start `item`; returns the room and the task."""
         await self.close()
         self._game = self._read_game(item.index)
         self._house = House(self._game)
         self._state = self._house.opening
-        return _describe(self._state)
+        return self._describe(self._state)
 
     async def step(self, action: str) -> StepResult:
         """Carry out one command; an invalid one is answered by `Nothing happens.`"""
@@ -42,7 +52,7 @@ class AlfWorldEnv:
         state = self._state = self._house.act(action)
         num_met, num_conditions = state.conditions
         return StepResult(
-            state.text if state.is_won else _describe(state),
+            state.text if state.is_won else self._describe(state),
             float(state.is_won),
             terminated=state.is_won,
             success=state.is_won,
@@ -73,6 +83,9 @@ class AlfWorldEnv:
         if house is not None:
             house.close()
 
-
-def _describe(state: HouseState) -> str:
-    return f"{state.text}\nAvailable actions: {', '.join(state.commands)}"
+    def _describe(self, state: HouseState) -> str:
+        return (
+            f"{state.text}\nAvailable actions: {', '.join(state.commands)}"
+            if self._lists_actions
+            else state.text
+        )

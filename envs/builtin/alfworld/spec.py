@@ -1,4 +1,5 @@
-"""The environment `alfworld`: upstream's games, numbered as in AgentGym.
+"""The environment `alfworld`: upstream's games, numbered as in AgentGym. `alfworld:text?actions=false` is the
+same without the list of actions in observations, as upstream's own text is.
 
 Item `alfworld_N` for N below 2620 is AgentGym's game N (`agentenv-alfworld/configs/mappings_*.json`,
 WooooDyy/AgentGym): 2,420 of the folder `train`, and its 200 test games, of `valid_train`. From 2620 on follow
@@ -9,20 +10,29 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+from envs.adapters.arguments import parse_name, unknown_target
 from envs.builtin.alfworld.data import DATA, ROOT
-from envs.builtin.alfworld.env import INSTRUCTIONS, AlfWorldEnv
+from envs.builtin.alfworld.env import AlfWorldEnv, write_instructions
 from envs.builtin.alfworld.expert import add_thoughts
 from envs.builtin.alfworld.games import GAME_FILE, TASK_TYPES, TRAJECTORY_FILE, is_solvable
 from envs.builtin.alfworld.items import GameItems
 from envs.builtin.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
+from envs.errors import ConfigError
 from envs.files import write_atomically
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item
 
+__all__ = ["EXAMPLE", "PACKAGES", "SOURCE", "SPEC", "parse_options", "spec"]
+
 NAME = "alfworld"
+EXAMPLE = f"{NAME}:text?actions=false"
+SOURCE = DATA.about
+VIEW = "text"
+"""The only view, which the name of the family has before its options."""
 REMEDY = f"wingspan data pull {NAME}"
 PARTS = ("valid_seen", "valid_unseen", "train")
 """Folders, in the order in which their games are numbered after AgentGym's."""
@@ -101,12 +111,12 @@ GAMES = GameItems(  # goes to the processes of games: no lambda in it
 )
 
 
-def split(seed: int) -> Split:
+def _split(games: GameItems, seed: int) -> Split:
     """Training: the 3,553 games of `train` that upstream solved. Test: those of `valid_seen` (140) and
     `valid_unseen` (134), and AgentGym's 200 of `valid_train`; `part` in the metadata distinguishes them. As
     upstream, the split ignores the seed."""
     with SPEC.explain_missing():
-        items = GAMES.make_all()
+        items = games.make_all()
         solvable = solvable_games()
     return Split(
         train=[
@@ -123,18 +133,46 @@ def expert(item: Item) -> Sequence[ExpertStep]:
     return [] if any("_bar_" in command for command in walkthrough) else add_thoughts(walkthrough)
 
 
-SPEC = EnvSpec(
-    name=NAME,
-    make=partial(AlfWorldEnv, GAMES.read),
-    split=split,
-    make_item=GAMES.make_item,
-    expert=expert,
-    instructions=INSTRUCTIONS,
-    packages=PACKAGES,
-    requirements=(DATA,),
-    isolation="process",
-    preload=PRELOAD,
-    max_episodes=MAX_EPISODES,
-    source=DATA.about,
-    has_states=True,
-)
+def parse_options(argument: str, *, family: str, defaults: Mapping[str, bool]) -> dict[str, bool]:
+    """The options of `<family>:text?option=…`, each true or false. Raises `ConfigError` for another name or
+    option."""
+    name = f"{family}:{argument}"
+    view, options = parse_name(name)
+    if view != VIEW:
+        raise unknown_target(view, family=family, targets=(VIEW,))
+    values = dict(defaults)
+    for option, value in options.items():
+        if option not in defaults:
+            raise ConfigError(f"env {name!r}: no option {option}; there is {', '.join(defaults)}")
+        if not isinstance(value, bool):
+            raise ConfigError(f"env {name!r}: {option} is {value!r}, not true or false")
+        values[option] = value
+    return values
+
+
+def _make_spec(name: str, *, lists_actions: bool) -> EnvSpec:
+    games = replace(GAMES, env=name)
+    return EnvSpec(
+        name=name,
+        make=partial(AlfWorldEnv, GAMES.read, lists_actions=lists_actions),
+        split=partial(_split, games),
+        make_item=games.make_item,
+        expert=expert,
+        instructions=write_instructions(lists_actions=lists_actions),
+        packages=PACKAGES,
+        requirements=(DATA,),
+        isolation="process",
+        preload=PRELOAD,
+        max_episodes=MAX_EPISODES,
+        source=SOURCE,
+        has_states=True,
+    )
+
+
+def spec(argument: str) -> EnvSpec:
+    """The environment `alfworld:<argument>`."""
+    options = parse_options(argument, family=NAME, defaults={"actions": True})
+    return _make_spec(f"{NAME}:{argument}", lists_actions=options["actions"])
+
+
+SPEC = _make_spec(NAME, lists_actions=True)

@@ -6,7 +6,7 @@ games its test scenes. The task of a `seen` game occurs in no training game of i
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,7 +18,7 @@ from envs.builtin.alfworld.upstream import constants
 COUNTS = {"train": 150, "seen": 30, "unseen": 30}
 """Number of games of each part, a sixth of each task type; numbered in this order."""
 
-FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}
+FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen", "more": "more"}
 """Part → upstream's folder."""
 
 MAX_PROBLEM_LENGTH = 57_000
@@ -66,13 +66,14 @@ def drafts() -> Iterator[Draft]:
     number = 0
     for part, count in COUNTS.items():
         for turn in range(count):
-            draft = _draft(number, part, TASK_TYPES[turn % len(TASK_TYPES)], used_tasks)
+            draft = draw(number, part, TASK_TYPES[turn % len(TASK_TYPES)], used_tasks)
             used_tasks.add((draft.task, draft.layout.room.number))
             yield draft
             number += 1
 
 
-def _draft(number: int, part: str, kind: str, used_tasks: set[tuple[Task, int]]) -> Draft:
+def draw(number: int, part: str, kind: str, used_tasks: Collection[tuple[Task, int]]) -> Draft:
+    """The game with a number, of a type of task, whose task is none of `used_tasks` in its room."""
     chance = random.Random(f"alfworld-mini/game/{number}")
     rooms = _rooms(kind, unseen=part == "unseen")
     while True:

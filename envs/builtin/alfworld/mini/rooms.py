@@ -8,6 +8,7 @@ game: one to three of each type in the floor plan, each in a receptacle that may
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from envs.builtin.alfworld.upstream import constants, floor_plan, standing_points
 
@@ -79,6 +80,7 @@ def pickupable_types() -> set[str]:
     return {kind for kind in holdable if not kind.endswith("Sliced")}
 
 
+@cache
 def make_room(number: int) -> Room:
     """The room of a floor plan."""
     chance = random.Random(f"alfworld-mini/room/{number}")

@@ -1,7 +1,11 @@
 """An expert that knows no more than a player: it looks for what it needs, place by place.
 
-It looks into the places in the order in which actions are listed, opens those that are closed, and takes the
-first object of the right type. It remembers what it has seen.
+It looks into the places in the order in which the opening names them, opens those that are closed, and takes
+the first object of the right type. It remembers what it has seen.
+
+Its thoughts suit a small model, which is good at continuing a text that it has begun to repeat. A search
+quotes the opening from the last place on (`bed 1, a cabinet 4`), so that the next place is read, not known;
+and what is looked for comes right before what decides, its number where one is seen (`cd 1`).
 """
 
 import re
@@ -34,8 +38,11 @@ class _Place:
 class Searcher:
     """Solves one game, whose state it follows."""
 
-    def __init__(self, game: Game) -> None:
-        self._game, self._task = game, game.task
+    def __init__(self, game: Game, *, reads_actions: bool = True) -> None:
+        """`reads_actions`: whether observations list the actions. If not, the expert cannot know which places
+        are reached from where it stands: it tries to go there, and examines the place when nothing happens.
+        """
+        self._game, self._task, self._reads_actions = game, game.task, reads_actions
         facts = _read_facts(game.problem)
         names = _name({thing for rows in facts.values() for row in rows for thing in row})
         self._types = {names[thing]: kind.removesuffix("type") for thing, kind in facts["objecttype"]}
@@ -47,8 +54,12 @@ class Searcher:
         }
         for thing, receptacle in facts["inreceptacle"]:
             places[receptacle].objects.append(names[thing])
-        self._places = sorted(places.values(), key=lambda place: place.name)
+        self._places = sorted(places.values(), key=_order_in_opening)
         self._location = ""
+        self._here: _Place | None = None
+        """The place that was gone to or examined last."""
+        self._last: _Place | None = None
+        """The place that the search reached last."""
 
     def solve(self) -> _Steps:
         """Yield every step of the game."""
@@ -70,13 +81,15 @@ class Searcher:
             yield from self._put(name, target)
 
     def _first(self, kind: str) -> _Place:
-        for place in self._places:
+        for place in reversed(self._places):  # number 1 is the last of its type
             if place.type == kind:
                 return place
         raise ConfigError(f"{self._game.file}: there is no {kind} in this room")
 
     def _objects_in(self, place: _Place, kind: str) -> list[str]:
-        return sorted(name for name in place.objects if self._types[name] == kind)
+        """In the order in which observations name them, the last number first."""
+        names = (name for name in place.objects if self._types[name] == kind)
+        return sorted(names, key=_number, reverse=True)
 
     def _find(
         self, kind: str, target: _Place | None = None
@@ -90,21 +103,34 @@ class Searcher:
             next_place = next((place for place in self._places if not place.is_known), None)
             if next_place is None:
                 raise ConfigError(f"{self._game.file}: there is no {kind} in any place")
-            article = "an" if kind[0] in "aeiou" else "a"
-            yield from self._look_into(next_place, thought=f"I look for {article} {kind}.")
+            yield from self._look_into(next_place, kind)
 
-    def _look_into(self, place: _Place, *, thought: str) -> _Steps:
-        if place.location == self._location and not place.is_closed:
+    def _look_into(self, place: _Place, kind: str) -> _Steps:
+        thought = f"I look for {kind}: {self._quote(place)}"
+        if place.location == self._location and self._reads_actions and not place.is_closed:
             yield ExpertStep(thought=thought, action=f"examine {place.name}")
         yield from self._go(place, thought=thought)
-        yield from self._open(place, thought=thought)
-        place.is_known = True
+        yield from self._open(place, thought=f"I look for {kind} in {place.name}")
+        place.is_known, self._last = True, place
+
+    def _quote(self, place: _Place) -> str:
+        """The opening's words from the place that was reached last to `place`."""
+        if self._last is None:
+            return f"you see a {place.name}"
+        joint = ", and" if place is self._places[-1] else ","
+        return f"{self._last.name}{joint} a {place.name}"
 
     def _go(self, place: _Place, *, thought: str) -> _Steps:
-        if place.location != self._location:  # else the game knows no such action
+        """Be where `place` is reached."""
+        if place is self._here:
+            return
+        is_reached = place.location == self._location  # the game then refuses to go there
+        if not is_reached or not self._reads_actions:
             yield ExpertStep(thought=thought, action=f"go to {place.name}")
-            self._location = place.location
-            place.is_known |= not place.is_closed
+        if is_reached and not self._reads_actions:
+            yield ExpertStep(thought=thought, action=f"examine {place.name}")
+        self._here, self._location = place, place.location
+        place.is_known |= not place.is_closed
 
     def _open(self, place: _Place, *, thought: str) -> _Steps:
         if place.is_closed:
@@ -113,18 +139,19 @@ class Searcher:
 
     def _take(self, kind: str, *, target: _Place | None = None) -> Generator[ExpertStep, None, str]:
         name, place = yield from self._find(kind, target)
-        yield from self._go(place, thought=f"I take {name}.")
-        yield ExpertStep(thought=f"I take {name}.", action=f"take {name} from {place.name}")
+        thought = f"I look for {name} in {place.name}"
+        yield from self._go(place, thought=thought)
+        yield ExpertStep(thought=thought, action=f"take {name} from {place.name}")
         place.objects.remove(name)
         return name
 
     def _treat(self, name: str, verb: str, place: _Place) -> _Steps:
-        thought = f"I {verb} {name}."
+        thought = f"I {verb} {name} with {place.name}"
         yield from self._go(place, thought=thought)
         yield ExpertStep(thought=thought, action=f"{verb} {name} with {place.name}")
 
     def _put(self, name: str, place: _Place) -> _Steps:
-        thought = f"I move {name} to {place.name}."
+        thought = f"I move {name} to {place.name}"
         yield from self._go(place, thought=thought)
         yield from self._open(place, thought=thought)
         yield ExpertStep(thought=thought, action=f"move {name} to {place.name}")
@@ -132,8 +159,18 @@ class Searcher:
 
     def _turn_on(self, kind: str) -> _Steps:
         name, place = yield from self._find(kind)
-        yield from self._go(place, thought=f"I turn on {name}.")
-        yield ExpertStep(thought=f"I turn on {name}.", action=f"use {name}")
+        yield from self._go(place, thought=f"I look for {name} in {place.name}")
+        yield ExpertStep(thought=f"I turn on {name}", action=f"use {name}")
+
+
+def _order_in_opening(place: _Place) -> tuple[str, int]:
+    """The opening names the types by the alphabet, and the numbers of each from the last to the first."""
+    return place.name.split()[0], -_number(place.name)
+
+
+def _number(name: str) -> int:
+    """The number in a name such as `drawer 2`."""
+    return int(name.split()[1])
 
 
 def _read_facts(problem: str) -> Mapping[str, Sequence[Sequence[str]]]:
