@@ -1,7 +1,7 @@
 """More games for training, drawn as the others are (`drafts.py`) and made when they are read.
 
-No planner has solved them: the expert has (`python -m bench.experts 'alfworld-mini:text?games=all' …`). Their
-rooms are upstream's training scenes, and none has the task of another game of its room.
+No planner has solved them; the expert wins those that were played (docs/alfworld.md). Their rooms are
+upstream's training scenes, and none has the task of one of the other 210 games in the same room.
 """
 
 from functools import cache
