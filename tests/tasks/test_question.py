@@ -1,11 +1,14 @@
 """Questions out of a user's data, from the file to the metrics: asked, answered with a tool, judged."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agents.agent import Agent, FormatAgent
+from agents.formats.calls import Schema
 from agents.rewards import reward
 from agents.rewards.text import verdict
 from agents.samplers.sampler import ScriptedSampler
@@ -156,6 +159,11 @@ def test_a_reward_that_some_item_does_not_fill_stops_the_run(tmp_path: Path) -> 
     check_reward(AgentSettings(instructions=False), [Item(item_id="a_0", env="question")])
 
 
+def make_mine(schemas: Sequence[Schema]) -> Agent:
+    return FormatAgent("raw")
+
+
+MINE = f"{__name__}:make_mine"
 WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e-3}
 
 
@@ -170,8 +178,9 @@ WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e
         ({"reward": "workspace_tests"}, {}, "reward 'workspace_tests': QuestionEnv has no workspace; wrap"),
         ({"reward": {"string_equal": 1, "workspace_tests": 1}}, {}, "reward 'workspace_tests': QuestionEnv"),
         ({"format": "jsn"}, {}, "unknown format"),
-        ({"format": "a:B", "prompt": "data/x.md"}, {}, r"agent\.prompt: agent\.format 'a:B' writes its own"),
-        ({"format": "a:B", "instructions": True}, {}, r"agent\.instructions: agent\.format 'a:B' writes"),
+        ({"format": MINE, "prompt": "data/x.md"}, {}, rf"agent\.prompt: agent\.format '{MINE}' writes"),
+        ({"format": MINE, "instructions": True}, {}, rf"agent\.instructions: agent\.format '{MINE}' writes"),
+        ({"format": "jsn", "instructions": True}, {}, "unknown format 'jsn'; did you mean 'json'"),
         ({"reward": "string_equl"}, {}, "unknown reward"),
         ({"reward": f"{__name__}:WARMUP"}, {}, "is a [a-zA-Z]+, not a reward; decorate"),
         ({"reward": None}, {}, r"agent\.reward: environment 'question' gives no rewards; name one"),
