@@ -154,7 +154,8 @@ class TemporaryServer:
 
 
 def check_server(*, alternative: str = USE_TEMPORARY) -> None:
-    """Raise `ConfigError` if a Prefect server is configured that does not answer, or that is none.
+    """Raise `ConfigError` if the configured Prefect server does not answer, or its address is not that of
+    Prefect's API.
 
     `alternative`: what the user can do instead of starting it, for the text of the error.
 
@@ -165,18 +166,20 @@ def check_server(*, alternative: str = USE_TEMPORARY) -> None:
     if url is None:
         return
     from prefect.context import FlowRunContext
+    from prefect.settings import get_current_settings
 
+    headers = get_current_settings().client.custom_headers  # by which a proxy may let Prefect's client in
     is_waited_for = FlowRunContext.get() is not None and has_lasting_server()
     has_failed = False
 
     def ask() -> httpx.Response:
         nonlocal has_failed
         try:
-            answer = httpx.get(f"{url.rstrip('/')}/health", timeout=5, follow_redirects=True)
+            answer = httpx.get(f"{url.rstrip('/')}/health", timeout=5, headers=headers)
             if answer.is_server_error:  # of a proxy in front of a server that restarts
                 answer.raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            reason = f"does not answer ({to_line(error)})"
+            reason = f"does not answer ({_describe_failure(error)})"
             text = f"PREFECT_API_URL={url} {reason}; start that server, or {alternative}"
             is_invalid = isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol)
             if is_invalid or not is_waited_for:
@@ -196,12 +199,21 @@ def check_server(*, alternative: str = USE_TEMPORARY) -> None:
         log_in_run(f"{url} answers again")  # the line before may not have reached Prefect's page
 
 
-def _check_is_prefect(url: str, answer: httpx.Response) -> None:
-    """Raise `ConfigError` unless `answer`, of the route `health`, is that of Prefect's API.
+def _describe_failure(error: Exception) -> str:
+    """The error on one line; of a status, number and reason without httpx's link to its explanation."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{error.response.status_code} {error.response.reason_phrase}"
+    return to_line(error)
 
-    A refused authorization counts, which Prefect's client reports.
+
+def _check_is_prefect(url: str, answer: httpx.Response) -> None:
+    """Raise `ConfigError` if `answer`, of the route `health`, shows that `url` is not that of Prefect's API.
+
+    Other statuses, such as a refused authorization or a proxy's redirect to its login, are left to Prefect's
+    client to report.
     """
-    if answer.text.strip() == "true" or answer.status_code in (401, 403) or urlsplit(url).hostname == _CLOUD:
+    is_other = answer.status_code == 404 or (answer.status_code == 200 and answer.text.strip() != "true")
+    if not is_other or urlsplit(url).hostname == _CLOUD:
         return
     has_path = "api" in urlsplit(url).path.split("/")
     remedy = "give that of the API, which ends in /api" if has_path else f"add /api: {url.rstrip('/')}/api"

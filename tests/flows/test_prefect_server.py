@@ -12,7 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,16 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.objects import Artifact
 from prefect.context import refresh_global_settings_context
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_CLIENT_CUSTOM_HEADERS,
+    get_current_settings,
+    temporary_settings,
+)
 from prefect.states import Running
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from envs.errors import ConfigError, WingspanError
@@ -573,6 +578,37 @@ def test_an_address_that_is_not_that_of_prefects_api_is_refused(
         monkeypatch.setenv("PREFECT_API_URL", url)
         with pytest.raises(ConfigError, match=f"PREFECT_API_URL={url} is not the .*status 404.*; {remedy}$"):
             check_server()
+
+
+@pytest.mark.parametrize(
+    ("key", "answer", "message"),
+    [
+        ("right", PlainTextResponse("<html>", status_code=500), None),
+        ("wrong", RedirectResponse("/login"), None),  # which Prefect's client reports
+        ("wrong", PlainTextResponse("<html>"), "is not the address of Prefect's API .* status 200"),
+        (
+            "wrong",
+            PlainTextResponse("", status_code=503),
+            r"does not answer \(503 Service Unavailable\); start",
+        ),
+    ],
+)
+def test_behind_a_proxy_prefects_headers_are_sent_and_no_login_is_followed(
+    monkeypatch: pytest.MonkeyPatch, key: str, answer: Response, message: str | None
+) -> None:
+    """`answer`: of the proxy to a request without the right key."""
+
+    async def health(request: Request) -> Response:
+        return JSONResponse(True) if request.headers.get("X-Key") == "right" else answer
+
+    routes = [Route("/health", health), Route("/login", lambda _: PlainTextResponse("<html>"))]
+    with (
+        serving_in_thread(Starlette(routes=routes)) as url,
+        temporary_settings({PREFECT_CLIENT_CUSTOM_HEADERS: {"X-Key": key}}),
+        nullcontext() if message is None else pytest.raises(ConfigError, match=message),
+    ):
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        check_server()
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:4200/api", "http://127.0.0.1:port/api"])
