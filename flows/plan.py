@@ -104,7 +104,9 @@ def make_plan(
         )
     owner = read_pipeline_name(folder)
     if owner not in (None, name):
-        raise ConfigError(f"workspace {folder} is of pipeline {owner}; choose another folder")
+        raise ConfigError(
+            f"workspace {folder} is of pipeline {owner}; give --workspace another folder, or move that one"
+        )
     check_writable(folder, remedy="choose another --workspace, or make it writable")
     served_at = None
     if serve_policy is not None:

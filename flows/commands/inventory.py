@@ -1,6 +1,7 @@
 """`wingspan envs` and `wingspan pipelines`: what there is, and whether it can be used here."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 
@@ -82,14 +83,23 @@ def pipeline_rows() -> list[Sequence[str]]:
 
 
 def _last_workspaces() -> dict[str, Path]:
-    """Pipeline → the workspace below `runs` in which a stage of it last began or ended."""
-    runs = find_runs([RUNS] if RUNS.is_dir() else [])
-    workspaces = [run.folder for run in runs if is_workspace(run.folder)]
-    # `dvc repro` records no name: it runs in the folder that has it.
-    return {
-        read_pipeline_name(workspace) or workspace.name: workspace
-        for workspace in sorted(workspaces, key=_last_stage_time)
-    }
+    """Pipeline → the workspace below `runs` in which a stage of it last began or ended.
+
+    Leaves out workspaces of other checkouts below `runs`, and those whose record of parameters is damaged.
+    """
+    folders = [run.folder for run in find_runs([RUNS] if RUNS.is_dir() else [])]
+    workspaces = [folder for folder in folders if is_workspace(folder) and not _is_of_checkout(folder)]
+    last_workspaces: dict[str, Path] = {}
+    for workspace in sorted(workspaces, key=_last_stage_time):
+        with suppress(ConfigError):  # the others can be listed
+            # `dvc repro` records no name: it runs in the folder that has it.
+            last_workspaces[read_pipeline_name(workspace) or workspace.name] = workspace
+    return last_workspaces
+
+
+def _is_of_checkout(workspace: Path) -> bool:
+    """Whether it is in the `runs` of a checkout below `runs`, as `wingspan reproduce --folder` makes one."""
+    return RUNS.name in workspace.relative_to(RUNS).parent.parts
 
 
 def _last_stage_time(workspace: Path) -> float:

@@ -21,6 +21,7 @@ from agents.samplers.vllm import PYTHON_VARIABLE
 from envs.errors import ConfigError, MissingDependency
 from envs.files import check_writable, write_atomically
 from flows.cli.app import app
+from flows.commands.inventory import pipeline_rows
 from flows.commands.preview import list_notes, preview
 from flows.lineage.stages import (
     IfChanged,
@@ -302,7 +303,9 @@ def test_a_workspace_of_another_pipeline_is_refused(project: Path) -> None:
     folder = Path("runs", "mine")
     write_changes(folder, name="babyai-cpu", changes={})
     for workspace in (folder, folder.absolute()):
-        with pytest.raises(ConfigError, match=f"^workspace {workspace} is of pipeline babyai-cpu; choose"):
+        with pytest.raises(
+            ConfigError, match=f"^workspace {workspace} is of pipeline babyai-cpu; give --workspace"
+        ):
             make_plan(NAME, overrides={}, workspace=workspace)
     assert make_plan("babyai-cpu", overrides={}, workspace=folder).workspace == folder
 
@@ -338,6 +341,21 @@ def test_one_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert "is refused: pipelines.yaml: pipelines.babyai-cpu.seed" in lines["babyai-cpu"]
     assert "refused" not in lines[NAME]
+
+
+def test_a_damaged_workspace_and_those_of_other_checkouts_are_not_listed(project: Path) -> None:
+    for folder, pipeline in (
+        ("mine", NAME),
+        ("again/runs/babyai-cpu-reproduced", "babyai-cpu"),
+        ("damaged", "babyai-cpu"),
+    ):
+        workspace = Path("runs", folder)
+        write_changes(workspace, name=pipeline, changes={})
+        (workspace / "provision.json").touch()
+    Path("runs/damaged/parameters.json").write_text("{")
+    last_runs = {name: last_run for name, last_run, *_ in pipeline_rows()}
+    assert last_runs[NAME] == "unfinished (mine)"
+    assert last_runs["babyai-cpu"] == "never"
 
 
 @pytest.mark.parametrize("text", ["stages: [", "stages:\n- a\n", "just text", "stages:\n  a: 1\n  a: 2\n"])
