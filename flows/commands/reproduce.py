@@ -28,6 +28,8 @@ from tasks.tracking.lineage_record import LINEAGE, LineageRecord
 from tasks.tracking.references import FoundRun, find_run
 
 APPLICATION = "wingspan"
+_INSTALLED = {"site-packages", "dist-packages"}
+"""The folders of installed packages; Debian's Python has the second."""
 _RECORDS = ("MLFLOW_", "PREFECT_")
 """Prefixes of the variables that name this process's stores, registries, servers and databases."""
 
@@ -178,13 +180,18 @@ def _check_data_sets(lineage: LineageRecord) -> None:
 
 
 def _check_outside_code(lineage: LineageRecord) -> None:
-    """Raise `ConfigError` for code outside of the project that is not here as a stage of the run read it."""
+    """Raise `ConfigError` for code outside of the project that is not here as a stage of the run read it.
+
+    Leaves out installed packages, whose versions `_warnings` compares: a clone may have another environment.
+    """
     others = {*lineage.data, *lineage.prompts}
     for name, stage in lineage.stages.items():
         for path, md5 in stage.reads.items():
             file = Path(path)
             is_of_run = file.is_relative_to(lineage.workspace) or file.name == RECEIPT
-            if not file.is_absolute() or path in others or is_of_run or has_md5(file, md5):
+            is_installed = not _INSTALLED.isdisjoint(file.parts)
+            is_left_out = path in others or is_of_run or is_installed or not file.is_absolute()
+            if is_left_out or has_md5(file, md5):
                 continue
             here = f"has other content (MD5 {path_md5(file)})" if file.exists() else "is not here"
             raise ConfigError(

@@ -316,6 +316,15 @@ def test_code_outside_of_the_project_must_be_that_of_the_run(toy: LineageToy, tm
     assert refusal().startswith(f"{package} is not here; ")
 
 
+def test_packages_of_another_environment_are_no_code_outside_of_the_project(toy: LineageToy) -> None:
+    file = Path(WORKSPACE, "lineage.json")
+    lineage = json.loads(file.read_text())
+    package = "/elsewhere/.venv/lib/python3.11/site-packages/cows"
+    lineage["stages"]["prepare"]["reads"][package] = "0" * 32
+    file.write_text(json.dumps(lineage))
+    prepare_request(str(WORKSPACE), with_patch=False, downloads=Path("runs"))
+
+
 def test_a_run_without_an_evaluation_is_refused(toy: LineageToy) -> None:
     Path(WORKSPACE, "evaluation.json").unlink()
     assert "there is no runs/toy/evaluation.json, so the run is not finished" in refusal()
