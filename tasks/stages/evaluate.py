@@ -251,5 +251,9 @@ def _leave() -> None:
 if __name__ == "__main__":
     from tasks.stages import evaluate as this_module  # what it pickles is found by this name
 
-    atexit.register(_leave)  # first, so that it runs last
-    this_module.answer(Path(sys.argv[1]))
+    atexit.register(_leave)  # runs after the handlers that the work registers; earlier ones never run
+    try:
+        this_module.answer(Path(sys.argv[1]))
+    except BaseException:
+        atexit.unregister(_leave)  # its status is that of success
+        raise
