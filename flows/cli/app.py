@@ -114,7 +114,7 @@ def main() -> None:
         if usage == "":  # there were no arguments, and the help is printed
             sys.exit(2)
         line = usage or one_line(error)
-        if line is None or (_TRACEBACK in os.environ and not usage):
+        if line is None or (os.environ.get(_TRACEBACK) == "1" and not usage):
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
         if line is None:
             sys.exit(1)
