@@ -38,9 +38,11 @@ def play(
 
     guard()
     try:
-        play_item(name, item, seed=seed, console=Console())
-    except KeyboardInterrupt:  # the summary says so
-        raise typer.Exit(130) from None
+        has_ended = play_item(name, item, seed=seed, console=Console())
+    except KeyboardInterrupt:
+        raise typer.Abort from None  # typer makes a KeyboardInterrupt an exit without a line
+    if not has_ended:
+        raise typer.Exit(130)
 
 
 def rollout(

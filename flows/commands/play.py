@@ -21,16 +21,23 @@ PROMPT = "> "
 HELP = "?: this help   expert: the expert's next step   Ctrl-D: leave   else: an action"
 
 
-def play(name: str, item_name: str, *, seed: int | None, console: Console) -> None:
+def play(name: str, item_name: str, *, seed: int | None, console: Console) -> bool:
     """Play item `item_name` (an index or an item id) of environment `name` until it or the input ends.
 
-    After Ctrl-C, the turns are summarised before `KeyboardInterrupt` is raised. Raises `ConfigError` for an
-    unknown environment or item, `MissingDependency` for what it needs, `EnvCrashed` if it breaks.
+    Returns False after Ctrl-C, with the turns summarised. Raises `KeyboardInterrupt` after Ctrl-C before the
+    episode has begun, `ConfigError` for an unknown environment or item, `MissingDependency` for what it
+    needs, `EnvCrashed` if it breaks.
     """
     spec = get_env(name)
     spec.check()
     person = _Person(spec, find_item(spec, item_name, seed=seed), console=console)
-    asyncio.run(_play(spec, person))
+    try:
+        asyncio.run(_play(spec, person))
+    except KeyboardInterrupt:
+        if not person.has_begun:
+            raise
+        return False
+    return True
 
 
 async def _play(spec: EnvSpec, person: "_Person") -> None:
@@ -88,6 +95,8 @@ class _Person:
         self._observation = ""
         self._turns: list[tuple[str, str]] = []
         self._reward = 0.0
+        self.has_begun = False
+        """From then on, `play` prints a summary however it ends."""
 
     async def play(self, env: Environment) -> None:
         self._print(f"{self._item.item_id}, seed {self._item.seed}", style="dim")
@@ -97,6 +106,7 @@ class _Person:
             on_turn=lambda item, index, turns: self._show_turn(turns),
         )
         result = "not finished"
+        self.has_begun = True
         try:
             trajectory = await run_console(env, self._item, self._read_action, callbacks)
             if trajectory is not None:

@@ -117,6 +117,19 @@ def test_the_traceback_of_an_error_in_a_users_code_is_printed_on_request(
     assert f'File "{tmp_path}/unfinished_env.py", line 2, in split' in done.stderr
 
 
+def test_a_play_that_is_stopped_before_it_has_begun_ends_with_one_line(
+    tmp_path: Path, wingspan_here: Command
+) -> None:
+    (tmp_path / "stopped_env.py").write_text(
+        "from dataclasses import replace\nfrom envs.registry import get_env\n"
+        "def make():\n    raise KeyboardInterrupt\n\n"
+        "SPEC = replace(get_env('textcraft'), name='stopped_env:SPEC', make=make)\n"
+    )
+    done = wingspan_here("play", "stopped_env:SPEC", "0", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "stopped; run the same command again to resume\n"
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
