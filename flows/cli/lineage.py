@@ -28,13 +28,14 @@ def lineage(
 
     with TemporaryDirectory() as downloads:
         run = find_run(model, downloads=Path(downloads))
-        registration = None
+        registration, has_answer = None, True
         try:
             registration = read_registration(run)
         except ConfigError as error:  # the lineage itself is in the run's folder
-            typer.echo(f"warning: without what MLflow knows of it: {error}", err=True)
+            has_answer = False
+            typer.echo(f"warning: MLflow's part of the lineage is not shown: {error}", err=True)
         if as_json:
-            typer.echo(json.dumps(describe(run, registration), indent=2))
+            typer.echo(json.dumps(describe(run, registration, has_answer=has_answer), indent=2))
             return
         print_table(("", ""), list(fact_rows(run, registration)))
         typer.echo()

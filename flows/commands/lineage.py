@@ -18,17 +18,21 @@ _BUILT_IN = "part of that code"
 _CHANGES = {"false": "", "true": " + changes", "unknown": " + unknown changes"}
 
 
-def describe(run: FoundRun, registration: Registration | None) -> dict[str, object]:
-    """The whole lineage, for programs."""
+def describe(run: FoundRun, registration: Registration | None, *, has_answer: bool) -> dict[str, object]:
+    """The whole lineage, for programs.
+
+    `has_answer`: whether MLflow has answered; if not, `versions` is None.
+    """
+    versions = [
+        {"name": v.name, "version": str(v.version), "aliases": list(v.aliases), "test": test_of(v)}
+        for v in (registration.versions if registration else ())
+    ]
     return {
         "reference": run.reference,
         "folder": str(run.folder) if run.is_workspace else None,
         "mlflow_run": run.run_id,
         "state": registration and registration.state,
-        "versions": [
-            {"name": v.name, "version": str(v.version), "aliases": list(v.aliases), "test": test_of(v)}
-            for v in (registration.versions if registration else ())
-        ],
+        "versions": versions if has_answer else None,
         "is_unchanged": is_unchanged(run),
         "lineage": run.lineage.model_dump(mode="json"),
     }

@@ -112,7 +112,11 @@ def test_without_the_store_that_has_recorded_it_a_run_is_shown(
     done = CliRunner().invoke(app, ["lineage", str(workspace)])
     assert done.exit_code == 0, done.exception
     assert set(lines) < set(done.stdout.splitlines())
-    assert done.stderr.startswith(f"warning: without what MLflow knows of it: MLFLOW_TRACKING_URI={uri} does")
+    warning = "warning: MLflow's part of the lineage is not shown: "
+    assert done.stderr.startswith(f"{warning}MLFLOW_TRACKING_URI={uri} does")
+    done = CliRunner().invoke(app, ["lineage", str(workspace), "--json"])
+    assert done.stderr.startswith(warning)
+    assert json.loads(done.stdout)["versions"] is None
 
 
 def test_uncommitted_files_and_code_of_earlier_attempts_are_shown(workspace: Path) -> None:
