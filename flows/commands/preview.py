@@ -160,7 +160,7 @@ def _explain_no_receipt(plan: Plan, stage: Stage) -> str:
 
 
 def _find_changes(stage: Stage, lineage: LineageRecord) -> list[str]:
-    """What `stage` has otherwise than in its record in `lineage`: parameters by dotted key, files, folders.
+    """How `stage` differs from its record in `lineage`: parameters by dotted key, files, folders.
 
     Parameters are those of the last run in the workspace, which may have stopped before this stage.
     """

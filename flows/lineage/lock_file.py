@@ -30,8 +30,8 @@ def locked_receipt(stage: Stage, *, name: str) -> Receipt | None:
 
 
 def find_locked_changes(stage: Stage, *, name: str) -> list[str]:
-    """What `stage` of pipeline `name` has otherwise than its entry in `dvc.lock`: files and folders, and
-    parameters by dotted key. Empty without an entry."""
+    """How `stage` of pipeline `name` differs from its entry in `dvc.lock`: files and folders, and parameters
+    by dotted key. Empty without an entry."""
     entry = _find_entry(stage, name=name)
     if entry is None:
         return []
