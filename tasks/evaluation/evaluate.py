@@ -27,7 +27,7 @@ from tasks.evaluation.record import EvaluationRecord, Sampling, is_record, read_
 from tasks.evaluation.request import EvaluationPlan, EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
 from tasks.rollout.runner import get_max_turns
-from tasks.runs.folders import ANNOTATIONS, FLOW_RUN, FORKS, LOCK, RUNS, TRAJECTORIES, UNRECORDED
+from tasks.runs.folders import FLOW_RUN, LOCK, RUNS, TRAJECTORIES, UNRECORDED
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.provenance import provenance, uncommitted_files
 
@@ -35,8 +35,6 @@ MAX_HASHED_BYTES = 100_000_000
 """Bytes of an uncommitted file; a larger one is known by its size and time."""
 _PARTIAL = f"{TRAJECTORIES}.*.partial"
 """The episodes that have ended of an evaluation that has not; `*` is the hash of its inputs."""
-_FILES = {LOCK, FLOW_RUN, LOGS, TRAJECTORIES, UNRECORDED, ANNOTATIONS, FORKS}
-"""The names in the folder of an evaluation, besides its record and the partial file."""
 _NO_CODE = (".git", "__pycache__")
 """What a repository within this one has besides its code."""
 
@@ -123,7 +121,7 @@ def evaluate_policy(
 def _check_folder(out: Path) -> None:
     """Raise `ConfigError` unless `out` is missing, empty, or the folder of an evaluation."""
     names = {path.name for path in out.iterdir()} if out.is_dir() else set[str]()
-    is_evaluation = is_record(out) or any(out.glob(_PARTIAL)) or names <= _FILES
+    is_evaluation = is_record(out) or any(out.glob(_PARTIAL)) or names <= {LOCK, FLOW_RUN, LOGS}
     if not is_evaluation:
         raise ConfigError(f"folder {out} holds files of something else; give an empty one or a new name")
 

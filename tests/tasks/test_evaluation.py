@@ -266,19 +266,6 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["notes.md"]
 
 
-def test_an_evaluation_whose_record_was_deleted_is_made_again(tmp_path: Path) -> None:
-    request = EvaluationRequest(envs=(SAY,))
-    with chat_server(lambda body: says("Action: 6")) as server:
-        policy = find_policy(NamedPolicy(policy=server.url, model="toy"))
-        plan_and_evaluate(request, policy, out=tmp_path)
-        (tmp_path / "record.json").unlink()
-        for name in ("annotations.jsonl", "forks.jsonl"):
-            (tmp_path / name).touch()
-        plan_and_evaluate(request, policy, out=tmp_path)
-        assert len(server.requests) == 4
-    assert (tmp_path / "record.json").exists()
-
-
 def test_failed_episodes_are_counted_and_are_no_zeros(tmp_path: Path) -> None:
     calls = count()
 
