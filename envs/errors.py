@@ -20,7 +20,7 @@ policy.
 
 import difflib
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from traceback import walk_tb
 
@@ -100,18 +100,33 @@ def describe(error: BaseException) -> str:
 def describe_with_place(error: BaseException, *, limit: int | None = None) -> str:
     """`describe`, cut to `limit` characters, and the innermost line of a user's code that raised `error`, if
     any did: `KeyError: 'x' (mine/env.py:31)`. For the caller that has caught it."""
-    *_, place = "", *_users_places(error)
+    place = find_users_place(error)
     return describe(error)[:limit] + (f" ({place})" if place else "")
 
 
-def _users_places(error: BaseException) -> Iterator[str]:
-    """File and line of each frame of a user's code, from the outermost; the caller's own is left out."""
-    if error.__cause__ is not None:
-        yield from _users_places(error.__cause__)
-    for frame, line in walk_tb(error.__traceback__ and error.__traceback__.tb_next):
-        file = Path(frame.f_code.co_filename)
-        if _is_users(file):
-            yield f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{line}"
+def find_users_place(error: BaseException) -> str:
+    """File and line of the innermost frame of a user's code that raised `error`, else of its causes, the
+    nearest first; empty without any. The frame that has caught `error` is left out."""
+    visited: set[int] = set()  # a user's code may make an exception its own cause
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in visited:
+        visited.add(id(cause))
+        frames = walk_tb(cause.__traceback__ and cause.__traceback__.tb_next)
+        places = [(Path(frame.f_code.co_filename), line) for frame, line in frames]
+        if users := [(file, line) for file, line in places if _is_users(file)]:
+            file, line = users[-1]
+            return f"{_shorten(file)}:{line}"
+        cause = cause.__cause__
+    return ""
+
+
+def _shorten(file: Path) -> Path:
+    """Relative to the working directory, if it is in there."""
+    try:
+        folder = Path.cwd()
+    except OSError:  # the directory was deleted
+        return file
+    return file.relative_to(folder) if file.is_relative_to(folder) else file
 
 
 def _is_users(file: Path) -> bool:

@@ -1,7 +1,10 @@
 """The boundary between foreign exceptions and this project's."""
 
 import asyncio
+import inspect
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,49 @@ async def test_the_innermost_line_of_a_users_code_is_named(monkeypatch: pytest.M
         boundary(EnvCrashed, "toy_1: step"),
     ):
         await run_in_time(leave(), timeout_s=None, name="leave")
+
+
+def raise_itself() -> None:
+    error = KeyError("x")
+    raise error from error
+
+
+def raise_each_others_causes() -> None:
+    error, cause = KeyError("x"), ValueError()
+    cause.__cause__ = error
+    raise error from cause
+
+
+@pytest.mark.parametrize("function", [raise_itself, raise_each_others_causes])
+def test_an_exception_may_be_its_own_cause(function: Callable[[], None]) -> None:
+    line = function.__code__.co_firstlineno + len(inspect.getsourcelines(function)[0]) - 1
+    with (
+        pytest.raises(EnvCrashed, match=rf"KeyError: 'x' \(.*{Path(__file__).name}:{line}\)$"),
+        boundary(EnvCrashed, "toy_1: step"),
+    ):
+        function()
+
+
+def test_causes_in_a_circle_without_a_line_of_a_users_code_end() -> None:
+    error, cause = KeyError("x"), ValueError()
+    error.__cause__, cause.__cause__ = cause, error
+    with pytest.raises(EnvCrashed, match=r"raised KeyError: 'x'$"), boundary(EnvCrashed, "toy_1: step"):
+        raise error
+
+
+def test_a_deleted_working_directory_leaves_the_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    line = read_level.__code__.co_firstlineno + 1
+    with (
+        pytest.raises(EnvCrashed, match=rf"\({re.escape(__file__)}:{line}\)$"),
+        boundary(EnvCrashed, "toy_1: step"),
+    ):
+        read_level()
 
 
 def test_no_line_of_python_or_this_project_is_named() -> None:
