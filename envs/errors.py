@@ -58,7 +58,22 @@ class EpisodeFault(WingspanError):
 
 
 class EnvCrashed(EpisodeFault):
-    """The environment raised an exception, its process died, or it returned an invalid value."""
+    """The environment raised an exception, its process died, or it returned an invalid value.
+
+    The text ends with `place`, the file and line of a user's code, if there is one; `reason` leaves it out.
+    """
+
+    def __init__(self, reason: str, *, place: str = "") -> None:
+        super().__init__(reason)
+        self._place = place
+
+    @property
+    def reason(self) -> str:
+        """For remote clients, which are not to learn where the files of a server are."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self._place})" if self._place else self.reason
 
 
 class EpisodeTimeout(EpisodeFault):

@@ -125,4 +125,4 @@ def restore_error(answer: Answer, *, subject: str) -> WingspanError:
     error_class = getattr(errors, answer["error"], None)
     if isinstance(error_class, type) and issubclass(error_class, WingspanError):
         return error_class(answer["text"])
-    return EnvCrashed(f"{subject} raised {answer['text']}")
+    return EnvCrashed(f"{subject} raised {answer['text']}", place=answer["place"])

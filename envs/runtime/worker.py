@@ -1,8 +1,8 @@
 """The process side of a hosted environment: it receives requests, acts, and sends answers.
 
-A request is `[method, argument]`, an answer `{"value": …}` or `{"error": <class>, "text": <text>}`, both
-in JSON, so that reading an answer runs no code of the worker's. Images are data URIs. The answer to a reset
-or a step has the key of the state that it led to. On a socket each message is one line, and one request is in
+A request is `[method, argument]`, an answer `{"value": …}` or `{"error": <class>, …}` (`Answer`), both in
+JSON, so that reading an answer runs no code of the worker's. Images are data URIs. The answer to a reset or a
+step has the key of the state that it led to. On a socket each message is one line, and one request is in
 progress at a time.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypedDict
 
-from envs.errors import ConfigError, WingspanError, describe_with_place
+from envs.errors import ConfigError, WingspanError, describe, find_users_place
 from envs.types import Environment, HasProcess, Inspectable, Item, Observation, StepResult, read_state_key
 
 CHUNK = 1 << 16
@@ -22,11 +22,12 @@ CHUNK = 1 << 16
 
 class Answer(TypedDict, total=False):
     """What came of a request: its `value`, or the class and the text of an exception: the message of a
-    `WingspanError`, and of any other `describe_with_place`."""
+    `WingspanError`, and of any other `describe`, with the place in a user's code (`find_users_place`)."""
 
     value: object
     error: str
     text: str
+    place: str
 
 
 class Worker:
@@ -68,8 +69,12 @@ class Worker:
 
 def answer_error(error: Exception) -> Answer:
     """The answer with an exception that the caller has caught."""
-    text = str(error) if isinstance(error, WingspanError) else describe_with_place(error)
-    return {"error": type(error).__name__, "text": text}
+    is_ours = isinstance(error, WingspanError)
+    return {
+        "error": type(error).__name__,
+        "text": str(error) if is_ours else describe(error),
+        "place": "" if is_ours else find_users_place(error),
+    }
 
 
 def _encode(result: Observation | StepResult, env: Environment) -> dict[str, object]:

@@ -273,7 +273,9 @@ class EnvSessions:
             ) from None
         except Exception as error:
             await self.close(session, Cause.CRASH)
-            cause = error if isinstance(error, EnvCrashed) else f"the environment raised {describe(error)}"
+            cause = (
+                error.reason if isinstance(error, EnvCrashed) else f"the environment raised {describe(error)}"
+            )
             raise RequestRejected(500, f"{cause}; it was closed") from error
         finally:
             session.busy = False

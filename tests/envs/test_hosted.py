@@ -15,9 +15,10 @@ import pytest
 
 from envs.errors import ConfigError, EnvCrashed, MissingDependency
 from envs.registry import ENVIRONMENTS, get_env
-from envs.runtime.hosted import Host, HostedEnv
+from envs.runtime.hosted import Host, HostedEnv, restore_error
 from envs.runtime.manager import EnvManager
 from envs.runtime.processes import ProcessHost
+from envs.runtime.worker import answer_error
 from envs.types import Item, StepResult
 from tests.support.hosted_threads import ThreadedRogue
 from tests.support.hosted_toy import Rogue, make_failing, make_without_java
@@ -82,6 +83,15 @@ async def test_answers_and_errors_arrive_unchanged(host_of: Any) -> None:
     with pytest.raises(MissingDependency, match=r"^apt-get install x$"):
         await env.step("miss apt-get install x")
     await close_all(env, host)
+
+
+def test_an_error_of_a_users_class_becomes_a_crash() -> None:
+    class Mine(ConfigError):
+        pass
+
+    error = restore_error(answer_error(Mine("wrong")), subject="toy_1: step")
+    assert type(error) is EnvCrashed
+    assert str(error) == "toy_1: step raised wrong"
 
 
 @pytest.mark.parametrize(

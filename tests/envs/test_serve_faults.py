@@ -18,6 +18,7 @@ from envs.registry import EnvSpec, Split
 from envs.remote.servers import Servers
 from envs.serve.limits import ServerLimits
 from envs.types import Item, StepResult
+from tests.support.hosted_toy import Rogue
 from tests.support.serving import listening
 from tests.support.toy import ToyEnv, toy_item
 from tests.support.waiting import wait_until_async
@@ -96,6 +97,24 @@ def test_a_crash_is_answered_and_ends_only_its_own_session() -> None:
         )
 
     serving([crashing, good], talk)
+
+
+async def test_a_crash_in_another_process_is_answered_without_the_servers_paths() -> None:
+    spec = EnvSpec(
+        name="toy",
+        make=Rogue,
+        split=lambda seed: Split(train=[toy_item(1)], test=[]),
+        expert=lambda item: [],
+        instructions="Crash.",
+        packages=(),
+        isolation="process",
+    )
+    async with listening(spec) as url, httpx.AsyncClient(base_url=url, verify=tls_context()) as http:
+        answer = (await http.post("/reset", json={"item_id": "toy_1"})).raise_for_status().json()
+        session_id = answer["metadata"]["session_id"]
+        response = await http.post("/step", json={"action": {"text": "raise a b"}, "session_id": session_id})
+    assert response.status_code == 500
+    assert response.json() == {"detail": "toy_1: step raised KeyError: 'a b'; it was closed"}
 
 
 @pytest.mark.parametrize(
