@@ -35,7 +35,7 @@ class TryAgain(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Waits between attempts, each twice as long as the one before."""
+    """Waits between attempts, from the end of one to the next, each twice as long as the one before."""
 
     max_attempts: int
     """The number of attempts in all, the first included."""
@@ -55,19 +55,15 @@ class Backoff:
             await asyncio.sleep(wait_s)
 
     def retry_sync(self, attempt: Callable[[], T]) -> T:
-        """`retry` for a function, in this thread.
-
-        Each wait is counted from the beginning of the attempt, so that attempts that time out add little.
-        """
+        """`retry` for a function, in this thread."""
         failures = 0
         while True:
-            begin = time.monotonic()
             try:
                 return attempt()
             except TryAgain as error:
                 failures = self._count(failures, error)
                 wait_s = self._wait_s(failures, error)
-            time.sleep(max(0.0, begin + wait_s - time.monotonic()))
+            time.sleep(wait_s)
 
     def _count(self, failures: int, error: TryAgain) -> int:
         """The number of attempts in a row that have failed, `error` included; raises it if it is the last."""

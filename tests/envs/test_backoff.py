@@ -1,6 +1,7 @@
-"""How often `Backoff` attempts what fails, as a function and as a coroutine; it waits for no time here."""
+"""How often and when `Backoff` attempts what fails, as a function and as a coroutine; it never waits here."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -10,15 +11,15 @@ from envs.network.client import Backoff, TryAgain
 BACKOFF = Backoff(max_attempts=3, first_s=0.0)
 
 
-def retry_sync(attempt: Callable[[], str]) -> str:
-    return BACKOFF.retry_sync(attempt)
+def retry_sync(attempt: Callable[[], str], *, backoff: Backoff = BACKOFF) -> str:
+    return backoff.retry_sync(attempt)
 
 
-def retry(attempt: Callable[[], str]) -> str:
+def retry(attempt: Callable[[], str], *, backoff: Backoff = BACKOFF) -> str:
     async def attempt_async() -> str:
         return attempt()
 
-    return asyncio.run(BACKOFF.retry(attempt_async))
+    return asyncio.run(backoff.retry(attempt_async))
 
 
 def script(outcomes: Sequence[TryAgain | str]) -> Callable[[], str]:
@@ -58,3 +59,20 @@ def test_failures_before_one_with_progress_do_not_count(method: Callable[[Callab
     assert method(script([failure(1), failure(2), progress, failure(4), "a result"])) == "a result"
     with pytest.raises(TryAgain, match="failure 5"):
         method(script([failure(1), failure(2), progress, failure(4), failure(5), "a result"]))
+
+
+@METHODS
+def test_a_wait_is_as_long_after_a_slow_attempt(
+    method: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", waits.append)
+    attempt = script([failure(1), failure(2), TryAgain("busy", wait_s=7.0), failure(4), "a result"])
+    backoff = Backoff(max_attempts=5, first_s=1.0, max_s=6.0)
+    assert method(attempt, backoff=backoff) == "a result"
+    assert waits == [1.0, 2.0, 6.0, 6.0]
