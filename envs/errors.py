@@ -161,21 +161,30 @@ class boundary:  # in lower case, as contextlib's; a class, because a generator 
     the line of a user's code (`describe_with_place`).
 
     So is `SystemExit`, which ends the foreign code, not this program. A `WingspanError` passes through, as
-    do cancellation and Ctrl-C. Before a `remedy`, with which the text then ends, the exception's text is cut.
+    do cancellation, Ctrl-C and the classes in `passes`. Before a `remedy`, with which the text then ends, the
+    exception's text is cut.
     """
 
-    __slots__ = ("_fault", "_remedy", "_subject")
+    __slots__ = ("_fault", "_passes", "_remedy", "_subject")
 
-    def __init__(self, fault: type[WingspanError], subject: str, *, remedy: str | None = None) -> None:
+    def __init__(
+        self,
+        fault: type[WingspanError],
+        subject: str,
+        *,
+        remedy: str | None = None,
+        passes: tuple[type[Exception], ...] = (),
+    ) -> None:
         self._fault = fault
         self._subject = subject
         self._remedy = remedy
+        self._passes: tuple[type[Exception], ...] = (WingspanError, *passes)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception | SystemExit) and not isinstance(error, WingspanError):
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, self._passes):
             limit, end = (None, "") if self._remedy is None else (_REASON_CHARS, f"; {self._remedy}")
             raise self._fault(
                 f"{self._subject} raised {describe_with_place(error, limit=limit)}{end}"

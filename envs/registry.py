@@ -9,7 +9,7 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, Literal, Protocol, cast
 
-from envs.errors import ConfigError, boundary, describe_with_place, show, suggest
+from envs.errors import ConfigError, boundary, show, suggest
 from envs.requirements.detection import Package, Requirement, require
 from envs.requirements.plugins import Registry, is_module, load_object
 from envs.types import Environment, Item
@@ -44,16 +44,12 @@ class ExpertStep:
     def resolve(self, observation: str) -> str:
         """Return the action that follows `observation`, the text of the last observation.
 
-        Raises `LookupError`, and `ConfigError` for anything else that the function raises.
+        Raises `LookupError`, `WingspanError`, and `ConfigError` for anything else that the function raises.
         """
         if isinstance(self.action, str):
             return self.action
-        try:
+        with boundary(ConfigError, "the expert's action", passes=(LookupError,)):
             return self.action(observation)
-        except LookupError:
-            raise
-        except Exception as error:
-            raise ConfigError(f"the expert's action raised {describe_with_place(error)}") from error
 
 
 def no_expert(item: Item) -> Sequence[ExpertStep]:

@@ -129,6 +129,15 @@ def test_an_action_that_finds_nothing_to_act_on_says_so() -> None:
         ExpertStep("", give_up).resolve("")
 
 
+def lack(observation: str) -> str:
+    raise MissingDependency("install java")
+
+
+def test_an_action_for_which_something_is_missing_says_what() -> None:
+    with pytest.raises(MissingDependency, match=r"^install java$"):
+        ExpertStep("", lack).resolve("")
+
+
 def test_a_specification_without_a_function_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'say': expert is a NoneType, None; give .* or no_expert"):
         replace(own_env.SPEC, expert=None)  # type: ignore[arg-type]
