@@ -2,6 +2,7 @@
 back."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -176,9 +177,14 @@ def estimate_advantages(
 
 
 def _estimate(algorithm: OnlineAlgorithm, batch: Conversations) -> Estimate:
-    """The algorithm may be a user's."""
+    """What an algorithm estimates, checked, for it may be a user's.
+
+    Raises `ConfigError` for a user's algorithm that raises, unless it lacks memory.
+    """
     subject = f"algorithm {algorithm.name!r}"
-    with boundary(ConfigError, f"{subject}: estimate"):
+    is_users = not type(algorithm).__module__.startswith("tasks.algorithms.")
+    no_memory = (MemoryError, torch.OutOfMemoryError)
+    with boundary(ConfigError, f"{subject}: estimate", passes=no_memory) if is_users else nullcontext():
         estimate: object = algorithm.estimate(batch)
     if not isinstance(estimate, Estimate):
         raise ConfigError(f"{subject} returned a {type(estimate).__name__}; return an Estimate")

@@ -261,6 +261,21 @@ def test_what_an_algorithm_of_a_users_returns_is_checked(
         estimate_rows(rows, train, fields_of(rows)["rollout_log_probs"])
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("of the GPU"), MemoryError()], ids=repr)
+def test_a_lack_of_memory_is_no_fault_of_a_users_algorithm(verl: ModuleType, error: Exception) -> None:
+    class Mine(OnlineAlgorithm):
+        name: str = "mine"
+
+        def estimate(self, batch: Conversations) -> Any:
+            raise error
+
+    rows = first_rows()
+    train = load_pipeline("textcraft-cpu").train.model_copy(update={"algorithm": Mine()})
+    with pytest.raises(type(error)) as error_info:
+        estimate_rows(rows, train, fields_of(rows)["rollout_log_probs"])
+    assert error_info.value is error
+
+
 def test_numbers_of_conversations_and_turns_are_whitened_over_their_tokens() -> None:
     batch = conversations(GROUPS)
     lengths = batch.turn_lengths[:, :-1]
