@@ -38,8 +38,9 @@ def describe_invalid(
 ) -> str:
     """One line for what is wrong with the block `model` at `location`: the key, and why it is refused.
 
-    For an unknown key, it names the blocks of `model` that have this key, or else those of `others`, which
-    could stand in the place of `model`, by name.
+    For an unknown key, it names a known one that is spelt like it, and the blocks of `model` that have it. If
+    none has it and it stands in `model` itself, it names those of `others`, which could stand in the place
+    of `model`, by name.
     """
     first, *rest = error.errors()
     where = ".".join([*filter(None, [location]), *map(str, first["loc"])])
@@ -47,8 +48,8 @@ def describe_invalid(
     if first["type"] == "extra_forbidden":
         key = str(first["loc"][-1])
         hint = suggest(key, _keys_at(model, first["loc"]))
-        if owners := _owners(key, model, others=others):
-            hint = f"it is a key of {list_names(owners)}"
+        if owners := _owners(key, model, others=others if len(first["loc"]) == 1 else {}):
+            hint += f"{key!r} is a key of {list_names(owners)}"
         reason = f"unknown key; {hint}".rstrip("; ")
     elif first["type"] == "missing":
         reason = "this key is missing"

@@ -113,7 +113,7 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"data.split_seed": -1}, "data.split_seed"),
         ({"rollout.group_size": 1}, "grpo compares the samples of an item with each other; give 2 or more"),
         ({"rollout.group_size": 100000}, "1,600,000 episodes a step"),
-        ({"lr": 2}, "pipelines.textcraft-cpu.lr: unknown key; it is a key of warmup, train"),
+        ({"lr": 2}, "pipelines.textcraft-cpu.lr: unknown key; 'lr' is a key of warmup, train"),
         ({"train.algorithm": "grop"}, "unknown algorithm 'grop'; did you mean 'grpo'?"),
         ({"train.algorithm.loss.clip_hig": 0.3}, "clip_hig: unknown key; did you mean 'clip_high'"),
         ({"train.algorithm": {"name": "dapo", "overlong": {"buffer": 2}}}, "buffer: Input should be less"),

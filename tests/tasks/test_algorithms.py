@@ -605,15 +605,19 @@ def test_a_loss_that_averages_advantages_is_refused_where_they_differ_within_a_c
         ("grop", "unknown algorithm 'grop'; did you mean 'grpo'"),
         (
             {"name": "grpo", "critic": {"lr": 1e-4}},
-            "grpo: critic: unknown key; it is a key of ppo, turn_ppo$",
+            "grpo: critic: unknown key; 'critic' is a key of ppo, turn_ppo$",
         ),
-        ({"name": "grpo", "clip_high": 0.3}, "grpo: clip_high: unknown key; it is a key of loss$"),
+        ({"name": "grpo", "clip_high": 0.3}, "grpo: clip_high: unknown key; 'clip_high' is a key of loss$"),
         ("nowhere_at_all.x:Mine", "'nowhere_at_all.x:Mine' cannot be imported: .*'nowhere_at_all'"),
         (f"{__name__}:WithoutEstimate", "WithoutEstimate.*, which has no `estimate`; implement it"),
         (f"{__name__}:parse_online", "give a subclass of OnlineAlgorithm or OfflineAlgorithm"),
         (
             {"name": "grpo", "loss": {"clip_hihg": 0.3}},
             "grpo: loss.vanilla.clip_hihg: unknown key; did you mean 'clip_high'",
+        ),
+        (
+            {"name": "grpo", "loss": {"name": "vanilla", "loss": 0.9}},
+            r"grpo: loss\.vanilla\.loss: unknown key$",
         ),
         ({"name": "grpo", "loss": "vanila"}, "vanila"),
         (
