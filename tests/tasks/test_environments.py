@@ -87,7 +87,7 @@ def give_up(observation: str) -> str:
     raise KeyError("no number")
 
 
-PLACE = rf"\(tests/tasks/test_environments\.py:{fail.__code__.co_firstlineno + 1}\)$"
+PLACE = rf"\((.*/)?{re.escape(Path(__file__).name)}:{fail.__code__.co_firstlineno + 1}\)$"
 
 
 @pytest.mark.parametrize(
