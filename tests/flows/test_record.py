@@ -10,7 +10,7 @@ import pytest
 from flows.display.display import Display
 from flows.lineage.stages import declared_stages, default_workspace, make_receipt
 from flows.plan import Plan
-from flows.run import Run
+from flows.run import RECORD, Run
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.tracking.record import is_recorded
@@ -35,7 +35,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
 def record(plan: Plan) -> None:
     """As a run does at its end."""
     with ExitStack() as closing:
-        display = Display("a run", stages=list(plan.stages), steps={}, steps_per_round=1)
+        display = Display("a run", stages=[*plan.stages, RECORD], steps={}, steps_per_round=1)
         run = Run(plan, display=display, closing=closing, page=None, flow_run_id="1")
         for stage in plan.stages.values():
             run.key(stage)
