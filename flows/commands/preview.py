@@ -152,7 +152,7 @@ def _explain_no_receipt(plan: Plan, stage: Stage) -> str:
         has_changed = lineage.stages[stage.name].key != stage_key(stage)
         changes = _find_changes(stage, lineage)
     else:
-        changes = find_locked_changes(stage, name=plan.name) if plan.is_tracked else []
+        changes = list(find_locked_changes(stage, name=plan.name)) if plan.is_tracked else []
         has_changed = bool(changes)
     if not has_changed:
         return "its outputs are not of a finished run here: PREFECT_HOME has no receipt of one"

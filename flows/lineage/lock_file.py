@@ -5,6 +5,7 @@ results `dvc pull` brings. They are read by DVC's YAML parser and compared as `d
 Leaves out DVC itself, whose import takes seconds.
 """
 
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -23,28 +24,29 @@ def locked_receipt(stage: Stage, *, name: str) -> Receipt | None:
     such as prompts of the user, are in no entry, so that a stage which reads one has no receipt here.
     """
     entry = _find_entry(stage, name=name)
-    if entry is None or find_locked_changes(stage, name=name):
+    if entry is None or next(find_locked_changes(stage, name=name), None) is not None:
         return None
     outs = {Path(out["path"]): str(out.get("md5")) for out in entry.get("outs", [])}
     return Receipt(stage.name, {str(path.relative_to(stage.workspace)): md5 for path, md5 in outs.items()})
 
 
-def find_locked_changes(stage: Stage, *, name: str) -> list[str]:
-    """How `stage` of pipeline `name` differs from its entry in `dvc.lock`: files and folders, and parameters
-    by dotted key. Empty without an entry."""
+def find_locked_changes(stage: Stage, *, name: str) -> Iterator[str]:
+    """How `stage` of pipeline `name` differs from its entry in `dvc.lock`: parameters by dotted key, files,
+    folders. Nothing without an entry. What is cheap comes first; files are hashed as they are asked for."""
     entry = _find_entry(stage, name=name)
     if entry is None:
-        return []
-    changes = [] if entry.get("cmd") == stage.command else ["its command in dvc.yaml"]
+        return
+    if entry.get("cmd") != stage.command:
+        yield "its command in dvc.yaml"
     params = entry.get("params", {}).get(str(PIPELINES_FILE), {})
     for key, values in differing_values(params, _present_params(stage, name=name)).items():
         before, after = (dict(flat({key: value}, sep=".")) for value in values)
-        keys = list(differing_values(before, after)) or [key]
-        changes += [key.removeprefix(f"pipelines.{name}.") for key in keys]
+        for changed_key in list(differing_values(before, after)) or [key]:
+            yield changed_key.removeprefix(f"pipelines.{name}.")
     deps = {dep["path"]: str(dep.get("md5")) for dep in entry.get("deps", [])}
     # An entry may have more than the stage: the warm-up's folder, of a pipeline without one.
-    changes += [str(dep) for dep in stage.deps if str(dep) not in deps]
-    return changes + [path for path, md5 in deps.items() if not has_md5(Path(path), md5)]
+    yield from (str(dep) for dep in stage.deps if str(dep) not in deps)
+    yield from (path for path, md5 in deps.items() if not has_md5(Path(path), md5))
 
 
 def _find_entry(stage: Stage, *, name: str) -> dict[str, Any] | None:

@@ -73,7 +73,7 @@ def drafts() -> Iterator[Draft]:
 
 
 def draw(number: int, part: str, kind: str, used_tasks: Collection[tuple[Task, int]]) -> Draft:
-    """The game with a number, of a type of task, whose task is none of `used_tasks` in its room."""
+    """Draw game `number` with a task of type `kind` that `used_tasks` does not have in the same room."""
     chance = random.Random(f"alfworld-mini/game/{number}")
     rooms = _rooms(kind, unseen=part == "unseen")
     while True:
