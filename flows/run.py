@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -56,6 +57,7 @@ from tasks.evaluation.outcomes import Evaluation, read_evaluation
 from tasks.rollout.current_episode import EPISODE_FILE
 from tasks.runs.progress import Progress
 from tasks.runs.provenance import provenance, uncommitted_files
+from tasks.runs.state import mark_stopped, recorded_state
 from tasks.runs.usage import Usage, watch_usage, write_usage
 from tasks.tracking.model import Promotion
 from tasks.tracking.record import is_recorded
@@ -95,7 +97,9 @@ def open_run(
     steps = {"train": pipeline.train.steps}
     if pipeline.warmup is not None:
         steps["warmup"] = pipeline.warmup.steps
+    on_stop(partial(mark_stopped, plan.workspace))
     with (
+        recorded_state(plan.workspace),
         Display(
             f"{plan.name} in {plan.workspace}",
             stages=[*plan.stages, RECORD] if stages is None else stages,

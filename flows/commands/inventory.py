@@ -15,6 +15,7 @@ from tasks.config.parameters import read_pipeline_name
 from tasks.config.pipelines import load_pipeline, pipeline_names
 from tasks.evaluation.outcomes import read_evaluation
 from tasks.runs.folders import RUNS, find_runs, is_workspace
+from tasks.runs.state import read_state
 from tasks.tracking.lineage_record import LINEAGE
 
 COLUMNS = ("", "environment", "items", "source")
@@ -110,13 +111,13 @@ def _last_stage_time(workspace: Path) -> float:
 
 def _last_run(name: str, workspace: Path | None) -> str:
     """Success of the sampled evaluation on the test split, before and after training, and where the run is,
-    unless it is in the default workspace."""
+    unless it is in the default workspace; of a run without that evaluation, its state."""
     if workspace is None:
         return "never"
     folder = "" if workspace == default_workspace(name) else f" ({workspace.relative_to(RUNS)})"
     evaluation = read_evaluation(workspace)
     if not evaluation:
-        return f"unfinished{folder}"
+        return f"{read_state(workspace) or 'unfinished'}{folder}"
     rates = (evaluation.get(policy, {}).get("sampled", {}).get("success") for policy in ("before", "after"))
     return " \N{RIGHTWARDS ARROW} ".join("?" if rate is None else f"{rate:.2f}" for rate in rates) + folder
 

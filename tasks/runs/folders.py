@@ -21,6 +21,8 @@ LOCK = "lock"
 or an evaluation."""
 FLOW_RUN = "prefect.json"
 """The file beside it with the id of the last Prefect flow run that worked in the folder."""
+STATE = "state.json"
+"""The file in a workspace that says how its last command ended (`tasks/runs/state.py`)."""
 EVALUATION_TRAJECTORIES = "evaluation_trajectories.jsonl"
 """The file in a workspace with the trajectories of `episodes_to_keep` (`tasks/evaluation/outcomes.py`) of
 every item, policy and mode."""
@@ -115,7 +117,7 @@ def is_workspace(folder: Path) -> bool:
         return True
     # A run that has written nothing else yet. Sweeps and evaluations lock their folders as well.
     names = {path.name for path in _children(folder)}
-    return LOCK in names and names <= {LOCK, FLOW_RUN}
+    return LOCK in names and names <= {LOCK, FLOW_RUN, STATE}
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:

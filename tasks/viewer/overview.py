@@ -13,8 +13,9 @@ from envs.files import is_locked
 from envs.types import replace_surrogates
 from tasks.config.parameters import flat
 from tasks.evaluation.record import is_record, read_record
-from tasks.runs.folders import LOCK, RunFolder
+from tasks.runs.folders import STATE, RunFolder
 from tasks.runs.parameters import recorded_parameters, try_read_json, try_read_lines
+from tasks.runs.state import RUNNING, read_state
 
 SERIES = (
     "step", "episodes", "dropped", "reward", "success", "turns", "tokens_per_turn", "horizon", "entropy",
@@ -24,7 +25,7 @@ SERIES = (
 """The columns of `train/metrics.jsonl` that the page shows; those that a run does not have are left out."""
 _WRITTEN = (
     "data", "provision.json", "warmup", "train", "train/metrics.jsonl", "train/trajectories", "policy",
-    "evaluation.json", "timing.json", "record.json", "trajectories.jsonl", "parameters.json", "report",
+    "evaluation.json", "timing.json", "record.json", "trajectories.jsonl", "parameters.json", "report", STATE,
 )  # fmt: skip
 
 _PARAMETERS = ("train/inputs.json", "report/parameters.json")
@@ -58,8 +59,9 @@ class RunSummary:
     """Success by step."""
     written_at: float
     """Seconds since the epoch: when a file of the run was last written to."""
-    is_live: bool
-    """Whether a command works on it."""
+    state: str
+    """`running` while a command works on it, else how the last one ended: `failed`, `stopped`, `killed`;
+    empty if it succeeded, or if that is not recorded."""
 
 
 def summarise_runs(runs: Sequence[RunFolder]) -> list[RunSummary]:
@@ -80,7 +82,8 @@ def summarise_runs(runs: Sequence[RunFolder]) -> list[RunSummary]:
 def _summarise_now(run: RunFolder) -> RunSummary:
     # Not of the folder itself, which annotations change.
     signatures = (_signature(run.file),) if run.file else _signatures(run.folder, _WRITTEN)
-    return replace(_summarise(run, signatures), is_live=is_locked(run.file or run.folder / LOCK))
+    state = read_state(run.folder) if run.file is None else RUNNING if is_locked(run.file) else ""
+    return replace(_summarise(run, signatures), state=state)
 
 
 def _find_differing_keys(parameters: Sequence[Mapping[str, object]]) -> list[str]:
@@ -130,7 +133,7 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
         differing={},
         curve=[line.get("success") for line in lines],
         written_at=max(written_at for written_at, _ in signatures),
-        is_live=False,
+        state="",
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tasks.runs.state import read_state
 from tests.support.project import NAME, STEPS, STEPS_PER_ROUND, Project, Terminal
 from tests.support.waiting import wait_until
 from tests.support.yaml_files import edit_yaml
@@ -43,6 +44,7 @@ def assert_stopped(terminal: Terminal, project: Project, *, status: int) -> None
     parent, rounds = project.mlflow_runs()
     assert parent.info.status == "KILLED"
     assert {run.info.status for run in rounds} <= {"FINISHED", "KILLED"}
+    assert read_state(project.run_folder) == "stopped"
 
 
 def test_ctrl_c_twice_in_the_warm_up(project: Project) -> None:
@@ -95,6 +97,7 @@ def test_the_record_says_that_it_was_killed(project: Project) -> None:
     assert project.mlflow_runs()[0].info.status == "RUNNING"
     (line,) = project.run("wingspan", "runs")
     assert line.split()[:2] == [NAME, "killed"]
+    assert read_state(project.run_folder) == "killed"
     parent, rounds = project.mlflow_runs()
     assert {run.info.status for run in (parent, *rounds)} <= {"KILLED", "FINISHED"}
     assert parent.info.status == "KILLED"
@@ -115,6 +118,7 @@ def test_it_finishes_without_prefects_server(project: Project) -> None:
     with sqlite3.connect(project.folder / ".prefect" / "prefect.db") as database:
         assert database.execute("pragma integrity_check").fetchone() == ("ok",)
     assert modification_times(project.run_folder / "warmup") == warm_up
+    assert read_state(project.run_folder) == ""
     assert (project.run_folder / "report" / "index.html").stat().st_size > 1000
 
 

@@ -12,14 +12,33 @@ import httpx
 import pytest
 
 from envs.errors import ConfigError
+from flows.commands.inventory import pipeline_rows
 from flows.commands.serve import view
 from flows.lock import lock
+from flows.plan import make_plan
 from tasks.runs.folders import find_runs
+from tasks.runs.state import mark_stopped, read_state, recorded_state
 from tasks.viewer.overview import summarise_runs
-from tests.support.report_toy import write_workspace
+from tests.support.dvc_toy import NAME, make_project
+from tests.support.report_toy import write_training, write_workspace
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; sys.argv[0] = 'wingspan'; from flows.cli.app import main; main()"
+RUN = """
+import os, signal, sys
+from flows.endings.stopping import Stoppable
+from flows.lock import lock
+from flows.plan import make_plan
+from flows.run import open_run
+
+_, name, end = sys.argv
+plan = make_plan(name, overrides={}, workspace=None)
+with Stoppable(None), lock(plan.workspace), open_run(plan, stages=["prepare"]):
+    if end == "failed":
+        raise ValueError
+    if end:
+        os.kill(os.getpid(), signal.SIGINT if end == "stopped" else signal.SIGKILL)
+"""
 
 
 @pytest.mark.heavy
@@ -52,9 +71,39 @@ def test_a_run_is_live_while_a_command_works_on_it(tmp_path: Path) -> None:
     with lock(run.folder):
         for file in run.folder.rglob("*"):
             os.utime(file, (0, 0))
-        assert summarise_runs([run])[0].is_live
+        assert summarise_runs([run])[0].state == "running"
     (run.folder / "timing.json").touch()
-    assert not summarise_runs([run])[0].is_live
+    assert summarise_runs([run])[0].state == ""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("end", ["failed", "stopped", "killed", ""])
+def test_how_a_run_has_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_project(tmp_path)
+    plan = make_plan(NAME, overrides={}, workspace=None)
+    write_training(plan.workspace)
+    (run,) = find_runs([Path("runs")])
+    assert summarise_runs([run])[0].state == ""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [sys.executable, "-c", RUN, NAME, end], env=environment, timeout=120, stderr=subprocess.DEVNULL
+    )
+    assert summarise_runs([run])[0].state == end
+    last_runs = {name: last_run for name, last_run, *_ in pipeline_rows()}
+    assert last_runs[NAME] == (end or "unfinished")
+
+
+def test_a_signal_that_libraries_turn_into_an_error_has_stopped_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError), recorded_state(tmp_path):
+        raise ConfigError("the trainer's process is gone")
+    assert read_state(tmp_path) == "failed"
+    mark_stopped(tmp_path)
+    assert read_state(tmp_path) == "stopped"
+    with recorded_state(tmp_path):
+        pass
+    mark_stopped(tmp_path)  # which came after its end
+    assert read_state(tmp_path) == ""
 
 
 async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

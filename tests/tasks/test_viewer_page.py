@@ -310,8 +310,9 @@ def test_the_page_is_part_of_the_package() -> None:
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
 async def test_the_list_of_runs_fits_the_window_and_says_which_are_unfinished(toy: Path) -> None:
-    for name in ("step-34-of-textcraft-cpu-on-textcraft-and-babyai-4f2a61b0", "failed"):
+    for name in ("step-34-of-textcraft-cpu-on-textcraft-and-babyai-4f2a61b0", "half-way", "broken"):
         write_training(toy.with_name(name))
+    (toy.with_name("broken") / "state.json").write_text('{"state": "failed"}')
     overrides = {f"rollout.parameter_{number}": [0.25, 0.5] for number in range(3)}
     changes = {"pipeline": "textcraft-cpu", "changed": overrides}
     (toy / "parameters.json").write_text(json.dumps(changes))
@@ -322,11 +323,12 @@ async def test_the_list_of_runs_fits_the_window_and_says_which_are_unfinished(to
             await page.get_by_role("columnheader", name="written").wait_for()
             scrolled = await page.eval_on_selector(".scroll", "box => box.scrollWidth - box.clientWidth")
             assert scrolled == 0
-        finished, unfinished = (page.get_by_role("row").filter(has_text=name) for name in ("toy", "failed"))
+        finished, unfinished = (page.get_by_role("row").filter(has_text=name) for name in ("toy", "half-way"))
         assert "unfinished" not in await finished.inner_text()
         text = await unfinished.inner_text()
         assert "unfinished" in text
         assert re.search(r"step 4\s+\d", text)
+        assert "failed" in await page.get_by_role("row").filter(has_text="broken").inner_text()
 
 
 @pytest.mark.browser

@@ -35,6 +35,20 @@ export const isFork = (row) => row.phase === "fork" && typeof row.labels.parent 
 export const rateText = (rate) =>
   rate ? `${percent(rate.mean)} (${hundredfold(rate.low)} to ${hundredfold(rate.high)})` : "–";
 
+const STATES = {
+  failed: "it ended with an error; no command works on it",
+  stopped: "Ctrl-C or SIGTERM ended it; no command works on it",
+  killed: "its process was killed; no command works on it",
+  unfinished: "it has no final evaluation; no command works on it",
+};
+
+// Whether a command works on a run, or how the last one ended; nothing of a run that has succeeded.
+export function stateTag(run) {
+  if (run.state === "running") return h("span", { class: "live", title: "a command works on it" }, "live");
+  const state = run.state || (run.is_finished ? "" : "unfinished");
+  return state && h("span", { class: "tag", title: STATES[state] }, state);
+}
+
 export const tags = (metadata) => Object.entries(metadata).map(([key, value]) =>
   h("span", { class: "tag", title: `${key}: ${value}`.slice(0, 1000) }, `${key} ${value}`.slice(0, 200)));
 

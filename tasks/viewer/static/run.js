@@ -5,6 +5,7 @@ import { chart } from "./charts.js";
 import { ago, count, h, number, parameter, percent, plural, replace, seconds, table } from "./dom.js";
 import * as links from "./links.js";
 import { showActivity } from "./main.js";
+import { stateTag } from "./rows.js";
 
 const CHARTS = [
   ["success", "success", true], ["reward", "reward", false], ["turns", "turns per episode", false],
@@ -23,11 +24,11 @@ export function tabs(run, active, query = {}) {
 
 export function runView(run) {
   const box = h("div");
-  let generation = null, written = null;
+  let shown = null;
 
   async function read(signal) {
     const facts = await get("run", { run }, signal);
-    [generation, written] = [facts.generation, facts.summary.written_at];
+    shown = version(facts);
     replace(box, content(run, facts));
     showActivity(facts.indexing);
   }
@@ -41,8 +42,8 @@ export function runView(run) {
     },
     async refresh() {
       const facts = await get("run", { run });
-      if (facts.generation !== generation || facts.summary.written_at !== written) {
-        [generation, written] = [facts.generation, facts.summary.written_at];
+      if (version(facts) !== shown) {
+        shown = version(facts);
         replace(box, content(run, facts));
       }
       return facts.indexing;
@@ -55,13 +56,15 @@ export function runView(run) {
   };
 }
 
+const version = ({ generation, summary }) => `${generation} ${summary.written_at} ${summary.state}`;
+
 function content(run, facts) {
   const { summary, series } = facts;
   const pick = (index) => { location.hash = links.toList(run, { q: `step:${series.step[index]}` }); };
   const charts = CHARTS.filter(([key]) => series[key]).map(([key, title, from0to1]) =>
     chart({ title, steps: series.step, values: series[key], from0to1, onpick: pick }));
   return [
-    h("h1", {}, run, summary.is_live && h("span", { class: "live" }, "live")),
+    h("h1", {}, run, stateTag(summary)),
     h("p", { class: "fine path" }, summary.folder),
     tabs(run, "overview"),
     h("dl", { class: "facts" },

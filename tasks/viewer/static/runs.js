@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { ago, h, parameter, percent, replace } from "./dom.js";
 import { sparkline } from "./charts.js";
 import { toConsole, toRun } from "./links.js";
+import { stateTag } from "./rows.js";
 
 const SHOWN = 3; // parameters
 const KINDS = { run: "", evaluation: "evaluation", file: "file" };
@@ -27,8 +28,7 @@ export function runsView() {
         h("th", { scope: "row" },
           h("a", { href: toRun(run.name) }, run.name),
           KINDS[run.kind] && h("span", { class: "tag" }, KINDS[run.kind]),
-          run.is_live && h("span", { class: "live", title: "a command works on it" }, "live"),
-          !run.is_live && !run.is_finished && h("span", { class: "tag", title: "it was stopped or failed before its final evaluation; no command works on it" }, "unfinished")),
+          stateTag(run)),
         h("td", { class: "words wide" }, changes(run)),
         h("td", { class: "spark wide" }, sparkline(run.curve)),
         h("td", { title: run.success_of }, !run.is_finished && h("span", { class: "muted" }, `${run.success_of} `), percent(run.success)),
