@@ -2,6 +2,7 @@
 
     WingspanError              a user can act on the message: value, place, remedy
     ├── ConfigError            wrong input, found before anything expensive starts
+    │   └── DamagedFile        a file of a run does not have its form any more
     ├── MissingDependency      something is not installed or not downloaded; names the command
     ├── BudgetSpent            a spending limit of the user is reached; the run ends and can be resumed
     └── EpisodeFault           an episode ended for a reason that is not the policy's
@@ -43,6 +44,10 @@ class WingspanError(Exception):
 
 class ConfigError(WingspanError):
     """A user's input is invalid."""
+
+
+class DamagedFile(ConfigError):
+    """A file that a run has written does not have its form any more; a list names it and goes on."""
 
 
 class MissingDependency(WingspanError):

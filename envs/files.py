@@ -12,8 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, DamagedFile
 
+RESTORE = "restore it, or delete it and run its pipeline again"
+"""What to do about a damaged file of a run."""
 _LOCK_TRIES, _LOCK_WAIT_S = 5, 0.02
 """`is_locked` in another process holds a lock for microseconds, which is no reason to give up."""
 
@@ -89,12 +91,10 @@ def drop_incomplete_line(path: Path) -> None:
         write_atomically(path, content[: content.rfind(b"\n") + 1])
 
 
-def read_json(
-    path: Path, *, remedy: str = "restore it, or delete it and run its pipeline again"
-) -> dict[str, Any]:
+def read_json(path: Path, *, remedy: str = RESTORE) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no such file.
 
-    Raises `ConfigError`, whose text ends with `remedy`, for a damaged file.
+    Raises `DamagedFile`, whose text ends with `remedy`.
     """
     return _parse_object(path.read_bytes(), place=str(path), remedy=remedy) if path.exists() else {}
 
@@ -102,7 +102,7 @@ def read_json(
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file that has one a line; none if there is no such file.
 
-    Raises `ConfigError` for a damaged line.
+    Raises `DamagedFile` for a line that is none.
     """
     return list(iterate_json_lines(path)) if path.exists() else []
 
@@ -110,7 +110,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 def iterate_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file that has one a line, which may be too large to be read at once.
 
-    Raises `ConfigError` for a damaged line.
+    Raises `DamagedFile` for a line that is none.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -121,10 +121,10 @@ def iterate_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 def _parse_object(text: bytes, *, place: str, remedy: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{place} is damaged ({error}); {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{place} is damaged ({error}); {remedy}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{place} is damaged (it is no JSON object); {remedy}")
+        raise DamagedFile(f"{place} is damaged (it is no JSON object); {remedy}")
     return value
 
 

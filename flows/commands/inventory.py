@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, DamagedFile
 from envs.registry import ENVIRONMENTS, FAMILIES, EnvSpec, FamilyModule, get_env
 from envs.requirements.data_sets import DataSet
 from envs.requirements.detection import Package, Requirement
@@ -13,7 +13,7 @@ from envs.sandbox.sandbox import BACKENDS
 from flows.lineage.stages import default_workspace
 from tasks.config.parameters import read_pipeline_name
 from tasks.config.pipelines import load_pipeline, pipeline_names
-from tasks.evaluation.outcomes import read_evaluation
+from tasks.evaluation.outcomes import EVALUATION, read_evaluation
 from tasks.runs.folders import RUNS, find_runs, is_workspace
 from tasks.runs.state import read_state
 from tasks.tracking.lineage_record import LINEAGE
@@ -111,11 +111,15 @@ def _last_stage_time(workspace: Path) -> float:
 
 def _last_run(name: str, workspace: Path | None) -> str:
     """Success of the sampled evaluation on the test split, before and after training, and where the run is,
-    unless it is in the default workspace; of a run without that evaluation, its state."""
+    unless it is in the default workspace. Instead of a missing evaluation the run's state, of a damaged one
+    the name of its file."""
     if workspace is None:
         return "never"
     folder = "" if workspace == default_workspace(name) else f" ({workspace.relative_to(RUNS)})"
-    evaluation = read_evaluation(workspace)
+    try:
+        evaluation = read_evaluation(workspace)
+    except DamagedFile:  # the others can be listed
+        return f"{EVALUATION} is damaged{folder}"
     if not evaluation:
         return f"{read_state(workspace) or 'unfinished'}{folder}"
     rates = (evaluation.get(policy, {}).get("sampled", {}).get("success") for policy in ("before", "after"))

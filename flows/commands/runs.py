@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, DamagedFile
 from tasks.config.pipelines import PIPELINES_FILE
 from tasks.runs.folders import relative_within
 from tasks.runs.parameters import try_read_lines
 from tasks.tracking.connection import DEFAULT_URI, check_tracking, connect, experiment_of, tracking_uri
-from tasks.tracking.record import read_record
+from tasks.tracking.record import RECORD, read_record
 from tasks.tracking.recorded_runs import RecordedRun, mark_gone, read_runs
 
 COLUMNS = ("run", "state", "step", "success", "started", "workspace")
@@ -26,9 +26,12 @@ def run_rows() -> Iterator[tuple[str, ...]]:
     experiment_id = experiment_of(client)
     mark_gone(client, experiment_id=experiment_id)
     for run in read_runs(client, experiment_id=experiment_id):
-        step, success = _progress(run)
         start = datetime.fromtimestamp(run.start_time).strftime("%Y-%m-%d %H:%M")
         folder = "" if run.workspace is None else str(relative_within(run.workspace, Path.cwd()))
+        try:
+            step, success = _progress(run)
+        except DamagedFile:  # the others can be listed
+            step, success, folder = "", "", f"{folder}: {RECORD} is damaged"
         yield run.name, run.state, step, success, start, folder
 
 
@@ -36,7 +39,7 @@ def _progress(run: RecordedRun) -> tuple[str, str]:
     """The last step, and the success rate of the final evaluation or else of that step.
 
     Only a run that has not finished is looked up in its workspace; both are empty if that is gone or records
-    another run since. Steps that an earlier run has left there do not count.
+    another run since. Steps that an earlier run has left there do not count. Raises `DamagedFile`.
     """
     if run.state == "finished" and run.success is not None:
         return f"{run.steps}/{run.steps}", f"{run.success:.2f}"
@@ -45,6 +48,6 @@ def _progress(run: RecordedRun) -> tuple[str, str]:
     file = run.workspace / "train" / "metrics.jsonl"
     is_of_run = file.exists() and file.stat().st_mtime >= run.start_time
     steps = try_read_lines(file) if is_of_run else []
-    last = steps[-1] if steps else {"step": 0}
+    last = steps[-1] if steps else {}
     success = last.get("success")
-    return f"{last['step']}/{run.steps}", "" if success is None else f"{success:.2f}"
+    return f"{last.get('step', 0)}/{run.steps}", "" if success is None else f"{success:.2f}"

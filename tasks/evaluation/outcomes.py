@@ -5,7 +5,8 @@ from pathlib import Path
 from statistics import fmean
 
 from agents.types import Trajectory
-from envs.files import read_json
+from envs.errors import DamagedFile
+from envs.files import RESTORE, read_json
 from tasks.data.trajectories import success_rates, summarise
 from tasks.evaluation.paired import PairedTest, paired_test
 
@@ -45,8 +46,17 @@ def summarise_groups(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]
 
 
 def read_evaluation(workspace: Path) -> Evaluation:
-    """The content of `EVALUATION`; empty before the evaluation."""
-    return read_json(workspace / EVALUATION)
+    """The content of `EVALUATION`; empty before the evaluation. Raises `DamagedFile`."""
+    file = workspace / EVALUATION
+    evaluation = read_json(file)
+    for policy, summaries in evaluation.items():
+        if not isinstance(summaries, dict) or not all(map(_is_summary, summaries.values())):
+            raise DamagedFile(f"{file} is damaged ({policy}: these are no summaries by mode); {RESTORE}")
+    return evaluation
+
+
+def _is_summary(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(number, int | float) for number in value.values())
 
 
 def read_outcomes(file: Path) -> dict[str, dict[str, dict[str, list[bool]]]]:

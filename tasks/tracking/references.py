@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.errors import ConfigError, describe
-from envs.files import read_json, read_json_lines
+from envs.files import read_json_lines
 from tasks.data.hashes import path_md5
-from tasks.evaluation.outcomes import EVALUATION, Evaluation
+from tasks.evaluation.outcomes import EVALUATION, Evaluation, read_evaluation
 from tasks.runs.folders import relative_within
 from tasks.tracking.connection import EXPERIMENT, check_tracking, connect, tracking_uri
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
@@ -65,13 +65,13 @@ class FoundRun:
 
     @property
     def evaluation(self) -> Evaluation:
-        """The run's `evaluation.json`. Raises `ConfigError` for a run that has not been evaluated."""
+        """The run's `evaluation.json`. Raises `ConfigError` if it is missing or damaged."""
         file = self.folder / EVALUATION
         if not file.exists():
             raise ConfigError(
                 f"{self.reference}: there is no {file}, so the run is not finished; finish it first"
             )
-        return read_json(file)
+        return read_evaluation(self.folder)
 
     @property
     def steps(self) -> list[dict[str, Any]]:

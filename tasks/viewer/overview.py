@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, DamagedFile, describe
 from envs.files import is_locked
 from envs.types import replace_surrogates
 from tasks.config.parameters import flat
+from tasks.evaluation.outcomes import EVALUATION, Evaluation, read_evaluation
 from tasks.evaluation.record import is_record, read_record
 from tasks.runs.folders import STATE, RunFolder
 from tasks.runs.parameters import recorded_parameters, try_read_json, try_read_lines
@@ -25,7 +26,7 @@ SERIES = (
 """The columns of `train/metrics.jsonl` that the page shows; those that a run does not have are left out."""
 _WRITTEN = (
     "data", "provision.json", "warmup", "train", "train/metrics.jsonl", "train/trajectories", "policy",
-    "evaluation.json", "timing.json", "record.json", "trajectories.jsonl", "parameters.json", "report", STATE,
+    EVALUATION, "timing.json", "record.json", "trajectories.jsonl", "parameters.json", "report", STATE,
 )  # fmt: skip
 
 _PARAMETERS = ("train/inputs.json", "report/parameters.json")
@@ -62,6 +63,8 @@ class RunSummary:
     state: str
     """`running` while a command works on it, else how the last one ended: `failed`, `stopped`, `killed`;
     empty if it succeeded, or if that is not recorded."""
+    damage: str
+    """What is wrong with `evaluation.json`; empty if it can be read, or is not there."""
 
 
 def summarise_runs(runs: Sequence[RunFolder]) -> list[RunSummary]:
@@ -110,7 +113,8 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
     folder = run.folder
     parameters = try_read_json(folder / "parameters.json") if run.file is None else {}
     lines = try_read_lines(folder / "train" / "metrics.jsonl") if run.file is None else []
-    after = try_read_json(folder / "evaluation.json").get("after", {}).get("sampled", {}).get("success")
+    evaluation, damage = _read_evaluation(folder)
+    after = evaluation.get("after", {}).get("sampled", {}).get("success")
     kind = "file" if run.file else "evaluation" if is_record(folder) else "run"
     success, success_of = after, "evaluation after training"
     if kind == "evaluation":
@@ -134,6 +138,7 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
         curve=[line.get("success") for line in lines],
         written_at=max(written_at for written_at, _ in signatures),
         state="",
+        damage=damage,
     )
 
 
@@ -149,11 +154,21 @@ def read_overview(run: RunFolder) -> dict[str, object]:
     return {
         "series": {column: [line.get(column) for line in lines] for column in columns},
         "rounds": [done for done in rounds if done],
-        "evaluation": try_read_json(folder / "evaluation.json"),
+        "evaluation": _read_evaluation(folder)[0],
         "alerts": try_read_lines(folder / "train" / "alerts.jsonl"),
         "rewinds": try_read_lines(folder / "train" / "rewinds.jsonl"),
         "seconds": try_read_json(folder / "timing.json").get("stages", {}),
     }
+
+
+def _read_evaluation(folder: Path) -> tuple[Evaluation, str]:
+    """`evaluation.json`, and what is wrong with it if it is damaged."""
+    try:
+        return read_evaluation(folder), ""
+    except DamagedFile as error:
+        return {}, str(error)
+    except OSError as error:
+        return {}, describe(error)
 
 
 def _planned_steps(folder: Path) -> int | None:

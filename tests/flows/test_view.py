@@ -16,10 +16,14 @@ from flows.commands.inventory import pipeline_rows
 from flows.commands.serve import view
 from flows.lock import lock
 from flows.plan import make_plan
+from tasks.reporting.comparison.compare import compare
 from tasks.runs.folders import find_runs
 from tasks.runs.state import mark_stopped, read_state, recorded_state
+from tasks.viewer.app import viewer_app
 from tasks.viewer.overview import summarise_runs
+from tasks.viewer.viewer import Viewer
 from tests.support.dvc_toy import NAME, make_project
+from tests.support.http_server import serving_in_thread
 from tests.support.report_toy import write_training, write_workspace
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +96,44 @@ def test_how_a_run_has_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert summarise_runs([run])[0].state == end
     last_runs = {name: last_run for name, last_run, *_ in pipeline_rows()}
     assert last_runs[NAME] == (end or "unfinished")
+
+
+DAMAGED = [
+    '{"before": {',
+    "[1]",
+    '{"after": 1}',
+    '{"after": {"sampled": [0.5]}}',
+    '{"a": {"b": {"success": "x"}}}',
+    "[" * 9999,
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_evaluation_hides_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_project(tmp_path)
+    write_workspace(Path("runs", NAME))
+    write_workspace(Path("runs/babyai-cpu"))
+    file = Path("runs", NAME, "evaluation.json")
+    file.write_text(content)
+    last_runs = {name: last_run for name, last_run, *_ in pipeline_rows()}
+    assert last_runs[NAME] == "evaluation.json is damaged"
+    assert last_runs["babyai-cpu"].startswith("0.25 ")
+
+    app = viewer_app(Viewer([Path("runs")], cache=tmp_path / "cache"), host="127.0.0.1")
+    with serving_in_thread(app) as url, httpx.Client(base_url=url) as client:
+        other, damaged = client.get("/api/runs").json()["runs"]
+        assert (other["name"], other["success"], other["damage"]) == ("babyai-cpu", 0.5, "")
+        assert damaged["damage"].startswith(f"{file} is damaged (")
+        assert client.get(f"/api/run?run={NAME}").json()["evaluation"] == {}
+
+    comparison, _ = compare([Path("runs")], tmp_path / "out")
+    assert comparison.names == ["babyai-cpu"]
+    assert comparison.notes[0].startswith(f"{NAME} is left out: {file} is damaged (")
+    with pytest.raises(ConfigError, match=f"^{file} is damaged"):
+        compare([file.parent], tmp_path / "out")
 
 
 def test_a_signal_that_libraries_turn_into_an_error_has_stopped_a_run(tmp_path: Path) -> None:

@@ -634,6 +634,10 @@ def test_the_progress_of_a_run_is_not_that_of_another_in_its_workspace(workspace
     begin_run("later")
     write_step(workspace, 4)
     assert progress() == {"stopped early": ("", ""), "later": ("4/4", "0.40")}
+    (workspace / "mlflow.json").write_text('{"run_id": "')
+    rows = {row[0]: row for row in run_rows()}
+    assert rows["later"][2:4] == ("", "")
+    assert rows["later"][-1].endswith(": mlflow.json is damaged")
 
 
 def test_a_record_that_cannot_be_written_is_an_error_at_the_end(workspace: Path, pipeline: Pipeline) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.errors import ConfigError, suggest
+from envs.errors import ConfigError, DamagedFile, suggest
 from envs.files import check_writable
 from tasks.evaluation.record import is_record
 from tasks.reporting.chart_style import Plot
@@ -55,8 +55,8 @@ def compare(paths: Sequence[Path], out: Path, *, reference: str | None = None) -
     """Compare the runs or evaluations in `paths`; write `index.html`, `compare.md` and the plots to `out`.
 
     `reference`: the name of the side that the others are compared with, by default the first. Returns the
-    comparison and the page's path. An unfinished run in a folder of runs is left out, with a note. Raises
-    `ConfigError` for what cannot be compared, and for an `out` that cannot be written to.
+    comparison and the page's path. An unfinished or damaged run in a folder of runs is left out, with a note.
+    Raises `ConfigError` for what cannot be compared, and for an `out` that cannot be written to.
     """
     paths = [path.parent if path.name == RECORD and path.is_file() else path for path in paths]
     folders = find_folders(paths)
@@ -84,20 +84,26 @@ def _read_finished(
 ) -> tuple[list[FinishedRun], list[str]]:
     """The finished runs of `folders`, at least one, and a note for each run that is left out.
 
-    Raises `UnfinishedRun` for one that the user has named, and if none is finished.
+    Raises `UnfinishedRun` or `DamagedFile` for one that the user has named, and if no run can be compared.
     """
     finished_runs: list[FinishedRun] = []
-    unfinished: dict[str, UnfinishedRun] = {}
+    left_out: dict[str, UnfinishedRun | DamagedFile] = {}
     for folder in folders:
         try:
             finished_runs.append(runs.read_run(folder.folder, name=folder.name))
-        except UnfinishedRun as error:
+        except (UnfinishedRun, DamagedFile) as error:
             if folder.folder.resolve() in named_folders:
                 raise
-            unfinished[folder.name] = error
+            left_out[folder.name] = error
     if not finished_runs:
-        raise next(iter(unfinished.values()))
-    return finished_runs, [f"{name} is not finished and is left out." for name in unfinished]
+        raise next(iter(left_out.values()))
+    notes = [
+        f"{name} is not finished and is left out."
+        if isinstance(error, UnfinishedRun)
+        else f"{name} is left out: {error}."
+        for name, error in left_out.items()
+    ]
+    return finished_runs, notes
 
 
 def _compare_runs(

@@ -42,9 +42,10 @@ const STATES = {
   unfinished: "it has no final evaluation; no command works on it",
 };
 
-// Whether a command works on a run, or how the last one ended; nothing of a run that has succeeded.
+// Whether a command works on a run, its evaluation is damaged, or how the last one ended; nothing of a run that has succeeded.
 export function stateTag(run) {
   if (run.state === "running") return h("span", { class: "live", title: "a command works on it" }, "live");
+  if (run.damage) return h("span", { class: "tag", title: run.damage }, "damaged");
   const state = run.state || (run.is_finished ? "" : "unfinished");
   return state && h("span", { class: "tag", title: STATES[state] }, state);
 }

@@ -100,8 +100,9 @@ function content(run, facts) {
 const fact = (name, value, note) =>
   h("div", { title: note || null }, h("dt", {}, name), h("dd", {}, value), note && h("dd", { class: "note" }, note));
 
-function problems({ alerts, rewinds, unreadable }) {
+function problems({ summary, alerts, rewinds, unreadable }) {
   const lines = [
+    ...(summary.damage ? [summary.damage] : []),
     ...alerts.slice(-5).map((alert) => `Step ${alert.step}: ${alert.text ?? alert.reason ?? JSON.stringify(alert)}`),
     ...rewinds.map((rewind) => `Training went back from step ${rewind.from_step} to ${rewind.to_step}: ${rewind.reasons}`),
   ];
