@@ -9,7 +9,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -41,6 +42,8 @@ for command in _COMMANDS:
 app.add_typer(data_app, name="data")
 
 
+_STOPPED = 130
+"""The exit status after Ctrl-C; typer returns it for a `KeyboardInterrupt` in a command."""
 _TRACEBACK = "WINGSPAN_TRACEBACK"
 """The environment variable by which the option reaches the commands that this one starts."""
 
@@ -94,6 +97,17 @@ def one_line(error: BaseException) -> str | None:
     return None
 
 
+def _leave_stopped(line: str | None) -> NoReturn:
+    """End this process after Ctrl-C without exit handlers: taking down MLflow and pandas takes a second."""
+    from flows.endings.guardian import end_guarded
+    from flows.endings.stopping import leave
+
+    with suppress(OSError):  # the terminal may be closed
+        sys.stdout.flush()
+    end_guarded()
+    leave(line, status=_STOPPED)
+
+
 def main() -> None:
     """Entry point of `wingspan`."""
     # By default every 700 new objects are looked through: an eighth of a start, whose objects mostly stay.
@@ -105,10 +119,12 @@ def main() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     clean_logs()
     try:
-        sys.exit(app(standalone_mode=False))  # returns the status of typer.Exit, None otherwise
+        status = app(standalone_mode=False)  # returns the status of typer.Exit, None otherwise
+        if status == _STOPPED:
+            _leave_stopped(None)
+        sys.exit(status)
     except (KeyboardInterrupt, typer.Abort):
-        print("stopped; run the same command again to resume", file=sys.stderr)
-        sys.exit(130)
+        _leave_stopped("stopped; run the same command again to resume")
     except Exception as error:
         usage = _usage(error)
         if usage == "":  # there were no arguments, and the help is printed

@@ -117,17 +117,27 @@ def test_the_traceback_of_an_error_in_a_users_code_is_printed_on_request(
     assert f'File "{tmp_path}/unfinished_env.py", line 2, in split' in done.stderr
 
 
-def test_a_play_that_is_stopped_before_it_has_begun_ends_with_one_line(
-    tmp_path: Path, wingspan_here: Command
-) -> None:
+def test_a_play_that_is_stopped_before_it_has_begun_ends_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "stopped_env.py").write_text(
         "from dataclasses import replace\nfrom envs.registry import get_env\n"
         "def make():\n    raise KeyboardInterrupt\n\n"
         "SPEC = replace(get_env('textcraft'), name='stopped_env:SPEC', make=make)\n"
     )
-    done = wingspan_here("play", "stopped_env:SPEC", "0", cwd=tmp_path)
+    done = wingspan("play", "stopped_env:SPEC", "0", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "stopped; run the same command again to resume\n"
+
+
+def test_after_ctrl_c_no_command_waits_for_exit_handlers_of_libraries(tmp_path: Path) -> None:
+    """`envs` imports the library, whose exit handler waits for a server that is gone."""
+    (tmp_path / "slow_library.py").write_text(
+        "import atexit, os, signal, time\n"
+        "from dataclasses import replace\nfrom envs.registry import get_env\n"
+        "atexit.register(time.sleep, 1000)\nprint('stopped here')\nos.kill(os.getpid(), signal.SIGINT)\n"
+        "SPEC = replace(get_env('textcraft'), name='slow_library:SPEC')\n"
+    )
+    done = wingspan("envs", "slow_library:SPEC", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "stopped here\n", "")
 
 
 @pytest.mark.parametrize(
