@@ -42,27 +42,29 @@ class Backoff:
     first_s: float
     """The wait before the second attempt."""
     max_s: float = float("inf")
+    total_s: float = float("inf")
+    """How long after the begin of the first attempt another one may begin; the last wait is cut to that."""
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of the first attempt that does not raise `TryAgain`; raises the last one's."""
-        failures = 0
+        failures, start = 0, time.monotonic()
         while True:
             try:
                 return await attempt()
             except TryAgain as error:
                 failures = self._count(failures, error)
-                wait_s = self._wait_s(failures, error)
+                wait_s = self._wait_s(failures, error, left_s=start + self.total_s - time.monotonic())
             await asyncio.sleep(wait_s)
 
     def retry_sync(self, attempt: Callable[[], T]) -> T:
         """`retry` for a function, in this thread."""
-        failures = 0
+        failures, start = 0, time.monotonic()
         while True:
             try:
                 return attempt()
             except TryAgain as error:
                 failures = self._count(failures, error)
-                wait_s = self._wait_s(failures, error)
+                wait_s = self._wait_s(failures, error, left_s=start + self.total_s - time.monotonic())
             time.sleep(wait_s)
 
     def _count(self, failures: int, error: TryAgain) -> int:
@@ -72,9 +74,12 @@ class Backoff:
             raise error
         return failures
 
-    def _wait_s(self, failures: int, error: TryAgain) -> float:
+    def _wait_s(self, failures: int, error: TryAgain, *, left_s: float) -> float:
+        """Raises `error` if no time is left."""
+        if left_s <= 0:
+            raise error
         wait_s = self.first_s * 2.0 ** (failures - 1) if error.wait_s is None else error.wait_s
-        return min(wait_s, self.max_s)
+        return min(wait_s, self.max_s, left_s)
 
 
 ASK = Backoff(max_attempts=4, first_s=1.0, max_s=30.0)

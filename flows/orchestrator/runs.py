@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RESTART = Backoff(max_attempts=8, first_s=1.0, max_s=15.0)
-"""A run's attempts to reach a server that restarts, which takes 10 to 40 s. The waits add up to a minute, and
-each attempt that times out adds 5 s."""
+RESTART = Backoff(max_attempts=8, first_s=1.0, max_s=15.0, total_s=60.0)
+"""A run's attempts to reach a server that restarts, which takes 10 to 40 s."""
 START_TIMEOUT_S = 300.0
 """The time for the temporary server, which takes 10 to 40 s to start, and minutes on a busy machine."""
 

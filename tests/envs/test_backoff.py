@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,3 +77,34 @@ def test_a_wait_is_as_long_after_a_slow_attempt(
     backoff = Backoff(max_attempts=5, first_s=1.0, max_s=6.0)
     assert method(attempt, backoff=backoff) == "a result"
     assert waits == [1.0, 2.0, 6.0, 6.0]
+
+
+@METHODS
+@pytest.mark.parametrize(
+    ("attempt_s", "begins"), [(0.0, [0, 1, 3, 7, 15, 30, 45, 60]), (5.0, [0, 6, 13, 22, 35, 55]), (70.0, [0])]
+)
+def test_no_attempt_begins_after_the_total_time(
+    method: Callable[..., str], monkeypatch: pytest.MonkeyPatch, attempt_s: float, begins: list[float]
+) -> None:
+    """Attempts to reach servers that refuse at once, time out, and answer slowly."""
+    now = 100.0
+    starts: list[float] = []
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def sleep(wait_s: float) -> None:
+        pass_time(wait_s)
+
+    def attempt() -> str:
+        starts.append(now - 100.0)
+        pass_time(attempt_s)
+        raise failure(len(starts))
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=pass_time)
+    monkeypatch.setattr("envs.network.client.time", clock)
+    with pytest.raises(TryAgain, match=f"failure {len(begins)}"):
+        method(attempt, backoff=Backoff(max_attempts=8, first_s=1.0, max_s=15.0, total_s=60.0))
+    assert starts == begins
