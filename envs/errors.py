@@ -20,6 +20,7 @@ policy.
 """
 
 import difflib
+import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ from traceback import walk_tb
 from envs.redaction import redact
 
 _REASON_CHARS = 200
+_ABSOLUTE_PATH = re.compile(r"(?<=')(?:/[^/'\n]+){2,}|(?<![\w:/.~-])(?:/[^/\s'\":;,()<>]+){2,}")
+"""Of two parts at least, with spaces only within quotes; no URL."""
 _ROOT = Path(__file__).parents[1]
 _USERS = _ROOT / "agents" / "custom"
 """The only folder of the packages of this project whose code is a user's."""
@@ -38,8 +41,18 @@ _INSTALLED = ("/site-packages/", "/dist-packages/", f"{sysconfig.get_path('stdli
 class WingspanError(Exception):
     """Base class; the text is one line that names the value, the place and the remedy, without secrets."""
 
+    def __init__(self, text: str = "", *, reason: str | None = None) -> None:
+        """`reason`: the text without the file and line of a user's code; None if it has none."""
+        super().__init__(text)
+        self._reason = reason
+
     def __str__(self) -> str:
         return redact(super().__str__())
+
+    @property
+    def reason(self) -> str:
+        """For remote clients, which are not to learn where the files of a server are."""
+        return str(self) if self._reason is None else redact(self._reason)
 
 
 class ConfigError(WingspanError):
@@ -63,22 +76,7 @@ class EpisodeFault(WingspanError):
 
 
 class EnvCrashed(EpisodeFault):
-    """The environment raised an exception, its process died, or it returned an invalid value.
-
-    The text ends with `place`, the file and line of a user's code, if there is one; `reason` leaves it out.
-    """
-
-    def __init__(self, reason: str, *, place: str = "") -> None:
-        super().__init__(reason)
-        self._place = place
-
-    @property
-    def reason(self) -> str:
-        """For remote clients, which are not to learn where the files of a server are."""
-        return super().__str__()
-
-    def __str__(self) -> str:
-        return f"{self.reason} ({self._place})" if self._place else self.reason
+    """The environment raised an exception, its process died, or it returned an invalid value."""
 
 
 class EpisodeTimeout(EpisodeFault):
@@ -156,6 +154,11 @@ def _is_users(file: Path) -> bool:
     return not is_installed and (file.is_relative_to(_USERS) or not name.startswith(_PROJECT))
 
 
+def hide_folders(text: str) -> str:
+    """`text` with the name alone of each file that it gives with an absolute path."""
+    return _ABSOLUTE_PATH.sub(lambda match: match[0].rpartition("/")[2], text)
+
+
 def to_line(text: object, *, limit: int | None = None) -> str:
     """Return `str(text)` on one line, without secrets, cut to `limit` characters."""
     return redact(" ".join(str(text).split()))[:limit]
@@ -192,7 +195,8 @@ class boundary:  # in lower case, as contextlib's; a class, because a generator 
         if isinstance(error, Exception | SystemExit) and not isinstance(error, self._passes):
             limit, end = (None, "") if self._remedy is None else (_REASON_CHARS, f"; {self._remedy}")
             raise self._fault(
-                f"{self._subject} raised {describe_with_place(error, limit=limit)}{end}"
+                f"{self._subject} raised {describe_with_place(error, limit=limit)}{end}",
+                reason=f"{self._subject} raised {describe(error)[:limit]}{end}",
             ) from error
 
 

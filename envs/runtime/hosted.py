@@ -121,8 +121,16 @@ class HostedEnv:
 
 
 def restore_error(answer: Answer, *, subject: str) -> WingspanError:
-    """Return the exception of an answer: a Wingspan error as it was, any other as `EnvCrashed`."""
+    """Return the exception of an answer: a Wingspan error as it was, any other as `EnvCrashed`.
+
+    Its note is the traceback in the other process.
+    """
     error_class = getattr(errors, answer["error"], None)
     if isinstance(error_class, type) and issubclass(error_class, WingspanError):
-        return error_class(answer["text"])
-    return EnvCrashed(f"{subject} raised {answer['text']}", place=answer["place"])
+        error: WingspanError = error_class(answer["text"], reason=answer["reason"])
+    else:
+        error = EnvCrashed(
+            f"{subject} raised {answer['text']}", reason=f"{subject} raised {answer['reason']}"
+        )
+    error.add_note(f"in its process:\n{answer['traceback']}")
+    return error

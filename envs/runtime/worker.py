@@ -11,23 +11,29 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import asdict
+from traceback import format_exception
 from typing import Any, TypedDict
 
-from envs.errors import ConfigError, WingspanError, describe, find_users_place
+from envs.errors import ConfigError, WingspanError, describe, describe_with_place
+from envs.redaction import redact
 from envs.types import Environment, HasProcess, Inspectable, Item, Observation, StepResult, read_state_key
 
+TRACEBACK_CHARS = 10_000
+"""The end of a traceback that is sent."""
 CHUNK = 1 << 16
 """Bytes to read at a time."""
 
 
 class Answer(TypedDict, total=False):
-    """What came of a request: its `value`, or the class and the text of an exception: the message of a
-    `WingspanError`, and of any other `describe`, with the place in a user's code (`find_users_place`)."""
+    """What came of a request: its `value`, or an exception's class, the text for the user (the message of a
+    `WingspanError`, `describe_with_place` of any other), the same without places in a user's code, and the
+    traceback."""
 
     value: object
     error: str
     text: str
-    place: str
+    reason: str
+    traceback: str
 
 
 class Worker:
@@ -69,11 +75,11 @@ class Worker:
 
 def answer_error(error: Exception) -> Answer:
     """The answer with an exception that the caller has caught."""
-    is_ours = isinstance(error, WingspanError)
     return {
         "error": type(error).__name__,
-        "text": str(error) if is_ours else describe(error),
-        "place": "" if is_ours else find_users_place(error),
+        "text": str(error) if isinstance(error, WingspanError) else describe_with_place(error),
+        "reason": error.reason if isinstance(error, WingspanError) else describe(error),
+        "traceback": redact("".join(format_exception(error)))[-TRACEBACK_CHARS:],
     }
 
 

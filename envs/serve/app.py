@@ -188,7 +188,7 @@ def _rejection_response(request: Request | WebSocket, rejection: RequestRejected
         headers["Retry-After"] = str(rejection.retry_after_s)
     if rejection.status == 401:
         headers["WWW-Authenticate"] = 'Basic realm="wingspan"'
-    if rejection.status >= 500:
+    if rejection.status >= 500 and rejection.__cause__ is None:  # else it is logged with its cause
         _log.warning("%s: %s", request.url.path, rejection.detail)
     return json_response({"detail": rejection.detail}, status=rejection.status, headers=headers)
 

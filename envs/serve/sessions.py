@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from envs.errors import ConfigError, EnvCrashed, describe
+from envs.errors import ConfigError, EnvCrashed, WingspanError, describe, describe_with_place, hide_folders
 from envs.network.server import RequestRejected
 from envs.registry import EnvSpec, get_item
 from envs.runtime.hosted import HostedEnv
@@ -144,9 +144,10 @@ class EnvSessions:
         try:
             item = get_item(self.spec, index)
         except ConfigError as error:
-            raise RequestRejected(
-                422, [{"loc": [*field], "msg": str(error), "type": "value_error"}]
-            ) from None
+            if error.__cause__ is not None:  # make_item raised
+                _log_failure(f"item {index}:", error)
+            fault = {"loc": [*field], "msg": hide_folders(error.reason), "type": "value_error"}
+            raise RequestRejected(422, [fault]) from None
         return replace(item, seed=seed or item.seed, metadata={**item.metadata, **(metadata or {})})
 
     def touch(self, session: EnvSession) -> None:
@@ -209,7 +210,9 @@ class EnvSessions:
         try:
             return self.spec.make() if self._host is None else HostedEnv(self._host)
         except Exception as error:
-            raise RequestRejected(500, f"cannot make an environment: {describe(error)}") from error
+            subject = "cannot make an environment:"
+            _log_failure(subject, error)
+            raise RequestRejected(500, hide_folders(f"{subject} {_reason(error)}")) from error
 
     async def _begin(self, session: EnvSession, item: Item) -> Observation:
         """Begin an episode, on a new instance after `max_episodes`."""
@@ -265,7 +268,8 @@ class EnvSessions:
         try:
             return await run_in_time(work(), timeout_s=limit_s, name=f"session {session.id}")
         except ConfigError as error:
-            raise RequestRejected(422, str(error)) from error
+            _log_failure(f"session {session.id}:", error)
+            raise RequestRejected(422, hide_folders(error.reason)) from error
         except TooSlow:
             await self.close(session, Cause.TIMEOUT)
             raise RequestRejected(
@@ -273,13 +277,27 @@ class EnvSessions:
             ) from None
         except Exception as error:
             await self.close(session, Cause.CRASH)
-            cause = (
-                error.reason if isinstance(error, EnvCrashed) else f"the environment raised {describe(error)}"
-            )
-            raise RequestRejected(500, f"{cause}; it was closed") from error
+            _log_failure(f"session {session.id}:", error)
+            subject = "" if isinstance(error, EnvCrashed) else "the environment raised "
+            raise RequestRejected(500, hide_folders(f"{subject}{_reason(error)}; it was closed")) from error
         finally:
             session.busy = False
             self.touch(session)
+
+
+def _reason(error: Exception) -> str:
+    """What a client is told of an exception."""
+    if isinstance(error, EnvCrashed):
+        return error.reason
+    if isinstance(error, WingspanError):
+        return f"{type(error).__name__}: {error.reason}"
+    return describe(error)
+
+
+def _log_failure(subject: str, error: Exception) -> None:
+    """With the line of a user's code, and all tracebacks."""
+    text = str(error) if isinstance(error, WingspanError) else describe_with_place(error)
+    _log.warning("%s %s", subject, text, exc_info=error)
 
 
 async def _step(env: Environment, action: str) -> StepResult:

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from envs.errors import EnvCrashed
+from envs.errors import ConfigError, EnvCrashed, boundary
 from envs.network.client import tls_context
 from envs.registry import EnvSpec, Split
 from envs.remote.servers import Servers
@@ -99,7 +100,9 @@ def test_a_crash_is_answered_and_ends_only_its_own_session() -> None:
     serving([crashing, good], talk)
 
 
-async def test_a_crash_in_another_process_is_answered_without_the_servers_paths() -> None:
+async def test_a_crash_in_another_process_is_answered_without_the_servers_paths(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     spec = EnvSpec(
         name="toy",
         make=Rogue,
@@ -115,6 +118,73 @@ async def test_a_crash_in_another_process_is_answered_without_the_servers_paths(
         response = await http.post("/step", json={"action": {"text": "raise a b"}, "session_id": session_id})
     assert response.status_code == 500
     assert response.json() == {"detail": "toy_1: step raised KeyError: 'a b'; it was closed"}
+    (record,) = caplog.records
+    place = r"tests/support/hosted_toy\.py:\d+"
+    assert re.fullmatch(rf"session \d+: toy_1: step raised KeyError: 'a b' \({place}\)", record.getMessage())
+    assert 'tests/support/hosted_toy.py", line ' in caplog.text  # of its traceback
+
+
+class Broken(ToyEnv):
+    """Its file is missing; a step's error was raised by the user's own check."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self._fault = fault
+
+    async def reset(self, item: Item) -> str:
+        if self._fault == "file":
+            Path(__file__).with_name("not there").read_text()
+        if self._fault == "check":
+            with boundary(ConfigError, "my check"):
+                raise KeyError("x")
+        raise ConfigError(f"no game in {Path(__file__).parent}; see https://example.org/games/a.html")
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "detail"),
+    [
+        (
+            "file",
+            500,
+            "the environment raised FileNotFoundError: [Errno 2] No such file or directory: "
+            "'not there'; it was closed",
+        ),
+        ("check", 422, "my check raised KeyError: 'x'"),
+        ("game", 422, "no game in envs; see https://example.org/games/a.html"),
+    ],
+)
+def test_no_path_of_the_server_is_told_and_the_log_has_the_place(
+    fault: str, status: int, detail: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        response = await http.post("/reset", json={"item_id": "toy_1"})
+        assert (response.status_code, response.json()) == (status, {"detail": detail})
+        async with connect(f"{url.replace('http', 'ws')}/ws") as socket:
+            await socket.send(json.dumps({"type": "reset", "data": {"item_id": "toy_1"}}))
+            assert json.loads(await socket.recv())["data"]["message"] == detail
+
+    serving([Broken(fault), Broken(fault)], talk)
+    assert len(caplog.records) == 2
+    assert caplog.text.count(f'File "{__file__}", line ') >= 2
+
+
+async def test_no_path_of_make_item_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def make_item(index: int) -> Item:
+        raise KeyError(index)
+
+    spec = EnvSpec(
+        name="toy",
+        make=ToyEnv,
+        split=lambda seed: Split(train=[toy_item(1)], test=[]),
+        make_item=make_item,
+        expert=lambda item: [],
+        instructions="Count.",
+        packages=(),
+    )
+    async with listening(spec) as url, httpx.AsyncClient(base_url=url, verify=tls_context()) as http:
+        (fault,) = (await http.post("/reset", json={"item_id": "toy_1"})).json()["detail"]
+    assert fault["msg"] == "environment 'toy': make_item(1) raised KeyError: 1"
+    assert f"raised KeyError: 1 ({Path(__file__).relative_to(Path.cwd())}:" in caplog.text
 
 
 @pytest.mark.parametrize(
