@@ -5,11 +5,13 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from envs.files import read_json_lines
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import read_changes
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_way
 from tasks.evaluation.outcomes import Evaluation
+from tasks.runs.rounds import explain_unchanged
 
 SCORES = {
     "success": ("after", "sampled"),
@@ -19,6 +21,8 @@ SCORES = {
 """Tag of a registered version → policy and mode in `evaluation.json`."""
 RUN_TAGS = ("git.commit", "git.dirty", "md5.data/test.jsonl")
 """Tags of the run that its registered version gets, too."""
+UNCHANGED = "unchanged"
+"""Tag of a registered version whose training did not change the policy: why."""
 
 
 def source_tags(name: str) -> dict[str, str]:
@@ -85,6 +89,9 @@ def version_tags(
         "seed": str(pipeline.seed),
         **{key: str(value) for key, value in evaluation_way(pipeline).items()},
     }
+    steps = read_json_lines(workspace / "train" / "metrics.jsonl")
+    if reason := explain_unchanged(steps):
+        tags[UNCHANGED] = reason
     for key, (policy, mode) in SCORES.items():
         summary = evaluation[policy][mode]
         if "success" in summary:  # no episode counted

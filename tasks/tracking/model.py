@@ -11,6 +11,7 @@ from envs.errors import WingspanError
 from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, read_outcomes
 from tasks.evaluation.paired import PairedTest
 from tasks.tracking.connection import connect
+from tasks.tracking.facts import UNCHANGED
 from tasks.tracking.record import read_record
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ def _promote(
     client: "MlflowClient", version: "ModelVersion", *, outcomes: Path, num_candidates: int = 1
 ) -> Promotion | None:
     """Test `version` against the champion, or without one against the policy before training, and set its
-    alias; tags of the version say what the test found."""
+    alias; tags of the version say what the test found. A policy that training did not change gets neither."""
+    if UNCHANGED in version.tags:
+        return None
     evaluation = read_outcomes(outcomes)
     champion = client.get_registered_model(version.name).aliases.get(CHAMPION)
     opponent = BEFORE

@@ -441,6 +441,24 @@ def test_a_version_is_the_champion_if_a_paired_test_says_so(workspace: Path, pip
 
 
 @pytest.mark.heavy
+def test_a_policy_that_did_not_change_gets_no_alias(workspace: Path, pipeline: Pipeline) -> None:
+    """Although its episodes, which are sampled anew, were better by chance."""
+    write_round(workspace, 0, steps=(1, 2))
+    metrics = workspace / "train" / "metrics.jsonl"
+    lines = [json.loads(line) | {"trained": 0, "informative_groups": 0} for line in metrics.open()]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_results(workspace, num_solved=8)
+    with Tracker("same", pipeline=pipeline, workspace=workspace) as tracker:
+        assert tracker.finish() is None
+    assert promote_best(workspace, name="same", num_candidates=1) is None
+    client = connect()
+    assert client.get_registered_model("same").aliases == {}
+    tags = client.get_model_version("same", "1").tags
+    assert tags["unchanged"] == "no group was informative: the policy did not change"
+    assert not [key for key in tags if key.startswith("test.")]
+
+
+@pytest.mark.heavy
 def test_the_best_of_a_sweep_is_promoted_if_the_test_allows_for_their_number(
     workspace: Path, pipeline: Pipeline
 ) -> None:
