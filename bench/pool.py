@@ -8,8 +8,10 @@ Prints one JSON object:
 - `live`: instances lent at the same time, each in the middle of an episode
 - `mb_per_instance`: memory of this process and its descendants, per instance
 - `cpu_ms_per_step`, `cpu_ms_per_reset`: CPU time of the same processes
-- `pool_cpu_ms_per_step`: CPU time of this process for an episode of `--turns` steps on a lent instance, minus
-  that of the same episode on a bare one, per step: the median of many such pairs, run alternately
+- `bare_cpu_ms_per_step`: CPU time of this process for an episode of `--turns` steps without the pool, per
+  step: that of the environment, or, if an instance runs in its own process, of speaking to it
+- `pool_cpu_ms_per_step`: what the same episode on a lent instance takes more; both are medians of many pairs,
+  run alternately on two instances of the same kind
 - `longest_step_s`, `mean_step_s`: the pool's own metrics
 - `seconds`: from the first lease to the last instance closed
 """
@@ -23,7 +25,8 @@ from dataclasses import replace
 
 from bench.processes import cpu_s, memory_bytes
 from envs.registry import EnvSpec, get_env
-from envs.runtime.manager import EnvManager
+from envs.runtime.hosted import HostedEnv
+from envs.runtime.manager import EnvManager, make_host
 from envs.types import Environment, Item
 from tests.support.leaks import TURNS
 
@@ -62,6 +65,7 @@ async def measure(spec: EnvSpec, *, live: int, turns: int, pairs: int) -> dict[s
     metrics = envs.metrics[spec.name]
     await envs.close()
     seconds = time.perf_counter() - start
+    bare_s, pool_s = await _compare_episodes(spec, items[0], turns=turns, pairs=pairs)
     return {
         "env": spec.name,
         "live": num_live,
@@ -69,18 +73,20 @@ async def measure(spec: EnvSpec, *, live: int, turns: int, pairs: int) -> dict[s
         "mb_per_instance": round(memory / live / 2**20, 3),
         "cpu_ms_per_step": round(1e3 * step_cpu / metrics.step.count, 4),
         "cpu_ms_per_reset": round(1e3 * reset_cpu / live, 3),
-        "pool_cpu_ms_per_step": round(1e3 * await _pool_cpu_s(spec, items[0], turns=turns, pairs=pairs), 5),
+        "bare_cpu_ms_per_step": round(1e3 * bare_s, 5),
+        "pool_cpu_ms_per_step": round(1e3 * pool_s, 5),
         "mean_step_s": round(metrics.step.mean, 6),
         "longest_step_s": round(metrics.step.longest, 4),
         "seconds": round(seconds, 2),
     }
 
 
-async def _pool_cpu_s(spec: EnvSpec, item: Item, *, turns: int, pairs: int) -> float:
-    """CPU seconds per step that the pool adds."""
-    bare = spec.make()
+async def _compare_episodes(spec: EnvSpec, item: Item, *, turns: int, pairs: int) -> tuple[float, float]:
+    """CPU seconds of this process per step without the pool, and those that the pool adds."""
+    host = make_host(spec)
+    bare = spec.make() if host is None else HostedEnv(host)
     envs = EnvManager([spec], capacity=1)
-    differences = []
+    bare_s, differences = [], []
     for pair in range(pairs + 1):
         start = time.process_time()
         await bare.reset(item)
@@ -91,10 +97,13 @@ async def _pool_cpu_s(spec: EnvSpec, item: Item, *, turns: int, pairs: int) -> f
             await _steps(env, turns=turns)
         end = time.process_time()
         if pair > 0:  # the first pair makes the instances
+            bare_s.append((halfway - start) / turns)
             differences.append(((end - halfway) - (halfway - start)) / turns)
     await bare.close()
+    if host is not None:
+        await host.close()
     await envs.close()
-    return statistics.median(differences)
+    return statistics.median(bare_s), statistics.median(differences)
 
 
 async def _steps(env: Environment, *, turns: int) -> None:
