@@ -167,8 +167,13 @@ def evaluate(
     from flows.endings.guardian import guard
     from flows.endings.stopping import DIED, Stoppable, resume_hint
     from tasks.evaluation.request import PolicyEvaluation
+    from tasks.runs.provenance import is_in_repository
 
-    guard(if_killed=f"{DIED}; {resume_hint()}")
+    if is_in_repository():
+        kept, hint = "finished episodes are kept, and ", resume_hint()
+    else:
+        kept, hint = "", f"outside of a Git repository, {resume_hint('begins anew')}"
+    guard(if_killed=f"{DIED}; {hint}")
     evaluation = PolicyEvaluation(
         policy=policy,
         step=step,
@@ -189,7 +194,7 @@ def evaluate(
         out=out,
         track=track,
     )
-    with Stoppable(f"stopped; finished episodes are kept, and {resume_hint()}"):
+    with Stoppable(f"stopped; {kept}{hint}"):
         is_any_valid = evaluate_and_show(evaluation, console=Console())
     if not is_any_valid:
         raise typer.Exit(1)

@@ -159,9 +159,9 @@ def _quietly(record: Callable[[], object]) -> None:
         record()
 
 
-def resume_hint() -> str:
-    """The end of a line about a command that may be given again."""
-    return redact(f"the same command resumes: {shlex.join(['wingspan', *sys.argv[1:]])}")
+def resume_hint(verb: str = "resumes") -> str:
+    """The end of a line about a command that may be given again; `verb`: what it does then."""
+    return redact(f"the same command {verb}: {shlex.join(['wingspan', *sys.argv[1:]])}")
 
 
 def leave(line: str | None, *, status: int) -> NoReturn:

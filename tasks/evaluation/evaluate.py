@@ -35,6 +35,8 @@ MAX_HASHED_BYTES = 100_000_000
 """Bytes of an uncommitted file; a larger one is known by its size and time."""
 _PARTIAL = f"{TRAJECTORIES}.*.partial"
 """The episodes that have ended of an evaluation that has not; `*` is the hash of its inputs."""
+_UNKNOWN = ""
+"""Key of the hash of code that is not known."""
 _NO_CODE = (".git", "__pycache__")
 """What a repository within this one has besides its code."""
 
@@ -91,8 +93,13 @@ def evaluate_policy(
     unrecorded.unlink(missing_ok=True)
     uncommitted = uncommitted_files(leave_out=[out])  # `out` may be in the repository
     facts = provenance(envs=plan.pipeline.data.envs, uncommitted=uncommitted)
-    digest = _hash_inputs(plan, [identity, facts, _hash_code(uncommitted, progress=progress)])
-    incomplete = _partial_file(digest, out)
+    code = _hash_code(uncommitted, progress=progress)
+    incomplete = _partial_file(_hash_inputs(plan, [identity, facts, code]), out)
+    if _delete_other_partials(incomplete) and _UNKNOWN not in code:
+        progress.on_note(
+            "begins anew: an interrupted evaluation in this folder was of another policy, other items, "
+            "settings or versions, or other code"
+        )
     finished_samples = _read_partial(incomplete, plan)
     done = len(finished_samples)
     if finished_samples:
@@ -138,7 +145,7 @@ def _hash_code(uncommitted: Sequence[str] | None, *, progress: Progress) -> dict
     except OSError as error:
         reason = f"{error.filename or 'an uncommitted file'} cannot be read ({error.strerror})"
     progress.on_note(f"{reason}, so this evaluation begins anew and cannot be resumed; check `git status`")
-    return {"": secrets.token_hex()}
+    return {_UNKNOWN: secrets.token_hex()}
 
 
 def _hash_path(path: Path) -> str:
@@ -165,13 +172,16 @@ def _hash_inputs(plan: EvaluationPlan, origins: Sequence[object]) -> str:
 
 
 def _partial_file(digest: str, out: Path) -> Path:
-    """The file of the episodes that have ended of the inputs with this `digest`; those of others are
-    deleted."""
-    file = out / _PARTIAL.replace("*", digest[:8])
-    for other in out.glob(_PARTIAL):
-        if other != file:
-            other.unlink()
-    return file
+    """The file of the episodes that have ended of the inputs with this `digest`."""
+    return out / _PARTIAL.replace("*", digest[:8])
+
+
+def _delete_other_partials(file: Path) -> bool:
+    """Delete the episodes of other inputs in the folder of `file`; returns whether there were any."""
+    others = [other for other in file.parent.glob(_PARTIAL) if other != file]
+    for other in others:
+        other.unlink()
+    return bool(others)
 
 
 def _read_partial(file: Path, plan: EvaluationPlan) -> dict[tuple[int, int], Trajectory]:

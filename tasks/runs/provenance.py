@@ -65,6 +65,11 @@ def head_commit() -> str | None:
     return _git("rev-parse", "--verify", "--quiet", "HEAD")
 
 
+def is_in_repository() -> bool:
+    """Whether Git says that the working directory is in a repository."""
+    return _git("rev-parse", "--show-prefix") is not None
+
+
 def uncommitted_files(*, leave_out: Sequence[Path] = ()) -> list[str] | None:
     """Files that differ from the commit, relative to the working directory, without those that Git ignores,
     `dvc.lock`, and the files and folders of `leave_out`; a repository within this one is one of them, with a

@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from itertools import count
@@ -45,6 +46,7 @@ from tests.support.waiting import wait_until
 
 SAY = "tests.support.own_env:SPEC"
 """Its test items are numbers, 6 and 7, that are to be said."""
+ROOT = Path(__file__).parents[2]
 MODEL = Path("models/textcraft-base")
 NOBODY = ["http://127.0.0.1:9/v1", "--model", "toy"]
 
@@ -146,6 +148,24 @@ def test_a_killed_evaluation_resumes_and_one_at_work_is_not_disturbed(tmp_path: 
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.heavy
+def test_outside_of_a_repository_a_stopped_evaluation_says_that_it_begins_anew(tmp_path: Path) -> None:
+    with chat_server(lambda body: fails(503, "busy", **{"Retry-After": "600"})) as server:
+        arguments = ["evaluate", server.url, SAY, "--model", "toy", "--out", "evaluation"]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [*PROGRAM, *arguments], cwd=tmp_path, env=environment, stdout=pipe, stderr=pipe, text=True
+        )
+        assert process.stdout is not None
+        note = "so this evaluation begins anew and cannot be resumed"
+        assert any(note in line for line in iter(process.stdout.readline, ""))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    command = f"wingspan evaluate {server.url} {SAY} --model toy --out evaluation"
+    assert errors == f"stopped; outside of a Git repository, the same command begins anew: {command}\n"
+
+
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, a Git repository with one commit."""
@@ -172,9 +192,12 @@ def begin(policy: SavedPolicy | Endpoint) -> str:
 
 
 def is_resumed(policy: SavedPolicy | Endpoint) -> bool:
+    """Whether it says so; else it says that it begins anew, or is the first."""
     note = begin(policy)
-    assert not note or re.fullmatch("resumes: .+ of 40 episodes had ended", note)
-    return bool(note)
+    if re.fullmatch("resumes: .+ of 40 episodes had ended", note):
+        return True
+    assert not note or re.fullmatch("begins anew: an interrupted evaluation .+, or other code", note)
+    return False
 
 
 def test_an_evaluation_resumes_if_its_uncommitted_files_are_the_same(
@@ -190,7 +213,7 @@ def test_an_evaluation_resumes_if_its_uncommitted_files_are_the_same(
         assert is_resumed(policy)
         rows.write(b"1")
         rows.flush()
-        assert not is_resumed(policy)
+        assert begin(policy).startswith("begins anew: ")
         Path(".git", "index").write_bytes(b"no index")
         unknown = (
             "Git does not list the uncommitted files, so this evaluation begins anew and cannot be resumed; "
