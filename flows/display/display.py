@@ -126,7 +126,7 @@ class Display:
             self.note(f"{name}: " + "  ".join(filter(None, (self._position(name), metrics))))
 
     def phase(self, name: str, text: str) -> None:
-        """Show what stage `name` does until its next step ends, e.g. "starting Ray"."""
+        """Show what stage `name` does until its next step or episode ends, e.g. "starting Ray"."""
         self._view.stages[name].phase = text
         if not self.is_live:
             self.note(f"{name}: {text}")
@@ -139,6 +139,7 @@ class Display:
         stage.steps = [{"step": done}]
         stage.last_event = done, self._clock()
         stage.first_event = stage.first_event or stage.last_event
+        stage.phase = ""
         if not self.is_live and before * _PLAIN_LINES // total < done * _PLAIN_LINES // total:
             self.note(f"{name}: {self._position(name)}")
 

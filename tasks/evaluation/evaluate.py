@@ -112,6 +112,8 @@ def evaluate_policy(
         progress.on_episodes(done, total)
 
     model = policy if isinstance(policy, Endpoint) else str(policy.folder)
+    sampler = "" if isinstance(policy, Endpoint) else "the sampler and "
+    progress.on_phase(f"starting {sampler}the environments")
     with (
         open_policy(plan.pipeline, model=model, logs=out / LOGS, on_trajectory=end) as run,
         incomplete.open("a", buffering=1) as file,  # a line at a time, which a kill leaves

@@ -26,7 +26,7 @@ class Progress:
     on_episodes: Callable[[int, int], object] = _ignore
     """Called with the number of finished episodes and the total."""
     on_phase: Callable[[str], object] = _ignore
-    """Called with what the stage does until its next step, e.g. "starting Ray"."""
+    """Called with what the stage does until its next step or episode ends, e.g. "starting Ray"."""
     on_alert: Callable[["Alert"], object] = _ignore
     """Called with each sign of a collapse of training, as it appears."""
     on_note: Callable[[str], object] = _ignore

@@ -77,6 +77,7 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
         work = partial(_evaluate_policy, pipeline, items, logs, progress.episode_file, counts_file)
         with _report_episodes(counts, total, progress):
             if pipeline.backend.device == "cpu":
+                progress.on_phase("starting the samplers and the environments")
                 results = _in_parallel(work, policies, folder=Path(folder), pipeline=pipeline)
             else:
                 from tasks.verl.servers import open_servers

@@ -119,6 +119,22 @@ def test_what_goes_on_before_the_first_step_is_named_until_a_step_ends() -> None
     assert "informative groups" in last_frame
 
 
+def test_what_goes_on_before_the_first_episode_is_named_until_one_ends() -> None:
+    stream = io.StringIO()
+    with display_on(stream, terminal=True) as display:
+        display.stage("evaluate", StageState.RUNNING)
+        display.phase("evaluate", "starting the samplers")
+    assert "starting the samplers" in stream.getvalue()
+    stream.truncate(0)
+    with display_on(stream, terminal=True) as display:
+        display.stage("evaluate", StageState.RUNNING)
+        display.phase("evaluate", "starting the samplers")
+        display.count("evaluate", 1, 40)
+    last_frame = stream.getvalue().rpartition("a run")[2]
+    assert "starting the samplers" not in last_frame
+    assert "1/40" in last_frame
+
+
 def test_episodes_are_counted_in_ten_lines_without_a_terminal() -> None:
     stream = io.StringIO()
     with display_on(stream, terminal=False) as display:

@@ -30,11 +30,14 @@ def test_every_episode_is_counted_as_it_ends(tmp_path: Path) -> None:
     shutil.copytree(pipeline.model, tmp_path / "policy")
     calls: list[tuple[int, int]] = []
     episode_file = tmp_path / "episode.json"
-    evaluate(
-        pipeline,
-        tmp_path,
-        Progress(on_episodes=lambda done, total: calls.append((done, total)), episode_file=episode_file),
+    phases: list[tuple[str, int]] = []
+    progress = Progress(
+        on_episodes=lambda done, total: calls.append((done, total)),
+        on_phase=lambda text: phases.append((text, len(calls))),
+        episode_file=episode_file,
     )
+    evaluate(pipeline, tmp_path, progress)
+    assert phases == [("starting the samplers and the environments", 0)]
     # Three items by two policies, each twice sampled and once greedily.
     assert calls[-1] == (18, 18)
     assert [done for done, _ in calls] == sorted({done for done, _ in calls})
