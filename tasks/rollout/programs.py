@@ -5,9 +5,10 @@ side by side, with retries and with faults as data, as in `agents/rollout/group.
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from agents.gateway.gateway import Gateway
@@ -89,6 +90,7 @@ class ProgramRunner(RolloutRunner):
             sampling=rollout.sampling(temperature=spec.temperature),
             context_length=rollout.context_length,
             limits=GatewayLimits(max_sessions=rollout.max_live_envs),
+            token=_make_token(),
             processor=self._processor,
         )
         config = ProgramConfig(
@@ -101,6 +103,13 @@ class ProgramRunner(RolloutRunner):
         group_spec = make_group_spec(self._pipeline, spec, Callbacks(on_trajectory=replay))
         async with gateway.listening():
             return await run_program(config, items, group_spec, gateway=gateway)
+
+
+@cache
+def _make_token() -> str:
+    """The gateway's token, which nobody gets: programs have the keys of their sessions. One for this process,
+    because every secret is looked for in every text."""
+    return secrets.token_urlsafe(32)
 
 
 async def run_program(

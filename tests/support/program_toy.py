@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from httpx import AsyncClient
 from openai import AsyncOpenAI
 
 from agents.rewards import reward
@@ -21,6 +22,20 @@ async def play(base_url: str, api_key: str, item: Item) -> float:
 async def play_unjudged(base_url: str, api_key: str, item: Item) -> None:
     """The same, judged by whatever the pipeline names."""
     await _talk(base_url, api_key, item)
+
+
+async def intrude(base_url: str, api_key: str, item: Item) -> float:
+    """Counts the requests without a key that are refused: for models, an answer, a session."""
+    root = base_url.partition("/sessions/")[0]
+    body = {"model": "policy", "messages": [{"role": "user", "content": "?"}]}
+    async with AsyncClient(base_url=root) as client:
+        answers = [
+            await client.get("/v1/models"),
+            await client.post("/v1/chat/completions", json=body),
+            await client.post("/sessions", json={"item": {"item_id": "question_1"}}),
+        ]
+    await _talk(base_url, api_key, item)
+    return float(sum(answer.status_code == 401 for answer in answers))
 
 
 async def _talk(base_url: str, api_key: str, item: Item) -> list[dict[str, Any]]:

@@ -83,6 +83,11 @@ def test_a_pipeline_is_played_by_its_program_on_the_very_tokens_that_were_sample
         assert trajectory.metrics["other_sampling"] == 0
 
 
+def test_without_a_sessions_key_the_gateway_answers_nobody() -> None:
+    trajectories = play(pipeline_of({"program": f"{TOY}:intrude"}), RandomSampler())
+    assert [(t.error, t.reward) for t in trajectories] == [(None, 3.0)] * 6
+
+
 def test_turns_are_reported_when_their_episode_has_ended() -> None:
     calls: list[tuple[str, int, int]] = []
     trajectories = play(
