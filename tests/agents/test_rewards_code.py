@@ -9,10 +9,10 @@ from agents.rewards import code as rewards_code
 from agents.rewards.code import InputOutput, extract_code, read_tests
 from envs.errors import MissingDependency, RewardFailed
 from envs.sandbox.sandbox import CHOICE_VARIABLE, SANDBOX
+from tests.support.needs import needs
 from tests.support.reward_toy import make_reward_input
 
-MISSING = SANDBOX.find_remedy()
-in_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+in_sandbox = needs(SANDBOX)
 
 
 def value_of(code: str, **fields: object) -> RewardResult:

@@ -33,6 +33,7 @@ from envs.runtime.pool import EnvPool
 from envs.types import Environment, Item
 from tests.envs.test_retrieval import write_corpus
 from tests.support.http_server import serving
+from tests.support.needs import needs
 from tests.support.toy import ToyEnv, encode, toy_spec
 from tests.support.toy_episode import play_toy
 
@@ -164,7 +165,7 @@ def test_every_request_waits_for_its_place(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(engine.queries) == len(waits_s) == 6
 
 
-@pytest.mark.skipif(Redis().find_remedy() is not None, reason=f"there is no Redis: {Redis().find_remedy()}")
+@needs(Redis())
 def test_the_web_is_asked_once_for_the_same(tmp_path: Path) -> None:
     server, engine = EmbeddedServer(tmp_path), Engine()
     try:

@@ -18,9 +18,9 @@ from envs.sandbox.workspace import WithWorkspace, Workspace
 from tasks.config.data import DataSettings
 from tasks.data.files import read_parts
 from tests.support.chat_server import chat_server, says
+from tests.support.needs import needs
 
-MISSING = SANDBOX.find_remedy()
-needs_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+needs_sandbox = needs(SANDBOX)
 TOOLS = ["shell", "list_files", "grep", "read_file", "edit_file", "create_file", "undo_edit"]
 HIDDEN_TEST = (
     "import unittest\nfrom calc import add\n\n\nclass Negative(unittest.TestCase):\n"

@@ -18,10 +18,10 @@ from envs.sandbox.backend import SandboxLimits
 from envs.sandbox.sandbox import SANDBOX
 from envs.sandbox.workspace import WithWorkspace, Workspace
 from tests.support.examples import examples
+from tests.support.needs import needs
 from tests.support.toy import ToyEnv, toy_item
 
-MISSING = SANDBOX.find_remedy()
-needs_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+needs_sandbox = needs(SANDBOX)
 LIMITS = SandboxLimits(memory_mb=256, disk_mb=16, shm_mb=4)
 NAMES = ["code_session", "shell", "read_file", "create_file", "edit_file", "undo_edit", "list_files", "grep"]
 Call = tuple[str, Mapping[str, Any]]

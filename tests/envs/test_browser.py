@@ -26,10 +26,11 @@ from envs.builtin.browser.program import CHROMIUM, probe_isolation
 from envs.builtin.browser.session import MAX_TABS, BrowserSession
 from envs.errors import EnvCrashed
 from tests.support.kills import kill_browser
+from tests.support.needs import needs
 from tests.support.waiting import wait_until_async
 from tests.support.web_site import Site, site
 
-chromium = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
+chromium = needs(CHROMIUM)
 
 
 @pytest.mark.parametrize(

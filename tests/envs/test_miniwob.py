@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from envs.builtin.browser.expert_steps import find
 from envs.builtin.browser.program import CHROMIUM
 from envs.builtin.miniwob.env import MiniWobEnv, find_task, pages
@@ -12,8 +10,9 @@ from envs.builtin.miniwob.spec import SPEC, make_item, split
 from envs.builtin.miniwob.tasks import TASKS
 from envs.types import Item
 from tests.support.kills import kill_browser, measure
+from tests.support.needs import needs
 
-pytestmark = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
+pytestmark = needs(CHROMIUM)
 
 
 def item(task: str, seed: int = 0) -> Item:

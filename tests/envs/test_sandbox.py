@@ -19,11 +19,10 @@ from envs.sandbox.containers import Containers
 from envs.sandbox.enroot import Enroot
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import BACKENDS, SANDBOX, choose_backend
+from tests.support.needs import needs
 
 LIMITS = SandboxLimits(memory_mb=100, processes=9, disk_mb=20, shm_mb=5, open_files=50)
-needs_bubblewrap = pytest.mark.skipif(
-    Bubblewrap().find_remedy() is not None, reason=str(Bubblewrap().find_remedy())
-)
+needs_bubblewrap = needs(Bubblewrap())
 
 
 def remove_words(line: list[str], *words: str) -> list[str]:

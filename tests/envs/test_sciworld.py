@@ -13,8 +13,9 @@ from envs.builtin.sciworld import TASKS, Jvm, SciWorldEnv, expert, find_variatio
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import JAVA
 from envs.types import Item
+from tests.support.needs import needs
 
-needs_java = pytest.mark.skipif(JAVA.find_remedy() is not None, reason=str(JAVA.find_remedy()))
+needs_java = needs(JAVA)
 
 
 def first_of(number: str) -> int:

@@ -25,11 +25,10 @@ from envs.retrieval.redis_server import EmbeddedServer, Redis, require_program
 from envs.retrieval.remote import RemoteRetriever
 from envs.retrieval.types import Passage
 from tests.support.http_server import serving
+from tests.support.needs import needs
 from tests.support.waiting import wait_until, wait_until_async
 
-pytestmark = pytest.mark.skipif(
-    Redis().find_remedy() is not None, reason=f"there is no Redis: {Redis().find_remedy()}"
-)
+pytestmark = needs(Redis())
 
 
 class CountingRetriever:

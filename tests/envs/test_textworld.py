@@ -15,12 +15,10 @@ from envs.errors import ConfigError
 from envs.registry import EnvSpec, get_env, get_item
 from envs.requirements.detection import Package
 from envs.types import Item, StepResult, read_state_key
+from tests.support.needs import needs
 from tests.support.openings import play_actions
 
-PACKAGES = [Package(name) for name in get_env("textworld").packages]
-pytestmark = pytest.mark.skipif(
-    any(requirement.find_remedy() for requirement in PACKAGES), reason="uv pip install -e '.[textworld]'"
-)
+pytestmark = [needs(Package(name)) for name in get_env("textworld").packages]
 COINS, TREASURES, MEALS = (get_env(f"textworld:{kind}") for kind in KINDS)
 
 

@@ -43,10 +43,11 @@ from envs.network.client import Backoff
 from envs.types import Item, StepResult
 from tests.support.chat_server import chat_server, says
 from tests.support.http_server import serving_in_thread
+from tests.support.needs import needs
 from tests.support.web_site import Site, site
 
-chromium = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
-needs_tasks = pytest.mark.skipif(TASK_FILE.find_remedy() is not None, reason=f"{TASK_FILE.find_remedy()}")
+chromium = needs(CHROMIUM)
+needs_tasks = needs(TASK_FILE)
 
 
 def task(number: int = 0, *, start: str = "__SHOPPING__", logged_in: bool = False, **how: Any) -> Task:

@@ -39,10 +39,8 @@ from envs.builtin.webarena_local.sites.seed.people import COOKIES
 from envs.errors import EnvCrashed
 from tests.support.waiting import wait_until, wait_until_async
 
-pytestmark = pytest.mark.skipif(
-    any(need.find_remedy() for need in SPEC.needs),
-    reason="; ".join(filter(None, (n.find_remedy() for n in SPEC.needs))),
-)
+REMEDIES = [remedy for requirement in SPEC.needs if (remedy := requirement.find_remedy())]
+pytestmark = pytest.mark.skipif(bool(REMEDIES), reason="; ".join(REMEDIES))
 KINDS = {"string_match", "url_match", "program_html"}
 Ask = Callable[..., list[tuple[Any, ...]]]
 """An SQL query and its arguments: its rows."""

@@ -26,6 +26,7 @@ from tasks.viewer import live as live_module
 from tasks.viewer.app import viewer_app
 from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
+from tests.support.needs import needs
 from tests.support.textcraft_episode import SOLUTION, run_actions
 from tests.support.viewer_page import open_viewer, watch
 
@@ -232,7 +233,7 @@ def test_only_the_viewers_own_page_can_act(run_folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
+@needs(CHROMIUM)
 async def test_a_person_forks_in_the_page(run_folder: Path) -> None:
     async with open_viewer(run_folder.parent) as (page, url):
         requests, troubles = watch(page)

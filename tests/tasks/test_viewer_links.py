@@ -7,6 +7,7 @@ import pytest
 from envs.builtin.browser.program import CHROMIUM
 from envs.types import Item
 from tasks.reporting.links import PORT, RunPages, view_command
+from tests.support.needs import needs
 from tests.support.report_toy import write_workspace
 from tests.support.viewer_page import open_viewer
 
@@ -26,7 +27,7 @@ def test_addresses_by_hand() -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
+@needs(CHROMIUM)
 async def test_links_lead_to_the_pages_that_they_name(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "a b+c%d"
     items = [Item(item_id=name, env="textcraft", metadata={"depth": 1}) for name in ("toy_0", ODD, "z", "w")]

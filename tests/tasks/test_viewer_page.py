@@ -26,6 +26,7 @@ from tasks.viewer import viewer as viewer_module
 from tasks.viewer.app import HEADERS, STATIC, viewer_app
 from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
+from tests.support.needs import needs
 from tests.support.report_toy import ITEMS, make_trajectory, write_training, write_workspace
 from tests.support.viewer_page import open_viewer, watch
 from tests.support.waiting import wait_until
@@ -216,6 +217,7 @@ def test_lists_and_trajectories_hold_what_the_files_hold(toy: Path) -> None:
         assert [row["labels"].get("policy") for row in history[::5]] == ["before", "after"]
 
 
+@pytest.mark.heavy
 def test_a_growing_run_and_a_new_one_are_seen(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewer_module, "REFRESH_S", 0.1)
     with viewing(toy) as client:
@@ -308,7 +310,7 @@ def test_the_page_is_part_of_the_package() -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
+@needs(CHROMIUM)
 async def test_the_list_of_runs_fits_the_window_and_says_which_are_unfinished(toy: Path) -> None:
     for name in ("step-34-of-textcraft-cpu-on-textcraft-and-babyai-4f2a61b0", "half-way", "broken"):
         write_training(toy.with_name(name))
@@ -332,7 +334,7 @@ async def test_the_list_of_runs_fits_the_window_and_says_which_are_unfinished(to
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
+@needs(CHROMIUM)
 async def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
     async with open_viewer(toy.parent) as (page, url):
         requests, troubles = watch(page)
