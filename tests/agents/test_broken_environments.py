@@ -125,6 +125,7 @@ def test_half_a_surrogate_pair_is_shown_as_a_question_mark(by_tool: bool) -> Non
     assert [turn.observation for turn in trajectory.turns] == ["see ?", "see ?"]
 
 
+@pytest.mark.usefixtures("brief_end")
 @pytest.mark.parametrize(
     ("by_tool", "cling_at", "limits", "cause", "name"),
     [

@@ -266,6 +266,7 @@ async def test_a_reward_that_blocks_holds_nobody_up() -> None:
     assert [result.reward for result in await asyncio.gather(*scoring)] == [1.0] * 8
 
 
+@pytest.mark.usefixtures("brief_end")
 @pytest.mark.parametrize("kind", ["sync", "async", "clings"])
 def test_a_reward_that_hangs_is_left_behind(kind: str) -> None:
     let_go = threading.Event()

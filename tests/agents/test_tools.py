@@ -414,6 +414,7 @@ def test_an_unknown_option_is_named_with_the_nearest_one(decorator: Any) -> None
         decorator(timeout=3)
 
 
+@pytest.mark.usefixtures("brief_end")
 def test_a_tool_that_will_not_be_ended_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody waits for it: neither its caller nor the end of the event loop."""
     is_inside = False

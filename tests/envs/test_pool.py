@@ -121,6 +121,7 @@ async def test_fresh_means_a_new_instance_within_the_cap() -> None:
         assert pool.metrics.live == 1
 
 
+@pytest.mark.usefixtures("brief_end")
 async def test_an_instance_that_resists_the_end_of_its_close_is_let_go(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

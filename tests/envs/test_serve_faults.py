@@ -234,6 +234,7 @@ def test_what_hangs_is_cut_off_at_the_servers_limit_or_the_clients() -> None:
     serving([ToyEnv(hang_at=1), ToyEnv(hang_at=1)], talk, step_timeout_s=0.2)
 
 
+@pytest.mark.usefixtures("brief_end")
 def test_a_step_that_resists_its_cancellation_is_cut_off_too(caplog: pytest.LogCaptureFixture) -> None:
     async def talk(url: str, http: httpx.AsyncClient) -> None:
         session_id = await open_session(http)

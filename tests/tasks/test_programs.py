@@ -121,6 +121,7 @@ def test_a_program_that_takes_too_long_is_an_error() -> None:
     )
 
 
+@pytest.mark.usefixtures("brief_end")
 def test_a_program_that_will_not_be_ended_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
     async def clings(base_url: str, api_key: str, item: Item) -> float:
         while True:
