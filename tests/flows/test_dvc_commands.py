@@ -18,7 +18,6 @@ import httpx
 import pytest
 
 from tests.support.dvc_toy import NAME, OTHER_RATE, RATE, ROOT, commit, git, make_project
-from tests.support.ssh_server import ssh_server
 
 pytestmark = pytest.mark.heavy
 RUN = f"runs/{NAME}"
@@ -144,6 +143,8 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         return
     if name == "ssh":
         pytest.importorskip("dvc_ssh")
+        from tests.support.ssh_server import ssh_server
+
         with ssh_server(password="test", key_file=tmp_path / "key") as port:
             dvc("remote", "add", "--quiet", name, f"ssh://user@127.0.0.1:{port}{tmp_path}/remote")
             dvc("remote", "modify", "--quiet", name, "password", "test")

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import ray
 
 from envs.errors import WingspanError
 from tasks.config.capacity import checkpoint_bytes, read_model_size
@@ -27,6 +26,7 @@ def test_training_that_stopped_at_a_collapse_goes_on_and_counts_every_step_once(
     """A sign of a collapse stops it at step 2, which is saved; another process trains on from there. Each
     start of verl takes half a minute, hence the one story; that of a kill is in `test_verl_ppo.py`.
     """
+    import ray
     from transformers import AutoModelForCausalLM
 
     model = prepare_toy_run(monkeypatch, tmp_path)
