@@ -258,7 +258,9 @@ BOMBS = [
 ]
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "format", [pytest.param(name, marks=[pytest.mark.heavy] * (name != "hermes")) for name in FORMATS]
+)
 def test_bombs_cost_little(format: str) -> None:
     """Within a test's time limit: quadratic work on the longest text that is read takes longer than that."""
     for bomb in BOMBS:

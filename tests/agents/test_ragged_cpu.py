@@ -94,6 +94,7 @@ def test_the_kernel_is_softmax_attention(
                 np.testing.assert_allclose(result[part], reference, atol=1e-5 * spread)
 
 
+@pytest.mark.heavy
 @settings(max_examples=examples(60))
 @given(rows=st.integers(1, 20), length=st.integers(1, 70), outputs=st.integers(1, 70))
 def test_a_product_of_a_packed_matrix_adds_to_what_is_there(rows: int, length: int, outputs: int) -> None:

@@ -141,7 +141,7 @@ def test_what_is_asked_and_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> 
         says(None),
         says("I give it a 7"),
         says("Score: 11"),
-        hangs,
+        pytest.param(hangs, marks=pytest.mark.heavy),
         hangs_up,
     ],
     ids=range(12),

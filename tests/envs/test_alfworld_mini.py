@@ -104,6 +104,7 @@ def test_there_is_no_item_past_the_last() -> None:
         GAMES.make_item(210)
 
 
+@pytest.mark.heavy
 def test_more_games_are_for_training_and_repeat_no_task_of_a_test_game_in_its_room() -> None:
     spec = get_env("alfworld-mini:text?more=true")
     items, known = spec.split(0), split()

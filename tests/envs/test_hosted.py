@@ -145,6 +145,7 @@ async def test_cancelling_a_step_that_hangs_ends_its_process(host_of: Any) -> No
     await until_gone(pid)
 
 
+@pytest.mark.heavy
 async def test_what_an_environment_starts_ends_with_it() -> None:
     host = ProcessHost(Rogue)
     closed_env, killed_env = HostedEnv(host), HostedEnv(host)
@@ -174,6 +175,7 @@ async def test_a_process_that_exits_says_how() -> None:
     await close_all(env, host)
 
 
+@pytest.mark.heavy
 async def test_a_lost_fork_server_is_replaced() -> None:
     host = ProcessHost(Rogue)
     env = HostedEnv(host)
@@ -218,6 +220,7 @@ async def test_workers_share_what_was_imported_and_have_their_own_randomness() -
     await host.close()
 
 
+@pytest.mark.heavy
 async def test_where_modules_have_threads_workers_are_not_forked() -> None:
     host = ProcessHost(ThreadedRogue)
     env = HostedEnv(host)

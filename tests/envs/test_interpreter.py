@@ -305,8 +305,8 @@ def memory_of_the_machine() -> Iterator[Callable[[], list[float]]]:
 def test_a_fork_bomb_stops_and_leaves_nothing(sandbox: Backend) -> None:
     before = len(psutil.pids())
     code = "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.05)"
-    [run] = runs(sandbox, code, timeout_s=3)
-    assert "longer than 3 s" in (run.end_reason or "")
+    [run] = runs(sandbox, code, timeout_s=1)
+    assert "longer than 1 s" in (run.end_reason or "")
     wait_until(lambda: len(psutil.pids()) < before + 10)
 
 
@@ -321,6 +321,7 @@ def test_a_child_that_hides_from_its_parent_dies_with_the_sandbox(sandbox: Backe
     wait_until(lambda: not subprocess.run(["pgrep", "-f", f"sleep {marker}"], capture_output=True).stdout)
 
 
+@pytest.mark.heavy
 def test_the_sandbox_dies_with_its_user(sandbox: Backend) -> None:
     """The user is killed without cleaning up; a container ends only when its program reads its input."""
     marker = "32" + str(os.getpid())

@@ -159,6 +159,7 @@ async def test_a_killed_servers_episodes_are_played_elsewhere(
         dying.stop()
 
 
+@pytest.mark.heavy
 async def test_instances_are_spread_and_a_dead_server_comes_back() -> None:
     spec = get_env("textcraft")
     async with listening(spec) as url, AsyncExitStack() as dying:
@@ -189,7 +190,7 @@ async def test_instances_are_spread_and_a_dead_server_comes_back() -> None:
                 await env.close()
 
 
-@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+@pytest.mark.parametrize("protocol", ["openenv", pytest.param("agentgym", marks=pytest.mark.heavy)])
 async def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol) -> None:
     spec = get_env("textcraft")
     async with listening(spec, limits=ServerLimits(max_sessions=1)) as small, listening(spec) as large:

@@ -231,6 +231,7 @@ async def test_sessions_are_capped_and_expire() -> None:
         assert (await http.post("/create", json={})).json()["id"] not in first
 
 
+@pytest.mark.heavy
 async def test_who_looks_on_keeps_a_session_alive() -> None:
     limits = ServerLimits(idle_s=1.5)
     async with listening(get_env("textcraft"), limits=limits) as url, httpx.AsyncClient(base_url=url) as http:

@@ -253,10 +253,10 @@ def test_pipelines_are_listed(project: Path) -> None:
     assert (runs["searchqa-mini-cpu"], runs["textcraft-cpu"]) == ("unfinished", "never")
 
 
-def test_a_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
+def test_a_broken_pipeline_does_not_hide_the_others(project: Path, wingspan_here: Command) -> None:
     file = project / "pipelines.yaml"
     file.write_text(f"{file.read_text()}\n  broken: {{model: 3}}\n")
-    rows = {line.split()[0]: line for line in wingspan("pipelines", cwd=project).stdout.splitlines()}
+    rows = {line.split()[0]: line for line in wingspan_here("pipelines", cwd=project).stdout.splitlines()}
     assert "is refused: pipelines.yaml: pipelines.broken.model" in rows["broken"]
     assert "textcraft-cpu" in rows
 

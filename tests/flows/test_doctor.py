@@ -327,9 +327,10 @@ def _at_a_terminal() -> None:
     [
         # If it comes just before Python waits for input, the next key ends the waiting.
         pytest.param(b"\x03\n", 130, id="Ctrl-C"),
-        pytest.param(b"\x04", 0, id="Ctrl-D", marks=pytest.mark.heavy),
+        pytest.param(b"\x04", 0, id="Ctrl-D"),
     ],
 )
+@pytest.mark.heavy
 def test_in_a_terminal_a_key_leaves_with_a_summary(keys: bytes, status: int) -> None:
     ours, theirs = pty.openpty()
     code = "from flows.cli.app import app; app(['play', 'textcraft', '3'])"

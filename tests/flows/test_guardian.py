@@ -62,7 +62,10 @@ def wait_until_gone(pids: list[int], files: list[Path]) -> None:
     )
 
 
-@pytest.mark.parametrize("ending", ["kill -9", "return", "exception", "_exit"])
+@pytest.mark.parametrize(
+    "ending",
+    ["kill -9", "return", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("exception", "_exit"))],
+)
 def test_nothing_is_left_of_a_command(ending: str) -> None:
     last = {
         "kill -9": "time.sleep(1000)",

@@ -187,6 +187,7 @@ def test_a_repository_within_this_one_makes_no_patch(project: Path, commits: int
     assert (lineage.patch_md5, (WORKSPACE / PATCH).exists()) == (None, False)
 
 
+@pytest.mark.heavy
 def test_more_files_than_a_command_can_name_make_no_patch(project: Path) -> None:
     (project / "new.py").touch()
     long_name = "./" * 2000 + "new.py"

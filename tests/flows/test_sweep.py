@@ -135,6 +135,7 @@ def test_more_runs_than_fit_in_memory_are_refused(project: Path, monkeypatch: py
         plan("train.lr=0.1,0.2", seeds=range(30), at_once=60)
 
 
+@pytest.mark.heavy
 def test_the_cost_of_a_sweep_is_that_of_its_runs_at_once(project: Path) -> None:
     settings = {"train.steps": 4}
     alone = plan(seeds=[0, 1, 2], settings=settings)
@@ -165,6 +166,7 @@ def test_runs_of_unequal_length_fill_the_places_in_their_order() -> None:
     assert total_seconds([5], at_once=3) == 5
 
 
+@pytest.mark.heavy
 def test_a_sweep_at_work_is_not_started_again(project: Path) -> None:
     folder = plan(seeds=[0, 1]).folder
     arguments = ["sweep", NAME, "--seeds", "0,1"]

@@ -246,6 +246,7 @@ def test_a_folder_stands_for_its_runs_and_hostile_names_stay_text(tmp_path: Path
     assert ["train.lr", "0.0003", "0.5"] in cells(comparison.tables[-1])
 
 
+@pytest.mark.heavy
 def test_unfinished_runs_in_a_folder_are_left_out_and_named_ones_are_refused(tmp_path: Path) -> None:
     folder, out = tmp_path / "runs", tmp_path / "out"
     half, begun = folder / "half", folder / "begun"

@@ -487,11 +487,13 @@ def test_a_run_that_was_stopped_in_its_first_round_says_what_is_missing(stopped_
         assert words in stopped_page.text
 
 
+@pytest.mark.heavy
 def test_without_a_warm_up_before_is_the_model(untrained_page: Page) -> None:
     assert "This pipeline has no warm-up" in untrained_page.text
     assert "Before is the model it starts from." in untrained_page.text
 
 
+@pytest.mark.heavy
 def test_of_a_model_that_was_only_evaluated_training_is_missing(untrained_page: Page) -> None:
     assert "Training has not begun" in untrained_page.text
     assert "not evaluated yet" not in untrained_page.text

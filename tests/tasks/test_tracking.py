@@ -775,6 +775,7 @@ def test_an_evaluation_is_recorded_and_is_no_training(workspace: Path) -> None:
     assert workspace.name not in [row[0] for row in run_rows()]
 
 
+@pytest.mark.heavy
 def test_a_finished_evaluation_whose_recording_failed_is_only_recorded(workspace: Path) -> None:
     def evaluate(*options: str) -> str:
         arguments = ["evaluate", server.url, "tests.support.own_env:SPEC", "--model", "toy", "--samples", "2"]
