@@ -108,6 +108,7 @@ DAMAGED = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_evaluation_hides_no_other_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
