@@ -122,6 +122,11 @@ def describe_with_place(error: BaseException, *, limit: int | None = None) -> st
     return describe(error)[:limit] + (f" ({place})" if place else "")
 
 
+def text_with_place(error: Exception) -> str:
+    """Return the message of a `WingspanError`, which names its place, else `describe_with_place`."""
+    return str(error) if isinstance(error, WingspanError) else describe_with_place(error)
+
+
 def find_users_place(error: BaseException) -> str:
     """File and line of the innermost frame of a user's code that raised `error`, else of its causes, the
     nearest first; empty without any. The frame that has caught `error` is left out."""

@@ -102,7 +102,7 @@ def read_json(path: Path, *, remedy: str = RESTORE) -> dict[str, Any]:
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file that has one a line; none if there is no such file.
 
-    Raises `DamagedFile` for a line that is none.
+    Raises `DamagedFile` for a line that is not an object.
     """
     return list(iterate_json_lines(path)) if path.exists() else []
 
@@ -110,7 +110,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 def iterate_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file that has one a line, which may be too large to be read at once.
 
-    Raises `DamagedFile` for a line that is none.
+    Raises `DamagedFile` for a line that is not an object.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):

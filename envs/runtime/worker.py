@@ -14,7 +14,7 @@ from dataclasses import asdict
 from traceback import format_exception
 from typing import Any, TypedDict
 
-from envs.errors import ConfigError, WingspanError, describe, describe_with_place
+from envs.errors import ConfigError, WingspanError, describe, text_with_place
 from envs.redaction import redact
 from envs.types import Environment, HasProcess, Inspectable, Item, Observation, StepResult, read_state_key
 
@@ -77,7 +77,7 @@ def answer_error(error: Exception) -> Answer:
     """The answer with an exception that the caller has caught."""
     return {
         "error": type(error).__name__,
-        "text": str(error) if isinstance(error, WingspanError) else describe_with_place(error),
+        "text": text_with_place(error),
         "reason": error.reason if isinstance(error, WingspanError) else describe(error),
         "traceback": redact("".join(format_exception(error)))[-TRACEBACK_CHARS:],
     }

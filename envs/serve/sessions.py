@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from envs.errors import ConfigError, EnvCrashed, WingspanError, describe, describe_with_place, hide_folders
+from envs.errors import ConfigError, EnvCrashed, WingspanError, describe, hide_folders, text_with_place
 from envs.network.server import RequestRejected
 from envs.registry import EnvSpec, get_item
 from envs.runtime.hosted import HostedEnv
@@ -286,7 +286,7 @@ class EnvSessions:
 
 
 def _reason(error: Exception) -> str:
-    """What a client is told of an exception."""
+    """The text of an exception for a client."""
     if isinstance(error, EnvCrashed):
         return error.reason
     if isinstance(error, WingspanError):
@@ -296,8 +296,7 @@ def _reason(error: Exception) -> str:
 
 def _log_failure(subject: str, error: Exception) -> None:
     """With the line of a user's code, and all tracebacks."""
-    text = str(error) if isinstance(error, WingspanError) else describe_with_place(error)
-    _log.warning("%s %s", subject, text, exc_info=error)
+    _log.warning("%s %s", subject, text_with_place(error), exc_info=error)
 
 
 async def _step(env: Environment, action: str) -> StepResult:

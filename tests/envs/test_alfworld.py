@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,16 @@ from envs.builtin.alfworld.games import Game, Task, read_game
 from envs.builtin.alfworld.house import GoalProgress
 from envs.builtin.alfworld.mini import spec as mini
 from envs.builtin.alfworld.mini.searcher import Searcher
+from envs.builtin.alfworld.upstream import PACKAGES
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.requirements.data_sets import ROOT_VARIABLE
+from envs.requirements.detection import Package
 from envs.types import Inspectable, StepResult
+from tests.support.needs import needs
 from tests.support.openings import play_actions, read_opening
 
-pytestmark = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")),
-    reason="uv pip install -e '.[alfworld]'",
-)
+pytestmark = [needs(Package(name)) for name in PACKAGES]
 
 REMEDY = "wingspan data pull alfworld"
 SMALL_ROOM = "pick_clean_then_place_in_recep"

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,14 @@ from envs.builtin.alfworld.mini.make import make
 from envs.builtin.alfworld.mini.more import COUNT
 from envs.builtin.alfworld.mini.plans import fingerprint, plans
 from envs.builtin.alfworld.mini.spec import GAMES, read
-from envs.builtin.alfworld.upstream import constants
+from envs.builtin.alfworld.upstream import PACKAGES, constants
 from envs.errors import ConfigError
 from envs.registry import Split, get_env
+from envs.requirements.detection import Package
 from tests.support.kills import measure
+from tests.support.needs import needs
 
-pytestmark = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")),
-    reason="uv pip install -e '.[alfworld]'",
-)
+pytestmark = [needs(Package(name)) for name in PACKAGES]
 
 
 def split() -> Split:
