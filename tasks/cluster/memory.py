@@ -54,7 +54,7 @@ class Phase(StrEnum):
     """What a device needs its memory for."""
 
     TRAIN = "to train"
-    """On a CPU, the samplers are there too."""
+    """On a CPU, and with `train.async`, the samplers are there too."""
     TRAIN_SUPERVISED = "to train supervised"
     SAMPLE = "to sample"
 
@@ -166,15 +166,17 @@ def _of_gpu(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> list[Need]:
     if _is_supervised(pipeline):
         parts = supervised_parts(pipeline, size)
         needs.append(_to_train_supervised(pipeline, parts, room=gpu, room_name=A_GPU))
-    if not isinstance(pipeline.train, OfflineSettings):
+    train = pipeline.train
+    if not isinstance(train, OfflineSettings):
         while_training = training_parts(pipeline, size)
-        beside_vllm = {
-            "weights, gradients and optimizer": state_bytes(pipeline, size),
-            "vLLM's share": int(pipeline.backend.gpu_memory_utilization * gpu),
-            "CUDA": RESERVE_BYTES // 2,
-        }
-        needs.append(Need(phase=Phase.TRAIN, parts=while_training, room=gpu, room_name=A_GPU))
-        needs.append(Need(phase=Phase.SAMPLE, parts=beside_vllm, room=gpu, room_name=A_GPU))
+        vllm = {"vLLM's share": int(pipeline.backend.gpu_memory_utilization * gpu)}
+        if train.async_ is not None:  # vLLM samples during the update, and never gives its share back
+            needs.append(Need(phase=Phase.TRAIN, parts=while_training | vllm, room=gpu, room_name=A_GPU))
+        else:
+            state = {"weights, gradients and optimizer": state_bytes(pipeline, size)}
+            beside_vllm = state | vllm | {"CUDA": RESERVE_BYTES // 2}
+            needs.append(Need(phase=Phase.TRAIN, parts=while_training, room=gpu, room_name=A_GPU))
+            needs.append(Need(phase=Phase.SAMPLE, parts=beside_vllm, room=gpu, room_name=A_GPU))
     return [*needs, _of_vllm(pipeline, size, gpu=gpu)]
 
 

@@ -193,6 +193,8 @@ def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, object]:
         "algorithm.rollout_correction.bypass_mode": False,
         "actor_rollout_ref.rollout.dtype": "bfloat16",
         "actor_rollout_ref.rollout.gpu_memory_utilization": pipeline.backend.gpu_memory_utilization,
+        # Whether vLLM gives its memory to the trainer during an update; not while it samples ahead.
+        "actor_rollout_ref.rollout.free_cache_engine": pipeline.train.async_ is None,
         # Log-probs after temperature; also after top-p and top-k, which `check_pipeline` therefore refuses.
         "actor_rollout_ref.rollout.logprobs_mode": "processed_logprobs",
     }
@@ -409,11 +411,6 @@ def check_pipeline(pipeline: Pipeline) -> None:
             f"{rollout.context_length}: one episode must fit into a micro-batch; raise it"
         )
     _check_algorithm(pipeline)
-    if backend.device == "cuda" and train.async_ is not None:
-        raise ConfigError(
-            "train.async is for backend.device cpu: on cuda sampler and trainer take turns on the same GPUs; "
-            "leave it out"
-        )
     if train.observation_loss > 0:
         _check_observations(pipeline)
     if train.lora is not None:

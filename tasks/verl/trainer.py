@@ -123,6 +123,10 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         checkpoints.make_room(folder, model=model, train=self._pipeline.train, steps_to_keep=steps_to_keep)
         self._save_checkpoint()
 
+    def on_sample_end(self) -> None:
+        if self._pipeline.train.async_ is None:  # else the servers are sampling ahead, and have no sleep
+            super().on_sample_end()
+
     @property
     def _rollout(self) -> StepRollout:
         """The rollout of this step."""

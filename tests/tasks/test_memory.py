@@ -10,6 +10,7 @@ from tasks.cluster import memory
 from tasks.cluster.memory import Need, Phase, check_devices, check_memory, device_memories, memory_needs
 from tasks.config.capacity import ModelSize, read_model_size
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
+from tasks.config.training import AsyncSettings
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
 from tests.tasks.test_capacity import GPU, QWEN_3B, QWEN_7B
@@ -48,6 +49,15 @@ def test_a_gpu_by_hand() -> None:
     assert phases == [Phase.TRAIN, Phase.SAMPLE, Phase.SAMPLE]
     assert training.total / 1e9 == pytest.approx(15.23 + 8.42 + 6.22 + 1.87 + 5, abs=0.02)
     assert sampling.total / 1e9 == pytest.approx(15.23 + 48 + 2.5, abs=0.02)
+
+
+def test_vllm_that_samples_during_the_update_keeps_its_share() -> None:
+    pipeline = load_pipeline("searchqa-qwen2.5-7b")
+    in_turns, *_ = needs(pipeline, QWEN_7B)
+    both, of_vllm = needs(with_blocks(pipeline, train={"async_": AsyncSettings()}), QWEN_7B)
+    assert both.phase == Phase.TRAIN
+    assert both.total == in_turns.total + 48 * 10**9  # .6 of 80 GB
+    assert of_vllm.phase == Phase.SAMPLE
 
 
 @pytest.mark.parametrize(
@@ -217,6 +227,8 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], int, str, str]] = [
      "set train.micro_batch_tokens 65536"),
     ({}, 24, "36.7 GB to train",
      "no setting alone makes it fit; use a smaller model, or more or larger devices"),
+    ({"train": {"async_": AsyncSettings()}}, 80, "84.7 GB to train, and a GPU of this machine has 80.0 GB (vLLM's "
+     "share 48.0", "set backend.gpu_memory_utilization 0.54 or backend.workers 16"),
 ]  # fmt: skip
 
 

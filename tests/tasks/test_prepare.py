@@ -101,7 +101,7 @@ def test_provision_plays_the_expert_and_leaves_a_receipt(tmp_path: Path, pipelin
             r"'The total is 1\.'; another version of pytest may be installed; .*: wingspan play toy 0$",
         ),
         (_Toy(solution=SOLUTION[:1], packages=()), r"is answered by 'The total is 1\.'; play it"),
-        (_Toy(crash_at=2), "toy_0.*KeyError"),
+        (_Toy(crash_at=2), r"toy_\d+: step raised KeyError"),  # whichever item gets there first
     ],
 )
 def test_an_environment_that_does_not_work_is_found_out(

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
+from tasks.config.training import AsyncSettings
 from tasks.verl.config import check_pipeline, verl_config
 from tasks.verl.gpu.model import VARLEN_ATTENTION
 from tasks.verl.process import environment_of
@@ -235,6 +236,18 @@ def test_the_gpu_pipeline_runs_vllm_in_bf16_over_packed_rows(tmp_path: Any) -> N
     assert model.enable_gradient_checkpointing
     assert model.override_config.attn_implementation == VARLEN_ATTENTION
     assert model.use_fused_kernels
+    assert not config.algorithm.rollout_correction.bypass_mode
+    assert rollout.free_cache_engine
+
+
+def test_vllm_keeps_its_memory_where_it_samples_ahead(verl: ModuleType, tmp_path: Any) -> None:
+    from verl.utils.config import omega_conf_to_dataclass
+
+    pipeline = load_pipeline("textcraft-gpu")
+    train = pipeline.train.model_copy(update={"async_": AsyncSettings()})
+    config = verl_config(pipeline.model_copy(update={"train": train}), model="m", checkpoints=tmp_path)
+    assert not omega_conf_to_dataclass(config.actor_rollout_ref.rollout).free_cache_engine
+    # Sampled by the policy of a step earlier: what it would do now is computed by the trainer.
     assert not config.algorithm.rollout_correction.bypass_mode
 
 
