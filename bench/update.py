@@ -10,11 +10,10 @@ idle machine and one on which N other processes compute.
 Prints one JSON object:
 
 - `trajectories`, `tokens`: of a step, prompts counted once a group
-- `needed_pairs`: pairs of query and key that causal attention needs, with each prompt computed once
-- `computed_pairs`: those that it looks at
+- `pairs`: pairs of query and key that causal attention needs, with each prompt computed once
 - `cpu_s`, `wall_s`: of an update (forward, backward and optimizer, all mini-batches), medians
 - `gflop`: of an update, three times those of the forward pass: matrices of the layers for every token, of the
-  head for every log-prob, attention for the needed pairs
+  head for every log-prob, attention for the pairs
 - `mfu`: `gflop` per CPU second, as a share of the fastest matrix product in the same run
 - `slowdown`: wall time beside the `busy` processes, by `wall_s`
 - `fair_slowdown`: what a scheduler that is fair to every thread makes it: (busy + threads) / cores
@@ -57,8 +56,7 @@ class Result:
 
     trajectories: int
     tokens: int
-    needed_pairs: int
-    computed_pairs: int
+    pairs: int
     threads: int
     busy: int
     cpu_s: float
@@ -73,20 +71,10 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
     """Update `repeats` times (and as often beside `busy` processes) on `items` groups."""
     import torch
 
-    from tasks.verl.cpu.packed_row import PackedRow, computed_pairs, pack_row
-
     pipeline = load_pipeline(PIPELINE)
     rows = random_rows(pipeline, items=items)
     join_process_group()
     worker, data = start_actor(pipeline, model=Path(pipeline.model)), update_data(pipeline, rows)
-    sequences = [row.packed.prompt_ids + row.packed.response_ids for row in rows]
-    step_row: PackedRow = pack_row(
-        [torch.tensor(s) for s in sequences],
-        prompt_lengths=[len(row.packed.prompt_ids) for row in rows],
-        masks=[
-            torch.tensor([0] * len(row.packed.prompt_ids) + list(row.packed.response_mask)) for row in rows
-        ],
-    )
     worker.update_actor(data.clone())  # the first one builds the optimizer's state
     alone_times: list[tuple[float, float]] = []
     busy_times: list[tuple[float, float]] = []
@@ -105,8 +93,7 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
     return Result(
         trajectories=len(rows),
         tokens=work.tokens,
-        needed_pairs=work.pairs,
-        computed_pairs=computed_pairs(step_row.blocks),
+        pairs=work.pairs,
         threads=threads,
         busy=busy,
         cpu_s=round(cpu_s, 3),

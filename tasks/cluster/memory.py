@@ -226,7 +226,7 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
     workers = backend.workers // nodes
     tokens, num_samplers = train.micro_batch_tokens, workers * backend.samplers
     has_reference = train.kl is not None and train.lora is None  # else it is the policy without adapters
-    saved = 4 * tokens * size.layers * (10 * size.width + 4 * size.mlp_width)
+    saved = 4 * tokens * size.layers * (8 * size.width + 2 * size.kv_width + 4 * size.mlp_width)
     logits = CPU_LOGIT_BYTES * tokens * size.vocabulary
     episodes = -(-rollout.items_per_step * rollout.group_size // (num_samplers * nodes))
     of_one = 4 * _numbers_per_token(size) * rollout.context_length

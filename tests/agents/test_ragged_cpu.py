@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.samplers.cpu.forward import Sizes, attend, block_size
-from agents.samplers.cpu.tiles import LANES, add_product, pack, round_up
+from agents.samplers.tiles import LANES, add_product, pack, round_up
 from agents.types import SamplingParams
 from tests.support.examples import examples
 from tests.support.sampler_toy import (

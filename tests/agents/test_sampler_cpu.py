@@ -18,8 +18,8 @@ import pytest
 import torch
 import transformers
 
-from agents.samplers import kernels
-from agents.samplers.cpu import CpuSampler, drafts, forward, tiles
+from agents.samplers import kernels, tiles
+from agents.samplers.cpu import CpuSampler, drafts, forward
 from agents.samplers.cpu.engine import TOKENS_PER_STEP, SamplingRequest
 from agents.samplers.cpu.llama import Llama, model_shape, read_checkpoint
 from agents.samplers.sampling import sample_tokens, uniforms

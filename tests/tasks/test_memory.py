@@ -117,7 +117,7 @@ def test_a_cpu_node_by_hand() -> None:
         "weights, gradients and optimizer": 16 * 3_085_938_688,
         "reference": 0,
         "teacher": 0,
-        "activations": 4 * tokens * 36 * (10 * 2048 + 4 * 11_008),
+        "activations": 4 * tokens * 36 * (8 * 2048 + 2 * 256 + 4 * 11_008),
         "logits": 16 * tokens * 151_936,
         "samplers' weights": samplers * 4 * 3_085_938_688,
         "keys and values": samplers * 2 * 10**9,
@@ -181,10 +181,16 @@ def test_activations_on_a_cpu_are_what_autograd_saves(width: int, mlp_width: int
         update={"train": pipeline.train.model_copy(update={"micro_batch_tokens": 200})}
     )
     size = ModelSize(
-        parameters=0, vocabulary=64, width=width, mlp_width=mlp_width, layers=2, kv_width=0, tied=True
+        parameters=0,
+        vocabulary=64,
+        width=width,
+        mlp_width=mlp_width,
+        layers=2,
+        kv_width=width // 4 * kv_heads,
+        tied=True,
     )
     [need] = needs(pipeline, size)
-    assert saved_bytes(4) - saved_bytes(2) == pytest.approx(need.parts["activations"], rel=0.02)
+    assert saved_bytes(4) - saved_bytes(2) == pytest.approx(need.parts["activations"], rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -227,8 +233,8 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], int, str, str]] = [
      "set train.micro_batch_tokens 65536"),
     ({}, 24, "36.7 GB to train",
      "no setting alone makes it fit; use a smaller model, or more or larger devices"),
-    ({"train": {"async_": AsyncSettings()}}, 80, "84.7 GB to train, and a GPU of this machine has 80.0 GB (vLLM's "
-     "share 48.0", "set backend.gpu_memory_utilization 0.54 or backend.workers 16"),
+    ({"train": {"async_": AsyncSettings()}}, 80, "84.7 GB to train, and a GPU of this machine has 80.0 GB "
+     "(vLLM's share 48.0", "set backend.gpu_memory_utilization 0.54 or backend.workers 16"),
 ]  # fmt: skip
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from agents.samplers.cpu.drafts import make_drafts, write_sequence
 from agents.samplers.cpu.llama import Batch, Draws, Llama, ModelShape, Segment, make_batch
 from agents.samplers.cpu.scheduler import CachedSequence, Prefix, Scheduler, bytes_per_token
-from agents.samplers.cpu.tiles import BYTES
 from agents.samplers.sampling import check_params, random_key, sample_tokens, uniforms
+from agents.samplers.tiles import BYTES
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import ConfigError
 

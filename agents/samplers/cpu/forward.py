@@ -24,12 +24,11 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.typing.templates import Signature
 from numba.extending import intrinsic
 
-from agents.samplers import kernels
+from agents.samplers import kernels, tiles
 from agents.samplers.cpu import drafts as draft_tokens
-from agents.samplers.cpu import tiles
 from agents.samplers.cpu.drafts import DRAFTS, add_token, draft
-from agents.samplers.cpu.tiles import BYTES, LANES, ROWS, add_product, add_rows, round_up
 from agents.samplers.kernels import draw, exponential_of, exponentiate_logits, exponentiate_scores, uniform
+from agents.samplers.tiles import BYTES, LANES, ROWS, add_product, add_rows, round_up
 
 _BLOCK = 48
 """Tokens that pass through a layer's inner matrices at once: their activations stay in the L2 cache."""

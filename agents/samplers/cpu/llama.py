@@ -15,8 +15,8 @@ import numpy as np
 from agents.huggingface.files import PlainConfig, load_config
 from agents.samplers.cpu.drafts import Drafts
 from agents.samplers.cpu.forward import COUNT, DOWN, FIRST, GATE_UP, OUT, QKV, Model, Sizes, forward, generate
-from agents.samplers.cpu.tiles import BYTES, LANES, pack, round_up
 from agents.samplers.sampling import diverged_policy_error
+from agents.samplers.tiles import BYTES, LANES, pack, round_up
 from envs.errors import ConfigError
 
 if TYPE_CHECKING:

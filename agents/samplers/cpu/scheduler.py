@@ -17,7 +17,7 @@ import numpy as np
 
 from agents.samplers.cpu.forward import block_size
 from agents.samplers.cpu.llama import ModelShape, Place
-from agents.samplers.cpu.tiles import BYTES, LANES, round_up
+from agents.samplers.tiles import BYTES, LANES, round_up
 from envs.errors import ConfigError
 
 GRACE_STEPS = 2

@@ -16,6 +16,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from tasks.verl.cpu.linear import use_onednn
 from tasks.verl.cpu.packed_row import ATTENTION, PackedRow, pack_row, packed_attention
 from tasks.verl.lora import patch_engine
 from tasks.verl.muon import MuonWithAdamW, hidden_matrices
@@ -58,6 +59,11 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """Build model and optimizer, with this process's share of the machine's threads."""
         configure_torch(torch.distributed.get_world_size())
         super().initialize()
+
+    def _build_module(self) -> "PreTrainedModel":
+        module: PreTrainedModel = super()._build_module()
+        use_onednn(module)
+        return module
 
     def lr_scheduler_step(self) -> float:
         """Go on to the next step's learning rate; returns that of the step that ends. (verl's method returns

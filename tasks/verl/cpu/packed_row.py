@@ -7,31 +7,28 @@ computes the same function as the padded batch, at a fraction of its cost.
     one row    A | 0 | 1 | B | 2          positions 0…|A|-1, |A|…, |A|…, 0…|B|-1, |B|…
 
 A query of a response attends to the prompt and, causally, to its own response: each relevant pair of query
-and key is computed exactly once. torch's flash kernel is called once for all responses over their prompt, and
-once for each response over itself; the outputs are merged by their weights in the softmax.
-
-The backward pass uses the kernel as well. The kernel computes a pair's share of the gradients from the output
-and the log-sum-exp of the query's *whole* softmax. Given the merged values, the gradients of all calls add up
-to the exact gradient (as in ring attention, Liu et al. 2023, arXiv:2310.01889).
+and key is computed exactly once (`attention_kernel.py`).
 
 Shapes: `T` tokens of the row, `N` tokens whose log-prob is computed, `H` query heads, `K` heads of keys and
 values, `D` numbers per head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from agents.samplers.tiles import LANES, round_up
 from envs.errors import ConfigError
+from tasks.verl.cpu.attention_kernel import attend, differentiate
 
 ATTENTION = "wingspan_packed"
 """Name under which `packed_attention` is registered with transformers."""
-
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,88 +122,79 @@ def packed_attention(
     """
     if dropout:
         raise ConfigError(f"attention_dropout {dropout} in the model's config.json: the CPU backend needs 0")
-    heads_per_key = query.shape[1] // key.shape[1]
-    if heads_per_key > 1:
-        key, value = (x.repeat_interleave(heads_per_key, dim=1) for x in (key, value))
     return _PackedAttention.apply(query, key, value, blocks, scaling).transpose(1, 2), None  # type: ignore[no-untyped-call]
 
 
-def computed_pairs(blocks: tuple[PromptBlock, ...]) -> int:
-    """Pairs of query and key that `packed_attention` computes, before the kernel rounds up."""
-    return sum(
-        (len(queries) * (len(queries) + 1) // 2 if causal else len(queries) * len(keys))
-        for block in blocks
-        for queries, keys, causal in _calls(block)
-    )
+def needed_segments(blocks: tuple[PromptBlock, ...]) -> "np.ndarray":
+    """The segments of `attention_kernel.attend`: [S, 4]."""
+    segments: list[tuple[int, int, int, int]] = []
+    column = 0
 
+    def add(first: int, count: int, prefix: int) -> None:
+        nonlocal column
+        segments.append((first, count, column, prefix))
+        column += round_up(count, LANES)
 
-def _calls(block: PromptBlock) -> list[tuple[range, range, bool]]:
-    """(queries, keys, is causal) of each call of the kernel; responses over their prompt come last."""
-    prompt = range(block.start, block.start + block.prompt_length)
-    calls = [(prompt, prompt, True)]
-    first = prompt.stop
-    for length in block.response_lengths:
-        response = range(first, first + length)
-        if length:
-            calls.append((response, response, True))
-        first = response.stop
-    if first > prompt.stop:
-        calls.append((range(prompt.stop, first), prompt, False))
-    return calls
-
-
-def _slice_tokens(tensor: Tensor, tokens: range) -> Tensor:
-    return tensor[:, :, tokens.start : tokens.stop]
+    for block in blocks:
+        prompt, first = len(segments), block.start + block.prompt_length
+        add(block.start, block.prompt_length, -1)
+        for length in filter(None, block.response_lengths):
+            add(first, length, prompt)
+            first += length
+    return np.array(segments, dtype=np.int64)
 
 
 class _PackedAttention(torch.autograd.Function):
-    """`packed_attention` with as many heads of keys as of queries; [1, H, T, D] in and out."""
+    """`packed_attention`; [1, H, T, D] in and out."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: tuple[PromptBlock, ...], scale: float
     ) -> Tensor:
-        output = torch.empty_like(query)
-        weight = query.new_empty(query.shape[:-1])  # [1, H, T], log-sum-exp of the scores
-        for block in blocks:
-            for queries, keys, causal in _calls(block):
-                part, part_weight = _forward(
-                    _slice_tokens(query, queries),
-                    _slice_tokens(key, keys),
-                    _slice_tokens(value, keys),
-                    0.0,
-                    causal,
-                    scale=scale,
-                )
-                if causal:
-                    _slice_tokens(output, queries).copy_(part)
-                    _slice_tokens(weight, queries).copy_(part_weight)
-                else:  # these queries have attended to their own responses
-                    own_output, own_weight = _slice_tokens(output, queries), _slice_tokens(weight, queries)
-                    own_output.lerp_(part, torch.sigmoid(part_weight - own_weight).unsqueeze(-1))
-                    own_weight.copy_(torch.logaddexp(own_weight, part_weight))
-        ctx.save_for_backward(query, key, value, output, weight)
-        ctx.blocks, ctx.scale = blocks, scale
-        return output
+        inputs = [_by_token(x) for x in (query, key, value)]
+        segments, output = needed_segments(blocks), torch.empty_like(inputs[0])
+        log_sums = query.new_empty(query.shape[1:3])  # [H, T]
+        arrays = [x.numpy() for x in (*inputs, output, log_sums)]
+        _share_out(
+            query.shape[1], lambda first, end: attend(*arrays[:3], segments, scale, first, end, *arrays[3:])
+        )
+        ctx.save_for_backward(*inputs, output, log_sums)
+        ctx.segments, ctx.scale = segments, scale
+        return _by_head(output)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, weight = ctx.saved_tensors
-        gradients = [torch.zeros_like(x) for x in (query, key, value)]
-        for block in ctx.blocks:
-            for queries, keys, causal in _calls(block):
-                parts = _backward(
-                    _slice_tokens(gradient, queries),
-                    _slice_tokens(query, queries),
-                    _slice_tokens(key, keys),
-                    _slice_tokens(value, keys),
-                    _slice_tokens(output, queries),
-                    _slice_tokens(weight, queries),
-                    0.0,
-                    causal,
-                    scale=ctx.scale,
-                )
-                for total, tokens, part in zip(gradients, (queries, keys, keys), parts, strict=True):
-                    _slice_tokens(total, tokens).add_(part)
-        return *gradients, None, None
+        gradients = [torch.empty_like(x) for x in ctx.saved_tensors[:3]]
+        inputs = [x.numpy() for x in (*ctx.saved_tensors, _by_token(gradient))]
+        results = [x.numpy() for x in gradients]
+        _share_out(
+            gradients[1].shape[1],
+            lambda first, end: differentiate(*inputs, ctx.segments, ctx.scale, first, end, *results),
+        )
+        return *map(_by_head, gradients), None, None
+
+
+def _by_token(tensor: Tensor) -> Tensor:
+    """[1, H, T, D] → [T, H, D], in that order in memory, in which transformers' models have it."""
+    return tensor[0].detach().transpose(0, 1).contiguous()
+
+
+def _by_head(tensor: Tensor) -> Tensor:
+    """[T, H, D] → [1, H, T, D]."""
+    return tensor.transpose(0, 1)[None]
+
+
+def _share_out(count: int, work: Callable[[int, int], object]) -> None:
+    """Call `work(first, end)` with as many equal parts of `range(count)` as torch has threads, at once."""
+    threads = min(count, torch.get_num_threads())
+    bounds = [count * part // threads for part in range(threads + 1)]
+    if threads == 1:
+        work(0, count)
+    else:
+        list(_pool(threads).map(work, bounds, bounds[1:]))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="attention")

@@ -1,4 +1,4 @@
-"""Matrix products for the CPU engine: tiles of a result that stay in vector registers, compiled by numba.
+"""Matrix products of small matrices: tiles of a result that stay in vector registers, compiled by numba.
 
 A tile is written as LLVM code, because compilers do not keep a block of numbers in registers across a loop by
 themselves. Each number of a result is its initial value plus its products, added one after the other by fused
@@ -26,11 +26,12 @@ units for multiply-add busy with twelve sums only. numba compiles anew for anoth
 BYTES = 4
 
 
-def _make_tile(rows: int, width: int) -> Callable[..., None]:
+def _make_tile(rows: int, width: int, *, is_transposed: bool = False) -> Callable[..., None]:
     """A function `(a, a_stride, b, b_stride, b_panel, length, c, c_stride)` that adds to a tile of C.
 
     C[r, w * LANES + lane] += sum over i < length of A[r, i] * B[w][i, lane], for `rows` rows and `width`
-    vectors. Row r of A begins at `a + r * a_stride`, row i of B[w] at `b + i * b_stride + w * b_panel`.
+    vectors. Row r of A, or column i if A `is_transposed`, begins at `a + r * a_stride`; row i of B[w] at
+    `b + i * b_stride + w * b_panel`.
     """
 
     def generate(
@@ -63,7 +64,7 @@ def _make_tile(rows: int, width: int) -> Callable[..., None]:
             for r, w in tile
         ]
         starts = [builder.load(c_pointer, align=BYTES) for c_pointer in c_pointers]
-        a_rows = [times(a_stride, r) for r in range(rows)]
+        a_rows = [ir.Constant(integer, r) if is_transposed else times(a_stride, r) for r in range(rows)]
         b_panels = [times(b_panel, w) for w in range(width)]
         entry = builder.block
         loop, end = builder.append_basic_block("tile.loop"), builder.append_basic_block("tile.end")
@@ -72,12 +73,13 @@ def _make_tile(rows: int, width: int) -> Callable[..., None]:
         builder.position_at_end(loop)
         i, *sums = phis([ir.Constant(integer, 0), *starts], entry)
         b_row = builder.mul(i, b_stride)
+        a_column = builder.mul(i, a_stride) if is_transposed else i
         columns = [
             builder.load(pointer(b, builder.add(b_row, panel), vector), align=BYTES) for panel in b_panels
         ]
         factors = []
         for a_row in a_rows:
-            factor = builder.load(pointer(a, builder.add(a_row, i), number), align=BYTES)
+            factor = builder.load(pointer(a, builder.add(a_row, a_column), number), align=BYTES)
             lanes = builder.insert_element(no_vector, factor, ir.Constant(ir.IntType(32), 0))
             factors.append(builder.shuffle_vector(lanes, no_vector, first_lane))
         new_sums = [
@@ -110,6 +112,8 @@ _tile_2x1, _tile_3x1, _tile_4x1 = _make_tile(2, 1), _make_tile(3, 1), _make_tile
 _tile_5x1, _tile_6x1 = _make_tile(5, 1), _make_tile(6, 1)
 _tile_2x2, _tile_3x2, _tile_4x2 = _make_tile(2, 2), _make_tile(3, 2), _make_tile(4, 2)
 _tile_5x2, _tile_6x2 = _make_tile(5, 2), _make_tile(6, 2)
+_transposed_6x1 = _make_tile(6, 1, is_transposed=True)
+_transposed_6x2 = _make_tile(6, 2, is_transposed=True)
 
 
 @njit(nogil=True)
@@ -160,6 +164,24 @@ def add_rows(rows, a, a_stride, b, b_stride, b_panel, length, columns, c, c_stri
     while column < columns:
         _add_narrow(rows, a, a_stride, b, b_stride, length, c, c_stride)
         b, c, column = b + BYTES * b_panel, c + BYTES * LANES, column + LANES
+
+
+@njit(nogil=True)
+def add_transposed(n, a, a_stride, b, length, columns, c):  # type: ignore[no-untyped-def]
+    """Add the transpose of A [length, n] times B [length, columns] to C [n, columns], whose rows follow each
+    other; `columns`: a multiple of `LANES`. `n` is rounded up to `ROWS`: A and C have as many columns and
+    rows."""
+    for row in range(0, n, ROWS):
+        column = 0
+        a_rows, c_rows = a + BYTES * row, c + BYTES * row * columns
+        while _IS_WIDE and column + 2 * LANES <= columns:
+            b_columns, c_tile = b + BYTES * column, c_rows + BYTES * column
+            _transposed_6x2(a_rows, a_stride, b_columns, columns, LANES, length, c_tile, columns)
+            column += 2 * LANES
+        while column < columns:
+            b_columns, c_tile = b + BYTES * column, c_rows + BYTES * column
+            _transposed_6x1(a_rows, a_stride, b_columns, columns, LANES, length, c_tile, columns)
+            column += LANES
 
 
 @njit(nogil=True)
