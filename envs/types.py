@@ -63,6 +63,8 @@ class Item:
     @property
     def image_sources(self) -> list[str]:
         """The sources of its images, for `Image.read`."""
+        if not self.fields:  # as in most items, of which an environment may have 20,000
+            return []
         image, images = (self.fields.get(field) for field in IMAGE_FIELDS)
         return [*([] if image is None else [image]), *(images or [])]
 

@@ -76,9 +76,11 @@ class PartSettings(Settings):
 
     def has(self, item: Item) -> bool:
         """Whether `item` is of this environment and has the metadata that `where` selects."""
-        return item.env == self.env and all(
-            item.metadata.get(key) in values for key, values in self.where.items()
-        )
+        if item.env != self.env:
+            return False
+        where = self.where
+        # `all` alone takes most of the time where nothing is selected; an environment may have 20,000 items
+        return not where or all(item.metadata.get(key) in values for key, values in where.items())
 
 
 class DataSettings(Settings):

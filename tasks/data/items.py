@@ -8,7 +8,6 @@ later stage reads, has one `Item` a line, as JSON.
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import count, islice
 from pathlib import Path
 
@@ -37,6 +36,10 @@ class _Line(BaseModel):
     metadata: dict[str, object] = {}
     fields: dict[str, object] = {}
     part: str = ""
+
+
+_NAMES = tuple(_Line.model_fields)
+_ENCODER = json.JSONEncoder(sort_keys=True)
 
 
 def check_split(name: str) -> None:
@@ -215,12 +218,12 @@ def training_items(pipeline: Pipeline, workspace: Path) -> list[Item]:
 
 def item_to_json(item: Item) -> str:
     """One line of an item file. Raises `ConfigError` for an item that JSON cannot hold."""
-    values = {**asdict(item), "metadata": dict(item.metadata)}
+    values = {name: getattr(item, name) for name in _NAMES} | {"metadata": dict(item.metadata)}
     for name in ("fields", "part"):  # most items have none
         if not values[name]:
             del values[name]
     try:
-        return json.dumps(values, sort_keys=True)
+        return _ENCODER.encode(values)
     except TypeError:
         for key, fact in item.metadata.items():
             if (foreign := find_foreign(fact)) is not None:
@@ -239,7 +242,7 @@ def item_from_json(line: str, *, location: str) -> Item:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{location}: not an item: {where + ': ' if where else ''}{first['msg']}") from None
-    return Item(**dict(fields))
+    return Item(**vars(fields))
 
 
 def _shuffle_forever(indices: Sequence[int], *, seed: str) -> Iterator[int]:
