@@ -604,13 +604,16 @@ def test_probabilities_are_added_in_one_order() -> None:
 async def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:
     sampler = CpuSampler(folder, context_length=512, max_sequences=1)
     params = SamplingParams(max_tokens=500)
-    *_, last = [
+    requests = [
         asyncio.create_task(sampler.sample([1, 2], params=params, episode_id=str(i))) for i in range(40)
     ]
     await asyncio.sleep(0)  # they are with the engine, which has seconds of work
     await asyncio.to_thread(sampler.close)
-    with pytest.raises(SamplerFailed, match="closed"):
-        await last
+    answers = await asyncio.gather(*requests, return_exceptions=True)
+    refusals = [answer for answer in answers if not isinstance(answer, Completion)]
+    assert {str(refusal) for refusal in refusals} == {"the CPU sampler was closed"}
+    assert answers[-1] in refusals
+    assert all(isinstance(refusal, SamplerFailed) for refusal in refusals)
     with pytest.raises(SamplerFailed, match="closed"):
         await sampler.sample([1, 2], params=params, episode_id="e")
 
