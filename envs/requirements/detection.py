@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -27,8 +27,8 @@ APPLICATION = "wingspan"
 PROBE_TIMEOUT_S = 30.0
 
 
-class Requirement(Protocol):
-    """Something that must be installed on this machine."""
+class Requirement(Hashable, Protocol):
+    """Something that must be installed on this machine. Hashable, because the `EnvSpec` that names it is."""
 
     @property
     def name(self) -> str:

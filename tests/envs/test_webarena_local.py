@@ -37,10 +37,10 @@ from envs.builtin.webarena_local.sites.copies import LiveSites
 from envs.builtin.webarena_local.sites.data import WEBARENA_LOCAL
 from envs.builtin.webarena_local.sites.seed.people import COOKIES
 from envs.errors import EnvCrashed
+from tests.support.needs import needs
 from tests.support.waiting import wait_until, wait_until_async
 
-REMEDIES = [remedy for requirement in SPEC.needs if (remedy := requirement.find_remedy())]
-pytestmark = pytest.mark.skipif(bool(REMEDIES), reason="; ".join(REMEDIES))
+pytestmark = [needs(requirement) for requirement in SPEC.needs]
 KINDS = {"string_match", "url_match", "program_html"}
 Ask = Callable[..., list[tuple[Any, ...]]]
 """An SQL query and its arguments: its rows."""
