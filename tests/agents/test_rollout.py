@@ -28,7 +28,7 @@ from envs.errors import ConfigError
 from envs.files import try_lock
 from envs.registry import get_env
 from envs.types import Item
-from flows.cli.app import app
+from flows.cli.command_line import app
 from tasks.data.trajectories import read_trajectories
 from tests.support.chat_server import ChatServer, calls, chat_server, fails, in_turn, says
 from tests.support.tiny_model import save_tiny_model

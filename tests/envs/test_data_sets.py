@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.data_sets import DATA_SETS, RECEIPT, DataFile, DataSet, read_receipt, register_data_set
 from envs.requirements.downloads import ATTEMPTS, DownloadFailed, faults, pull
-from flows.cli.app import app
+from flows.cli.command_line import app
 from tests.support.http_server import serving_in_thread
 
 BODY = random.Random(0).randbytes(3_000_000)

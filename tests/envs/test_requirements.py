@@ -207,7 +207,7 @@ import sys
 absent = "minigrid scienceworld bm25s Stemmer rapidfuzz math_verify datasets tantivy faiss redis playwright"
 for name in [*absent.split(), "alfworld", "textworld", "textarena", "reasoning_gym"]:
     sys.modules[name] = None  # an import raises
-import agents.rewards, agents.tools.registry, flows.cli.app, tasks.data.sources
+import agents.rewards, agents.tools.registry, flows.cli.command_line, tasks.data.sources
 from envs.registry import ENVIRONMENTS, FAMILIES, get_env
 from envs.errors import MissingDependency
 print(len([get_env(name).name for name in ENVIRONMENTS]), len([*FAMILIES.values()]))

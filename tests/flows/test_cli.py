@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError
-from flows.cli.app import app, one_line
+from flows.cli.command_line import app, one_line
 from flows.cli.options import parse_settings
 from flows.lock import lock
 from flows.plan import check_plan, make_plan
@@ -126,6 +126,15 @@ def test_a_play_that_is_stopped_before_it_has_begun_ends_with_one_line(tmp_path:
     done = wingspan("play", "stopped_env:SPEC", "0", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "stopped; run the same command again to resume\n"
+
+
+def test_ctrl_c_while_the_commands_are_imported_prints_no_traceback(tmp_path: Path) -> None:
+    """A module that every command imports stands for the moment of the signal."""
+    (tmp_path / "typer.py").write_text(
+        "import os, signal\nprint('imported', flush=True)\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    done = wingspan("--help", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "imported\n", "")
 
 
 def test_after_ctrl_c_no_command_waits_for_exit_handlers_of_libraries(tmp_path: Path) -> None:
@@ -311,7 +320,7 @@ def test_help_is_a_whole_phrase_that_makes_sense_alone(location: str, text: str)
 
 def test_help_imports_nothing_heavy(project: Path) -> None:
     code = (
-        "import sys; from typer.testing import CliRunner; from flows.cli.app import app\n"
+        "import sys; from typer.testing import CliRunner; from flows.cli.command_line import app\n"
         "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
         "heavy = {'torch', 'verl', 'ray', 'mlflow', 'prefect', 'dvc', 'numpy', 'pydantic', 'yaml'}\n"
         "print(sorted((heavy | {'envs.requirements.data_sets'}) & set(sys.modules)))"

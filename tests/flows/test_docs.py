@@ -23,7 +23,7 @@ import yaml
 
 from envs.registry import get_env, is_user_env
 from envs.requirements.data_sets import DATA_SETS
-from flows.cli.app import app
+from flows.cli.command_line import app
 from tasks.config.offline import is_offline
 from tasks.config.pipelines import Pipeline, pipeline_names, read_yaml
 

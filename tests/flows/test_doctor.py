@@ -17,7 +17,7 @@ from envs.builtin.textcraft.env import make_item
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import ENVIRONMENTS, FAMILIES, ExpertStep, find_item, get_env
 from envs.requirements.detection import JAVA
-from flows.cli.app import app
+from flows.cli.command_line import app
 from flows.commands.inventory import HERE, NOT_HERE, environment_rows
 from flows.commands.play import count_followed
 from tests.support.command_line import ROOT, Command, copy_declarations, the_error
@@ -333,7 +333,7 @@ def _at_a_terminal() -> None:
 @pytest.mark.heavy
 def test_in_a_terminal_a_key_leaves_with_a_summary(keys: bytes, status: int) -> None:
     ours, theirs = pty.openpty()
-    code = "from flows.cli.app import app; app(['play', 'textcraft', '3'])"
+    code = "from flows.cli.command_line import app; app(['play', 'textcraft', '3'])"
     person = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError
-from flows.cli.app import app
+from flows.cli.command_line import app
 from tasks.data.hashes import path_md5
 from tasks.tracking.connection import connect, experiment_of
 from tasks.tracking.lineage_record import CodeVersion, EnvironmentRecord, read_lineage

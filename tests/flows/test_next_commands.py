@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli.app import app
+from flows.cli.command_line import app
 from flows.cli.run import next_commands
 
 

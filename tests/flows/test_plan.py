@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from agents.samplers.vllm import PYTHON_VARIABLE
 from envs.errors import ConfigError, MissingDependency
 from envs.files import check_writable, write_atomically
-from flows.cli.app import app
+from flows.cli.command_line import app
 from flows.commands.inventory import pipeline_rows
 from flows.commands.preview import list_notes, preview
 from flows.lineage.stages import (

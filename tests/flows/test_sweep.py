@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError, WingspanError
-from flows.cli.app import app
+from flows.cli.command_line import app
 from flows.cli.options import parse_axes, parse_seeds
 from flows.commands.sweep_costs import list_sweep_costs, total_seconds
 from flows.lock import lock

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError
-from flows.cli.app import app
+from flows.cli.command_line import app
 from tasks.data.items import write_items
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.evaluation.paired import paired_test

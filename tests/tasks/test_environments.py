@@ -16,7 +16,7 @@ from envs.builtin.textcraft.env import SPEC
 from envs.errors import ConfigError, MissingDependency, WingspanError
 from envs.registry import ENVIRONMENTS, ExpertStep, get_env, register_env
 from envs.types import Item
-from flows.cli.app import app
+from flows.cli.command_line import app
 from tasks.config.environments import check_environments, environments, needed_here
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.rollout.runner import make_runner

@@ -19,7 +19,7 @@ from agents.clients.endpoint import Endpoint
 from agents.types import Trajectory
 from envs.errors import ConfigError
 from envs.types import Item
-from flows.cli.app import app
+from flows.cli.command_line import app
 from flows.cli.episodes import evaluate as evaluate_command
 from flows.evaluate_policy import evaluate_policy as evaluation_flow
 from flows.program import PROGRAM

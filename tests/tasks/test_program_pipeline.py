@@ -15,7 +15,7 @@ from agents.rollout.group import Callbacks
 from agents.samplers.sampler import Sampler
 from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
-from flows.cli.app import app
+from flows.cli.command_line import app
 from tasks.config.episodes import check_agent
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import split

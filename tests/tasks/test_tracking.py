@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
-from flows.cli.app import app
+from flows.cli.command_line import app
 from flows.commands.runs import run_rows
 from tasks.config.agent import JudgeBlock
 from tasks.config.parameters import changed_parameters, parameters_of, write_changes
