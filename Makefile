@@ -81,7 +81,7 @@ $(RUNS): pyproject.toml constraints.txt overrides.txt | $(UV)
 
 $(ENGINE): $(RUNS)
 	@echo "compiling the CPU engine"; \
-	.venv/bin/python -c "import agents.samplers.cpu.engine, agents.samplers.kernels"
+	.venv/bin/python -c "import agents.samplers.cpu.engine, agents.samplers.kernels, tasks.verl.cpu.attention_kernel"
 	@touch $@
 
 # What the tests speak to, and what environments need that not every machine can build.
