@@ -20,7 +20,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied, SamplerDied, actor_deaths, describe_remote, names_dead_engine
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl.actor import StepRecord, Trainer
-from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV, fork_server
+from tasks.verl.cpu import PLUGIN_ENV, TORCH_ENV, fork_server
 from tasks.verl.gpu import model as gpu_model
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
     if pipeline.backend.device == "cpu":
         # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
         threads = os.environ.get("OMP_NUM_THREADS")
-        variables |= PLUGIN_ENV | THREADS_ENV | process_memory.ENVIRONMENT
+        variables |= PLUGIN_ENV | TORCH_ENV | process_memory.ENVIRONMENT
         if pipeline.backend.rollout == "vllm-cpu":
             variables[PYTHON_VARIABLE] = str(find_python())
         return variables | ({"WINGSPAN_THREADS": threads} if threads else {})

@@ -35,7 +35,7 @@ from agents import process_memory
 from envs.errors import to_line
 from envs.runtime.forking import begin_fork, has_one_thread, kill_group, watch_children
 from tasks.cluster.python_path import python_path
-from tasks.verl.cpu import THREADS_ENV, forked_process
+from tasks.verl.cpu import TORCH_ENV, forked_process
 from tasks.verl.cpu.forked_process import ForkRequest
 
 _MODULES = (
@@ -62,7 +62,7 @@ class _Handle:
         self._folder = Path(tempfile.mkdtemp(prefix="fork-"))  # nobody else may enter it
         self._errors = self._folder / "errors.txt"
         address = str(self._folder / "socket")
-        variables = THREADS_ENV | process_memory.ENVIRONMENT | _ONE_THREAD  # read when a process starts
+        variables = TORCH_ENV | process_memory.ENVIRONMENT | _ONE_THREAD  # read when a process starts
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
             self._errors.open("wb") as errors,
