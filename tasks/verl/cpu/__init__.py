@@ -8,13 +8,14 @@ PLUGIN_ENV = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "tasks.verl.n
 """Environment variables that a process needs before it imports verl."""
 
 TORCH_ENV = {
-    # How often a waiting thread checks for the others before it sleeps: for less than a tenth of a millisecond.
-    # By default it spins for milliseconds; on a busy machine, where the other thread is not running, an update
-    # then took 16 to 34 times as long. Sleeping at once costs a tenth to a fifth on an idle machine
-    # (docs/results.md).
+    # How often a waiting thread checks for the others before it sleeps: for less than a tenth of a
+    # millisecond. By default it spins for milliseconds; on a busy machine, where the other thread is not
+    # running, an update then took 16 to 34 times as long. Sleeping at once costs a tenth to a fifth on an
+    # idle machine (docs/results.md).
     "GOMP_SPINCOUNT": "10000",
-    # How many products oneDNN keeps the code of, and torch the memory that they work in. Each number of rows is
-    # another product, and a micro-batch has any number; with the default of 1,024, a training took 3 GB more.
+    # How many products oneDNN keeps the code of, and torch the memory that they work in. Each number of rows
+    # is another product, and a micro-batch has any number; with the default of 1,024, a training took 3 GB
+    # more.
     "LRU_CACHE_CAPACITY": "16",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
 }
