@@ -19,7 +19,7 @@ from envs.network.client import Backoff
 from envs.redaction import REDACTION, clean_logs, forget_secrets, redact, register_secret, register_url
 from envs.remote.servers import Servers, WireProtocol
 from envs.types import Item
-from flows.cli import app as cli
+from flows.cli import command_line
 
 KEY = 'sk-live/4f9+"x"==\'Zq81'
 """With characters that URLs and JSON escape."""
@@ -180,9 +180,9 @@ def test_a_traceback_of_the_command_line_is_clean(
     def fail(**_: object) -> None:
         raise RuntimeError("with " + PLAIN_KEY)
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(command_line, "app", fail)
     with pytest.raises(SystemExit) as exit_info:
-        cli.main()
+        command_line.run_app()
     assert exit_info.value.code == 1
     messages = capsys.readouterr().err
     assert f"RuntimeError: with {REDACTION}" in messages
