@@ -14,7 +14,7 @@ from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
 from numba.core import cgutils
 from numba.core.base import BaseContext
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 LANES = 16
 """Columns of a vector: one register of AVX-512, two of AVX2, four of NEON."""
@@ -206,6 +206,7 @@ def pack(matrix: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(-1, LANES, inputs).transpose(0, 2, 1)).ravel()
 
 
+@register_jitable
 def round_up(count: int, multiple: int) -> int:
     """The least multiple that is not less than `count`."""
     return -(-count // multiple) * multiple

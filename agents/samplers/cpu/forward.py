@@ -146,7 +146,7 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
     [N, H * D], overwritten.
     """
     heads, head_dim = sizes.heads, sizes.head_dim
-    value_dim, panel = (head_dim + LANES - 1) // LANES * LANES, LANES * head_dim
+    value_dim, panel = round_up(head_dim, LANES), LANES * head_dim
     _store(qkv, positions, segments, layer, sizes, value_dim)
     longest = 0
     segment_of = np.empty(qkv.shape[0], np.int64)
@@ -178,7 +178,7 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
             for part in range(parts):
                 start, end = first + count * part // parts, first + count * (part + 1) // parts
                 rows, queries = end - start, qkv.ctypes.data + BYTES * (start * q + head * head_dim)
-                padded = (length + LANES - 1) // LANES * LANES
+                padded = round_up(length, LANES)
                 scores[:rows, :padded] = float32(0.0)
                 add_rows(rows, queries, q, keys, LANES, panel, head_dim, padded, at_scores, stride)
                 r = 0
@@ -190,7 +190,7 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
                     own_keys, _ = _locate(own, columns, layer, k, sizes, value_dim)
                     end_of_run = min(rows, segments[s, FIRST] + segments[s, COUNT] - start)
                     visible = positions[start + end_of_run - 1] + 1
-                    padded = (visible - length + LANES - 1) // LANES * LANES
+                    padded = round_up(visible - length, LANES)
                     scores[r:end_of_run, length : length + padded] = float32(0.0)
                     query, at_own = queries + BYTES * r * q, at_scores + BYTES * (r * stride + length)
                     in_run = end_of_run - r

@@ -18,7 +18,7 @@ from numba.core.dispatcher import Dispatcher
 
 from agents.samplers import kernels, tiles
 from agents.samplers.kernels import exponential_of, exponentiate_scores, highest_of
-from agents.samplers.tiles import BYTES, LANES, ROWS, add_rows, add_transposed
+from agents.samplers.tiles import BYTES, LANES, ROWS, add_rows, add_transposed, round_up
 
 FIRST, COUNT, COLUMN, PROMPT = range(4)
 """The columns of `segments`: the first of a segment's tokens, and how many there are; the first of its
@@ -50,11 +50,6 @@ def _pack(numbers, head, segments, panels):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _round_up(count):  # type: ignore[no-untyped-def]
-    return (count + LANES - 1) // LANES * LANES
-
-
-@njit(nogil=True)
 def _prompt_of(segments, s):  # type: ignore[no-untyped-def]
     """The first token, the number of tokens and the first column of what a segment sees before itself."""
     prompt = segments[s, PROMPT]
@@ -69,14 +64,16 @@ def _row_length(segments):  # type: ignore[no-untyped-def]
     the same lines of the cache."""
     longest = 0
     for s in range(segments.shape[0]):
-        longest = max(longest, _round_up(segments[s, COUNT]) + _round_up(_prompt_of(segments, s)[1]))
+        longest = max(
+            longest, round_up(segments[s, COUNT], LANES) + round_up(_prompt_of(segments, s)[1], LANES)
+        )
     return (longest + 2 * LANES) | LANES
 
 
 @njit(nogil=True)
 def _make_panels(segments, e):  # type: ignore[no-untyped-def]
     last = segments.shape[0] - 1
-    columns = segments[last, COLUMN] + _round_up(segments[last, COUNT])
+    columns = segments[last, COLUMN] + round_up(segments[last, COUNT], LANES)
     return np.zeros((columns // LANES, e, LANES), np.float32)
 
 
@@ -88,9 +85,9 @@ def _add_scores(rows, a, e, panels, segments, s, end, own, scores, stride):  # t
     _, before, column = _prompt_of(segments, s)
     if before > 0:
         b = panels + BYTES * column * e
-        add_rows(rows, a, e, b, LANES, LANES * e, e, _round_up(before), scores, stride)
+        add_rows(rows, a, e, b, LANES, LANES * e, e, round_up(before, LANES), scores, stride)
     b, c = panels + BYTES * segments[s, COLUMN] * e, scores + BYTES * own
-    add_rows(rows, a, e, b, LANES, LANES * e, e, _round_up(end), c, stride)
+    add_rows(rows, a, e, b, LANES, LANES * e, e, round_up(end, LANES), c, stride)
 
 
 @njit(nogil=True)
@@ -141,7 +138,7 @@ def _compile_forward(digest: int) -> Dispatcher:
         [H, T], the logarithms of the sums of the exponentials of the scores.
         """
         tokens, heads, dim = query.shape
-        share, e, stride = heads // key.shape[1], _round_up(dim), _row_length(segments)
+        share, e, stride = heads // key.shape[1], round_up(dim, LANES), _row_length(segments)
         queries, values = np.zeros((tokens, e), np.float32), np.zeros((tokens, e), np.float32)
         panels, scores = _make_panels(segments, e), np.empty((ROWS, stride), np.float32)
         sums, shares = np.empty((ROWS, e), np.float32), np.empty(ROWS, np.float32)
@@ -198,7 +195,7 @@ def _compile_backward(digest: int) -> Dispatcher:
         they are gradients of; the other arguments as for `attend`.
         """
         tokens, heads, dim = query.shape
-        share, e, stride = heads // key.shape[1], _round_up(dim), _row_length(segments)
+        share, e, stride = heads // key.shape[1], round_up(dim, LANES), _row_length(segments)
         queries, keys = np.zeros((tokens, e), np.float32), np.zeros((tokens, e), np.float32)
         upstreams, sums = np.zeros((tokens, e), np.float32), np.empty((ROWS, e), np.float32)
         key_panels, value_panels = _make_panels(segments, e), _make_panels(segments, e)
@@ -221,10 +218,10 @@ def _compile_backward(digest: int) -> Dispatcher:
                     _copy(upstream, head, float32(1.0), upstreams)
                 start, count, (_, before, _) = segments[s, FIRST], segments[s, COUNT], _prompt_of(segments, s)
                 # Between the prompt's scores and the segment's own are zeros: a tile may go beyond the first.
-                own = _round_up(before) + LANES if before > 0 else 0
+                own = round_up(before, LANES) + LANES if before > 0 else 0
                 for block in range(0, count, _BLOCK):
                     block_end = min(count, block + _BLOCK)
-                    width = own + _round_up(block_end) + LANES
+                    width = own + round_up(block_end, LANES) + LANES
                     weights[: block_end - block, :width] = float32(0.0)
                     slopes[: block_end - block, :width] = float32(0.0)
                     for low in range(block, block_end, ROWS):

@@ -125,14 +125,14 @@ def packed_attention(
     return _PackedAttention.apply(query, key, value, blocks, scaling).transpose(1, 2), None  # type: ignore[no-untyped-call]
 
 
-def needed_segments(blocks: tuple[PromptBlock, ...]) -> "np.ndarray":
+def segments_of(blocks: tuple[PromptBlock, ...]) -> np.ndarray:
     """The segments of `attention_kernel.attend`: [S, 4]."""
     segments: list[tuple[int, int, int, int]] = []
     column = 0
 
-    def add(first: int, count: int, prefix: int) -> None:
+    def add(first: int, count: int, prompt: int) -> None:
         nonlocal column
-        segments.append((first, count, column, prefix))
+        segments.append((first, count, column, prompt))
         column += round_up(count, LANES)
 
     for block in blocks:
@@ -152,7 +152,7 @@ class _PackedAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: tuple[PromptBlock, ...], scale: float
     ) -> Tensor:
         inputs = [_by_token(x) for x in (query, key, value)]
-        segments, output = needed_segments(blocks), torch.empty_like(inputs[0])
+        segments, output = segments_of(blocks), torch.empty_like(inputs[0])
         log_sums = query.new_empty(query.shape[1:3])  # [H, T]
         arrays = [x.numpy() for x in (*inputs, output, log_sums)]
         _share_out(
