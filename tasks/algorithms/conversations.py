@@ -112,11 +112,10 @@ class Conversations:
     @cached_property
     def turn_lengths(self) -> Tensor:
         """[C, N + 1], int64: sampled tokens of each turn, and at the end the places without a token."""
-        lengths = [[len(turn.completion.token_ids) for turn in t.turns] for t in self.trajectories]
-        longest = max(map(len, lengths), default=0)
-        # numpy reads lists in a fifth of torch's time
-        padded = [row + [0] * (longest + 1 - len(row)) for row in lengths]
-        counts = torch.from_numpy(np.array(padded, dtype=np.int64))
+        num_turns = np.array([len(trajectory.turns) for trajectory in self.trajectories], dtype=np.int64)
+        lengths = [len(turn.completion.token_ids) for t in self.trajectories for turn in t.turns]
+        counts = torch.zeros(len(num_turns), num_turns.max(initial=0) + 1, dtype=torch.int64)
+        counts.numpy()[np.arange(counts.shape[1]) < num_turns[:, None]] = lengths
         counts[:, -1] = self.mask.shape[1] - counts.sum(1)
         return counts
 

@@ -33,7 +33,7 @@ class TurnPpo(ActorCritic):
         values = batch.first_of_turns(batch.critic_values)
         advantages = gae(batch.turn_rewards, values, gamma=self.gamma, lam=self.lam)
         returns = advantages + values
-        share = batch.lengths / (lengths > 0).sum(1)
+        share = lengths.sum(1) / (lengths > 0).sum(1)
         return Estimate(
             advantages=batch.spread_turns(whiten_(advantages, lengths)),
             returns=batch.at_turn_starts(returns),
