@@ -9,12 +9,12 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
+from tasks.data.supervised import SupervisedRow
 from tasks.data.vocabulary import SPACE
 
-if TYPE_CHECKING:
-    from tasks.data.demonstrations import Demonstration
+Row = TypeVar("Row", bound=SupervisedRow)
 
 MAX_SHARE = 0.03
 """A word that more of the demonstrations have is part of the language, not a name."""
@@ -24,8 +24,8 @@ Forms = Mapping[bool, int]
 
 
 def rename_words(
-    demonstrations: Sequence["Demonstration"], words: Mapping[str, int], *, copies: int, seed: int
-) -> list["Demonstration"]:
+    demonstrations: Sequence[Row], words: Mapping[str, int], *, copies: int, seed: int
+) -> list[Row]:
     """`copies` of each of `demonstrations`, each with its own renaming: seeded.
 
     `words`: new words, as the tokenizer writes them, and their ids. In each copy, those that at most
@@ -37,7 +37,7 @@ def rename_words(
     return [_rename(demonstration, names, rng) for _ in range(copies) for demonstration in demonstrations]
 
 
-def _names(demonstrations: Sequence["Demonstration"], words: Mapping[str, int]) -> list[list[Forms]]:
+def _names(demonstrations: Sequence[SupervisedRow], words: Mapping[str, int]) -> list[list[Forms]]:
     """The rare words, those with the same forms together."""
     counts = Counter(
         token
@@ -54,9 +54,7 @@ def _names(demonstrations: Sequence["Demonstration"], words: Mapping[str, int]) 
     return [*names.values()]
 
 
-def _rename(
-    demonstration: "Demonstration", names: Iterable[Sequence[Forms]], rng: random.Random
-) -> "Demonstration":
+def _rename(demonstration: Row, names: Iterable[Sequence[Forms]], rng: random.Random) -> Row:
     present = {*demonstration.prompt_ids, *demonstration.response_ids}
     new_tokens: dict[int, int] = {}
     for group in names:

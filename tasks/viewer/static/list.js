@@ -1,9 +1,9 @@
 // Trajectories, or their groups, that a query selects: search, filters, sorting; as many rows as are scrolled to.
 
+import { showActivity } from "./activity.js";
 import { get } from "./api.js";
 import { count, fixed, h, number, pairs, plural, replace, seconds } from "./dom.js";
 import * as links from "./links.js";
-import { showActivity } from "./main.js";
 import { outcome, stepText, stopText, tags, versionText, visited } from "./rows.js";
 import { tabs } from "./run.js";
 

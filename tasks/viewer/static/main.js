@@ -1,5 +1,6 @@
 // The frame of the page: finds the view of an address, keeps it up to date, and shows what goes wrong.
 
+import { activity, showActivity } from "./activity.js";
 import { ApiError } from "./api.js";
 import { h, pairs, replace } from "./dom.js";
 import { consoleView, forkView } from "./fork.js";
@@ -14,7 +15,6 @@ import { trajectoryView } from "./trajectory.js";
 
 const POLL_MS = 2500;
 const page = document.getElementById("view");
-const activity = document.getElementById("activity");
 let current = null; // { hash, controller, update, refresh }
 
 function findView({ parts, query }) {
@@ -90,11 +90,6 @@ async function poll() {
     }
   }
   setTimeout(poll, POLL_MS);
-}
-
-export function showActivity(progress) {
-  activity.textContent = progress?.total
-    ? `indexing ${Math.min(99, Math.round((100 * progress.done) / progress.total))}%` : "";
 }
 
 function toggleTheme() {

@@ -1,10 +1,10 @@
 // One run: what came out, the curves, evaluations, rounds and steps, each with its trajectories.
 
+import { showActivity } from "./activity.js";
 import { get } from "./api.js";
 import { chart } from "./charts.js";
 import { ago, count, h, number, parameter, percent, plural, replace, seconds, table } from "./dom.js";
 import * as links from "./links.js";
-import { showActivity } from "./main.js";
 import { stateTag } from "./rows.js";
 
 const CHARTS = [
