@@ -99,21 +99,21 @@ def read_json(path: Path, *, remedy: str = RESTORE) -> dict[str, Any]:
     return _parse_object(path.read_bytes(), place=str(path), remedy=remedy) if path.exists() else {}
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file that has one a line; none if there is no such file.
-
-    Raises `DamagedFile` for a line that is not an object.
-    """
-    return list(iterate_json_lines(path)) if path.exists() else []
+def read_json_lines(path: Path, *, is_growing: bool = False) -> list[dict[str, Any]]:
+    """`iterate_json_lines`; none if there is no such file."""
+    return list(iterate_json_lines(path, is_growing=is_growing)) if path.exists() else []
 
 
-def iterate_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def iterate_json_lines(path: Path, *, is_growing: bool = False) -> Iterator[dict[str, Any]]:
     """The objects of a file that has one a line, which may be too large to be read at once.
 
-    Raises `DamagedFile` for a line that is not an object.
+    `is_growing`: a last line without an end is being written, and is left out. Raises `DamagedFile` for a
+    line that is not an object.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            if is_growing and not line.endswith(b"\n"):
+                return
             place = f"line {number} of {path}"
             yield _parse_object(line, place=place, remedy="restore the file, or delete the line")
 

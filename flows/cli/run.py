@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envs.errors import ConfigError, describe
-from envs.files import read_json_lines
 from flows.cli.options import IfChanged, PipelineName, Settings, Workspace, parse_secrets, parse_settings
 from flows.program import PROGRAM, REPRODUCTION
+from tasks.runs.steps import read_steps
 
 if TYPE_CHECKING:
     from flows.plan import Plan
@@ -76,7 +76,7 @@ def run(
                 from flows.train_agent import run_with_prefect  # imports Prefect
 
                 evaluation, prefect_failure = run_with_prefect(plan)
-    if reason := explain_unchanged(read_json_lines(plan.workspace / "train" / "metrics.jsonl")):
+    if reason := explain_unchanged(read_steps(plan.workspace)):
         typer.echo(reason)
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_format_rate(before)} before, {_format_rate(after)} after")

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import median
 
 from envs.errors import ConfigError, list_names
-from envs.files import read_json_lines
 from flows.lineage.stages import would_resume
 from flows.plan import Plan, find_disk_need
 from tasks.config.parameters import differing_values, parameters_of, read_pipeline_name
@@ -17,6 +16,7 @@ from tasks.reporting.pages import duration
 from tasks.reporting.results import read_stage_seconds
 from tasks.runs.folders import RUNS, find_runs
 from tasks.runs.parameters import read_parameters
+from tasks.runs.steps import read_steps
 from tasks.verl import checkpoints
 
 COST_COLUMNS = ("cost", "about", "of it")
@@ -77,7 +77,7 @@ def _read_run(folder: Path, pipeline: str, parameters: Mapping[str, object]) -> 
             return None
         earlier_parameters = read_parameters(folder)
         seconds = read_stage_seconds(folder)
-        steps = read_json_lines(folder / "train" / "metrics.jsonl")
+        steps = read_steps(folder)
     except ConfigError:
         return None
     if not earlier_parameters or not steps or not (folder / EVALUATION).exists() or "train" not in seconds:

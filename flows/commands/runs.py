@@ -6,10 +6,10 @@ from pathlib import Path
 
 from envs.errors import ConfigError, DamagedFile
 from tasks.config.pipelines import PIPELINES_FILE
-from tasks.runs.folders import relative_within
-from tasks.runs.parameters import try_read_lines
+from tasks.runs.folders import STEPS, relative_within
+from tasks.runs.steps import read_steps
 from tasks.tracking.connection import DEFAULT_URI, check_tracking, connect, experiment_of, tracking_uri
-from tasks.tracking.record import RECORD, read_record
+from tasks.tracking.record import read_record
 from tasks.tracking.recorded_runs import RecordedRun, mark_gone, read_runs
 
 COLUMNS = ("run", "state", "step", "success", "started", "workspace")
@@ -30,8 +30,8 @@ def run_rows() -> Iterator[tuple[str, ...]]:
         folder = "" if run.workspace is None else str(relative_within(run.workspace, Path.cwd()))
         try:
             step, success = _progress(run)
-        except DamagedFile:  # the others can be listed
-            step, success, folder = "", "", f"{folder}: {RECORD} is damaged"
+        except DamagedFile as error:  # the others can be listed
+            step, success, folder = "", "", str(error)
         yield run.name, run.state, step, success, start, folder
 
 
@@ -45,9 +45,9 @@ def _progress(run: RecordedRun) -> tuple[str, str]:
         return f"{run.steps}/{run.steps}", f"{run.success:.2f}"
     if run.workspace is None or read_record(run.workspace).get("run_id") != run.run_id:
         return "", ""
-    file = run.workspace / "train" / "metrics.jsonl"
+    file = run.workspace / STEPS
     is_of_run = file.exists() and file.stat().st_mtime >= run.start_time
-    steps = try_read_lines(file) if is_of_run else []
+    steps = read_steps(run.workspace, is_growing=True) if is_of_run else []
     last = steps[-1] if steps else {}
     success = last.get("success")
     return f"{last.get('step', 0)}/{run.steps}", "" if success is None else f"{success:.2f}"

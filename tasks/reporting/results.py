@@ -32,6 +32,7 @@ from tasks.evaluation.outcomes import (
 from tasks.evaluation.paired import PairedTest
 from tasks.runs.folders import EVALUATION_TRAJECTORIES
 from tasks.runs.rounds import RoundResult, read_rounds
+from tasks.runs.steps import read_steps
 from tasks.runs.usage import Usage, read_usage
 from tasks.verl.rewinds import Rewind, read_rewinds
 
@@ -120,7 +121,7 @@ def read_results(workspace: Path) -> Results:
     """Read the files that `workspace` has so far."""
     trajectory_file = workspace / EVALUATION_TRAJECTORIES
     return Results(
-        steps=read_json_lines(workspace / "train" / "metrics.jsonl"),
+        steps=read_steps(workspace),
         rounds=read_rounds(workspace / "train"),
         rewinds=read_rewinds(workspace / "train"),
         alerts=read_json_lines(workspace / "train" / ALERTS),

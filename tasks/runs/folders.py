@@ -23,6 +23,8 @@ FLOW_RUN = "prefect.json"
 """The file beside it with the id of the last Prefect flow run that worked in the folder."""
 STATE = "state.json"
 """The file in a workspace that says how its last command ended (`tasks/runs/state.py`)."""
+STEPS = "train/metrics.jsonl"
+"""The file in a workspace with the recorded training steps (`tasks/runs/steps.py`)."""
 EVALUATION_TRAJECTORIES = "evaluation_trajectories.jsonl"
 """The file in a workspace with the trajectories of `episodes_to_keep` (`tasks/evaluation/outcomes.py`) of
 every item, policy and mode."""
@@ -40,13 +42,7 @@ QUICK_EVALUATION = "quick evaluation"
 FORKS = "forks.jsonl"
 """The file in a run's folder with the trajectories of `tasks/evaluation/forks`."""
 _TRAINING_FILE = re.compile(r"(?P<kind>step|round)_(?P<number>\d+)\.jsonl")
-_SIGNS = (
-    EVALUATION_TRAJECTORIES,
-    "train/trajectories",
-    "train/metrics.jsonl",
-    "provision.json",
-    "data/train.jsonl",
-)
+_SIGNS = (EVALUATION_TRAJECTORIES, "train/trajectories", STEPS, "provision.json", "data/train.jsonl")
 """Any of these makes a folder a workspace, from its first stage on."""
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from agents.huggingface.files import load_tokenizer
 from agents.types import Trajectory
 from envs.errors import WingspanError
-from envs.files import read_json_lines, write_atomically
+from envs.files import write_atomically
 from tasks.algorithms.builtin.dpo import Dpo
 from tasks.algorithms.offline import Imitation, OfflineAlgorithm
 from tasks.cluster.session import LOGS
@@ -33,6 +33,7 @@ from tasks.evaluation.policy import open_policy
 from tasks.rollout.runner import horizon_metrics, make_training_spec
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.rounds import RoundResult, TrainedRound, final_policy, read_round, start_policy
+from tasks.runs.steps import read_steps
 from tasks.stages.rounds import check_start, drop_steps_after, evaluate_round, make_round, write_prompts
 from tasks.verl.config import check_pipeline
 from tasks.verl.cpu import fork_server
@@ -123,8 +124,8 @@ class OfflineSession:
 
     def _is_trained(self, steps: TrainedRound) -> bool:
         """Whether the round's policy was saved and its steps were written, which comes last."""
-        lines = read_json_lines(self._folder / "metrics.jsonl")
-        last = lines[-1]["step"] if lines else 0
+        recorded_steps = read_steps(self._workspace)
+        last = recorded_steps[-1]["step"] if recorded_steps else 0
         has_policy = (self._policy(steps.index) / "config.json").exists()
         # An earlier round's policy is removed once the next one's has been evaluated.
         return last > steps.last_step or (last == steps.last_step and has_policy)

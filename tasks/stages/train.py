@@ -17,7 +17,6 @@ from typing import NoReturn, TypeVar
 
 from agents.types import Trajectory
 from envs.errors import WingspanError
-from envs.files import read_json_lines
 from envs.types import Item
 from tasks.cluster.session import LOGS, keep_logs
 from tasks.config.pipelines import Pipeline
@@ -37,6 +36,7 @@ from tasks.runs.rounds import (
     round_file,
     start_policy,
 )
+from tasks.runs.steps import read_steps
 from tasks.stages.rounds import (
     check_start,
     choose_best,
@@ -295,7 +295,7 @@ class TrainSession:
             for file in (self._folder / "trajectories").glob(f"{kind}_*.jsonl"):
                 if int(file.stem.removeprefix(f"{kind}_")) > checkpoint.step:
                     file.unlink()
-        self._steps = read_json_lines(self._folder / "metrics.jsonl")
+        self._steps = read_steps(self._workspace)
         self._progress.on_history(self._steps)
         drop_rounds_after(self._folder, checkpoint.step)
         if find_best(self._folder) is None:

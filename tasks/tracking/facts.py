@@ -5,13 +5,13 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from envs.files import read_json_lines
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import read_changes
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_way
 from tasks.evaluation.outcomes import Evaluation
 from tasks.runs.rounds import explain_unchanged
+from tasks.runs.steps import read_steps
 
 SCORES = {
     "success": ("after", "sampled"),
@@ -89,7 +89,7 @@ def version_tags(
         "seed": str(pipeline.seed),
         **{key: str(value) for key, value in evaluation_way(pipeline).items()},
     }
-    steps = read_json_lines(workspace / "train" / "metrics.jsonl")
+    steps = read_steps(workspace)
     if reason := explain_unchanged(steps):
         tags[UNCHANGED] = reason
     for key, (policy, mode) in SCORES.items():

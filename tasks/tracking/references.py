@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.errors import ConfigError, describe
-from envs.files import read_json_lines
 from tasks.data.hashes import path_md5
 from tasks.evaluation.outcomes import EVALUATION, Evaluation, read_evaluation
-from tasks.runs.folders import relative_within
+from tasks.runs.folders import STEPS, relative_within
+from tasks.runs.steps import read_steps
 from tasks.tracking.connection import EXPERIMENT, check_tracking, connect, tracking_uri
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
 from tasks.tracking.record import read_record
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
 
-STEPS = "train/metrics.jsonl"
 _MODEL = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>[^/@]+)|@(?P<alias>[^/@]+))")
 _REMEDY = (
     "give a run's folder, the id or the name of an MLflow run (`wingspan runs` lists them), "
@@ -75,8 +74,8 @@ class FoundRun:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The run's metrics of training steps."""
-        return read_json_lines(self.folder / STEPS)
+        """The run's metrics of training steps. Raises `DamagedFile`."""
+        return read_steps(self.folder)
 
 
 def find_run(reference: str, *, downloads: Path) -> FoundRun:

@@ -31,6 +31,7 @@ from tasks.data.collapse import ALERTS
 from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, read_evaluation
 from tasks.runs.folders import EVALUATION_TRAJECTORIES
 from tasks.runs.rounds import read_rounds, round_file
+from tasks.runs.steps import read_steps
 from tasks.runs.usage import read_usage
 from tasks.tracking import facts, recorded_runs, system_metrics
 from tasks.tracking.batches import ItemFile, log_item_files, log_metrics, log_params, metrics_of
@@ -217,7 +218,7 @@ class Tracker:
     def _write_training(self, client: "MlflowClient", run_id: str) -> None:
         log_item_files(client, run_id, self._item_files())
         parent, train = client.get_run(run_id), self._workspace / "train"
-        steps = _read_steps(train / "metrics.jsonl")
+        steps = _read_steps(self._workspace)
         self._write_alerts(client, run_id)
         for prompt in sorted(train.glob("*.md")):
             client.log_artifact(run_id, str(prompt))
@@ -256,7 +257,7 @@ class Tracker:
         is_trained = round_file(train, last_round).exists()
         if is_trained or settings.watch.on_collapse != "rewind":
             return settings.steps
-        steps = _read_steps(train / "metrics.jsonl")
+        steps = _read_steps(self._workspace)
         points = RewindPoints.read(train, window=settings.watch.window)
         return points.target(max(steps, default=0))
 
@@ -338,9 +339,9 @@ class Tracker:
         return facts.description(self._pipeline, name=self._name, workspace=self._workspace)
 
 
-def _read_steps(file: Path) -> dict[int, dict[str, Any]]:
-    """`train/metrics.jsonl` by global step."""
-    return {int(values["step"]): values for values in read_json_lines(file)}
+def _read_steps(workspace: Path) -> dict[int, dict[str, Any]]:
+    """The training steps by their numbers."""
+    return {values["step"]: values for values in read_steps(workspace)}
 
 
 def _children(client: "MlflowClient", parent: "Run") -> dict[int, "Run"]:

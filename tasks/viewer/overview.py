@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from envs.errors import ConfigError, DamagedFile, describe
 from envs.files import is_locked
@@ -14,18 +15,19 @@ from envs.types import replace_surrogates
 from tasks.config.parameters import flat
 from tasks.evaluation.outcomes import EVALUATION, Evaluation, read_evaluation
 from tasks.evaluation.record import is_record, read_record
-from tasks.runs.folders import STATE, RunFolder
+from tasks.runs.folders import STATE, STEPS, RunFolder
 from tasks.runs.parameters import recorded_parameters, try_read_json, try_read_lines
 from tasks.runs.state import RUNNING, read_state
+from tasks.runs.steps import read_steps
 
 SERIES = (
     "step", "episodes", "dropped", "reward", "success", "turns", "tokens_per_turn", "horizon", "entropy",
     "kl", "informative_groups", "parse_failures", "repetition", "policy_version", "staleness", "temperature",
     "seconds", "rollout_probs_diff_mean", "rollout_probs_diff_max",
 )  # fmt: skip
-"""The columns of `train/metrics.jsonl` that the page shows; those that a run does not have are left out."""
+"""The columns of the training steps that the page shows; those that a run does not have are left out."""
 _WRITTEN = (
-    "data", "provision.json", "warmup", "train", "train/metrics.jsonl", "train/trajectories", "policy",
+    "data", "provision.json", "warmup", "train", STEPS, "train/trajectories", "policy",
     EVALUATION, "timing.json", "record.json", "trajectories.jsonl", "parameters.json", "report", STATE,
 )  # fmt: skip
 
@@ -64,7 +66,8 @@ class RunSummary:
     """`running` while a command works on it, else how the last one ended: `failed`, `stopped`, `killed`;
     empty if it succeeded, or if that is not recorded."""
     damage: str
-    """What is wrong with `evaluation.json`; empty if it can be read, or is not there."""
+    """What is wrong with the recorded steps or with `evaluation.json`; empty if each can be read, or is not
+    there."""
 
 
 def summarise_runs(runs: Sequence[RunFolder]) -> list[RunSummary]:
@@ -112,33 +115,33 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
     """`signatures`: of the files and folders that a run writes; the same ones give the same summary."""
     folder = run.folder
     parameters = try_read_json(folder / "parameters.json") if run.file is None else {}
-    lines = try_read_lines(folder / "train" / "metrics.jsonl") if run.file is None else []
-    evaluation, damage = _read_evaluation(folder)
+    steps, damage = _read_steps(folder) if run.file is None else ([], "")
+    evaluation, damage_of_evaluation = _read_evaluation(folder)
     after = evaluation.get("after", {}).get("sampled", {}).get("success")
     kind = "file" if run.file else "evaluation" if is_record(folder) else "run"
     success, success_of = after, "evaluation after training"
     if kind == "evaluation":
         success, success_of = _recorded_success(folder), "evaluation"
-    elif kind == "file" or (after is None and not lines):
+    elif kind == "file" or (after is None and not steps):
         success, success_of = None, ""
     elif after is None:
-        success, success_of = lines[-1].get("success"), f"step {lines[-1].get('step')}"
+        success, success_of = steps[-1].get("success"), f"step {steps[-1]['step']}"
     return RunSummary(
         name=run.name,
         folder=replace_surrogates(str(run.identity), by="?"),
         kind=kind,
         pipeline=parameters.get("pipeline"),
-        step=max((int(line.get("step", 0)) for line in lines), default=0),
+        step=max((step["step"] for step in steps), default=0),
         steps=_planned_steps(folder) if kind == "run" else None,
         success=success,
         success_of=success_of,
         is_finished=kind != "run" or after is not None,
         changed=parameters.get("changed") or {},
         differing={},
-        curve=[line.get("success") for line in lines],
+        curve=[step.get("success") for step in steps],
         written_at=max(written_at for written_at, _ in signatures),
         state="",
-        damage=damage,
+        damage=damage or damage_of_evaluation,
     )
 
 
@@ -148,17 +151,28 @@ def read_overview(run: RunFolder) -> dict[str, object]:
     if run.file is not None:
         return {"series": {}, "rounds": [], "evaluation": {}, "alerts": [], "rewinds": [], "seconds": {}}
     folder = run.folder
-    lines = try_read_lines(folder / "train" / "metrics.jsonl")
-    columns = [column for column in SERIES if any(column in line for line in lines)]
+    steps, _ = _read_steps(folder)
+    columns = [column for column in SERIES if any(column in step for step in steps)]
+    evaluation, _ = _read_evaluation(folder)
     rounds = [try_read_json(path) for path in sorted((folder / "train" / "rounds").glob("*.json"))]
     return {
-        "series": {column: [line.get(column) for line in lines] for column in columns},
+        "series": {column: [step.get(column) for step in steps] for column in columns},
         "rounds": [done for done in rounds if done],
-        "evaluation": _read_evaluation(folder)[0],
+        "evaluation": evaluation,
         "alerts": try_read_lines(folder / "train" / "alerts.jsonl"),
         "rewinds": try_read_lines(folder / "train" / "rewinds.jsonl"),
         "seconds": try_read_json(folder / "timing.json").get("stages", {}),
     }
+
+
+def _read_steps(folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """The recorded steps, and what is wrong with their file if it is damaged."""
+    try:
+        return read_steps(folder, is_growing=True), ""
+    except DamagedFile as error:
+        return [], str(error)
+    except OSError as error:
+        return [], describe(error)
 
 
 def _read_evaluation(folder: Path) -> tuple[Evaluation, str]:

@@ -17,7 +17,8 @@ from flows.commands.serve import view
 from flows.lock import lock
 from flows.plan import make_plan
 from tasks.reporting.comparison.compare import compare
-from tasks.runs.folders import find_runs
+from tasks.reporting.results import read_results
+from tasks.runs.folders import STEPS, find_runs
 from tasks.runs.state import mark_stopped, read_state, recorded_state
 from tasks.viewer.app import viewer_app
 from tasks.viewer.overview import summarise_runs
@@ -135,6 +136,51 @@ def test_a_damaged_evaluation_hides_no_other_run(
     assert comparison.notes[0].startswith(f"{NAME} is left out: {file} is damaged (")
     with pytest.raises(ConfigError, match=f"^{file} is damaged"):
         compare([file.parent], tmp_path / "out")
+
+
+DAMAGED_STEPS = [
+    '{"step": 1',
+    "[1]",
+    '{"success": 0.5}',
+    '{"step": "1"}',
+    '{"step": 1, "success": "0.5"}',
+    '{"step": 1, "success": null}',
+    '{"step": 1, "success": [0.5]}',
+    '{"step": 1, "horizon_reason": 7}',
+]
+
+
+@pytest.mark.parametrize("line", DAMAGED_STEPS)
+def test_damaged_steps_hide_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_workspace(Path("runs/damaged"))
+    write_workspace(Path("runs/other"))
+    file = Path("runs/damaged/train/metrics.jsonl")
+    file.write_text(line + "\n")
+    message = f"line 1 of {file} is damaged ("
+
+    app = viewer_app(Viewer([Path("runs")], cache=tmp_path / "cache"), host="127.0.0.1")
+    with serving_in_thread(app) as url, httpx.Client(base_url=url) as client:
+        damaged, other = client.get("/api/runs").json()["runs"]
+        assert (other["name"], other["step"], other["damage"]) == ("other", 4, "")
+        assert (damaged["step"], damaged["curve"], damaged["success"]) == (0, [], 0.5)
+        assert damaged["damage"].startswith(message)
+        assert client.get("/api/run?run=damaged").json()["series"] == {}
+
+    comparison, _ = compare([Path("runs")], tmp_path / "out")
+    assert comparison.names == ["other"]
+    assert comparison.notes[0].startswith(f"damaged is left out: {message}")
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read_results(Path("runs/damaged"))
+
+
+def test_a_step_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
+    write_workspace(tmp_path / "toy")
+    (run,) = find_runs([tmp_path])
+    with (run.folder / STEPS).open("a") as file:
+        file.write('{"step": 5, "succ')
+    (summary,) = summarise_runs([run])
+    assert (summary.step, summary.damage) == (4, "")
 
 
 def test_a_signal_that_libraries_turn_into_an_error_has_stopped_a_run(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import getpass
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -652,10 +653,15 @@ def test_the_progress_of_a_run_is_not_that_of_another_in_its_workspace(workspace
     begin_run("later")
     write_step(workspace, 4)
     assert progress() == {"stopped early": ("", ""), "later": ("4/4", "0.40")}
+    with (workspace / "train" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "success": "0.5"}\n')
+    assert progress() == {"stopped early": ("", ""), "later": ("", "")}
+    rows = {row[0]: row for row in run_rows()}
+    assert re.match(r"line 3 of .*/train/metrics\.jsonl is damaged \(its success is", rows["later"][-1])
     (workspace / "mlflow.json").write_text('{"run_id": "')
     rows = {row[0]: row for row in run_rows()}
     assert rows["later"][2:4] == ("", "")
-    assert rows["later"][-1].endswith(": mlflow.json is damaged")
+    assert re.match(r".*/mlflow\.json is damaged \(", rows["later"][-1])
 
 
 def test_a_record_that_cannot_be_written_is_an_error_at_the_end(workspace: Path, pipeline: Pipeline) -> None:

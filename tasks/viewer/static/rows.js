@@ -42,7 +42,7 @@ const STATES = {
   unfinished: "it has no final evaluation; no command works on it",
 };
 
-// Whether a command works on a run, its evaluation is damaged, or how the last one ended; nothing of a run that has succeeded.
+// Whether a command works on a run, one of its files is damaged, or how the last one ended; nothing of a run that has succeeded.
 export function stateTag(run) {
   if (run.state === "running") return h("span", { class: "live", title: "a command works on it" }, "live");
   if (run.damage) return h("span", { class: "tag", title: run.damage }, "damaged");
