@@ -226,7 +226,7 @@ class EnvSessions:
         try:
             await run_in_time(env.close(), timeout_s=CLOSE_TIMEOUT_S, name=f"closing session {session.id}")
         except Exception as error:
-            _log.warning("closing session %d failed: %s", session.id, describe(error))
+            _log.warning("closing session %d failed: %s", session.id, text_with_place(error))
 
     async def _only_text(self, session: EnvSession, images: Sequence[Image]) -> None:
         """Reject images, which the protocols cannot carry, rather than drop them."""

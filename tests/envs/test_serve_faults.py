@@ -168,6 +168,21 @@ def test_no_path_of_the_server_is_told_and_the_log_has_the_place(
     assert caplog.text.count(f'File "{__file__}", line ') >= 2
 
 
+def test_the_log_has_the_place_where_closing_failed(caplog: pytest.LogCaptureFixture) -> None:
+    class Unclosable(ToyEnv):
+        async def close(self) -> None:
+            await super().close()
+            raise KeyError("x")
+
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        await open_session(http)
+
+    serving([Unclosable()], talk)
+    (record,) = caplog.records
+    place = rf"{re.escape(str(Path(__file__).relative_to(Path.cwd())))}:\d+"
+    assert re.fullmatch(rf"closing session \d+ failed: KeyError: 'x' \({place}\)", record.getMessage())
+
+
 async def test_no_path_of_make_item_is_told(caplog: pytest.LogCaptureFixture) -> None:
     def make_item(index: int) -> Item:
         raise KeyError(index)
