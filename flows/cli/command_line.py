@@ -96,15 +96,19 @@ def one_line(error: BaseException) -> str | None:
     return None
 
 
-def _leave_stopped(line: str | None) -> NoReturn:
-    """End this process after Ctrl-C without exit handlers: taking down MLflow and pandas takes a second."""
+def _leave_stopped() -> NoReturn:
+    """End this process after Ctrl-C without exit handlers: taking down MLflow and pandas takes a second.
+
+    A command with more to say than that it was stopped uses `Stoppable`, which ends the process itself.
+    """
     from flows.endings.guardian import end_guarded
     from flows.endings.stopping import leave
 
     with suppress(OSError):  # the terminal may be closed
         sys.stdout.flush()
     end_guarded()
-    leave(line, status=STOPPED)
+    line_start = "\r" if sys.stderr.isatty() else ""  # over the ^C that the terminal shows
+    leave(f"{line_start}stopped", status=STOPPED)
 
 
 def run_app() -> None:
@@ -120,10 +124,10 @@ def run_app() -> None:
     try:
         status = app(standalone_mode=False)  # returns the status of typer.Exit, None otherwise
         if status == STOPPED:
-            _leave_stopped(None)
+            _leave_stopped()
         sys.exit(status)
-    except (KeyboardInterrupt, typer.Abort):
-        _leave_stopped("stopped; run the same command again to resume")
+    except KeyboardInterrupt:
+        _leave_stopped()
     except Exception as error:
         usage = _usage(error)
         if usage == "":  # there were no arguments, and the help is printed

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from flows.cli.app import STOPPED
 from flows.cli.options import (
     EndpointKey,
     EndpointModel,
@@ -37,12 +38,8 @@ def play(
     from flows.endings.guardian import guard
 
     guard()
-    try:
-        has_ended = play_item(name, item, seed=seed, console=Console())
-    except KeyboardInterrupt:
-        raise typer.Abort from None  # typer makes a KeyboardInterrupt an exit without a line
-    if not has_ended:
-        raise typer.Exit(130)
+    if not play_item(name, item, seed=seed, console=Console()):
+        raise typer.Exit(STOPPED)
 
 
 def rollout(
