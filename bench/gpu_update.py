@@ -31,7 +31,7 @@ from unittest.mock import patch
 
 import torch
 
-from tasks.config.capacity import RESERVE_BYTES, read_model_size, training_parts
+from tasks.config.capacity import CUDA_BYTES, read_model_size, training_parts
 from tasks.config.pipelines import load_pipeline
 from tasks.verl import sft
 from tasks.verl.cpu.flops import UPDATE_PASSES, ModelFlops, Work, needed_pairs
@@ -150,7 +150,7 @@ def measure(shape: str, *, micro_batch_tokens: int, micro_batches: int, steps: i
         "tokens_per_s": round(work.tokens / step_s),
         "mfu": round(UPDATE_PASSES * flops.forward(work) / step_s / matmul_flops(), 3),
         "peak_gb": round(peak / 1e9, 2),
-        "forecast_total_gb": round(sum(forecast.values()) - RESERVE_BYTES / 1e9, 2),
+        "forecast_total_gb": round(sum(forecast.values()) - CUDA_BYTES / 1e9, 2),
         "forecast_gb": {name: round(count, 2) for name, count in forecast.items()},
     }
 

@@ -19,7 +19,7 @@ from envs.requirements.detection import PROBE_TIMEOUT_S
 from tasks.algorithms.distillation import Distillation, TeacherEndpoint
 from tasks.cluster.address import cluster_address
 from tasks.config.capacity import (
-    RESERVE_BYTES,
+    CUDA_BYTES,
     ModelSize,
     read_model_size,
     state_bytes,
@@ -34,6 +34,8 @@ VLLM_TOKENS = 8192
 """Tokens of one forward pass of vLLM (verl's `max_num_batched_tokens`)."""
 VLLM_BYTES = 1_000_000_000
 """vLLM's CUDA graphs and workspaces."""
+ASLEEP_BYTES = 2_500_000_000
+"""The memory that vLLM keeps on a GPU while it sleeps, its CUDA context included."""
 PROCESSES_BYTES = 4_500_000_000
 """The memory of a run on one CPU node, whatever its model: Ray, verl, Prefect and Python's libraries
 (measured)."""
@@ -168,13 +170,14 @@ def _of_gpu(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> list[Need]:
         needs.append(_to_train_supervised(pipeline, parts, room=gpu, room_name=A_GPU))
     train = pipeline.train
     if not isinstance(train, OfflineSettings):
-        while_training = training_parts(pipeline, size)
+        training = training_parts(pipeline, size)
         vllm = {"vLLM's share": int(pipeline.backend.gpu_memory_utilization * gpu)}
         if train.async_ is not None:  # vLLM samples during the update, and never gives its share back
-            needs.append(Need(phase=Phase.TRAIN, parts=while_training | vllm, room=gpu, room_name=A_GPU))
+            needs.append(Need(phase=Phase.TRAIN, parts=training | vllm, room=gpu, room_name=A_GPU))
         else:
             state = {"weights, gradients and optimizer": state_bytes(pipeline, size)}
-            beside_vllm = state | vllm | {"CUDA": RESERVE_BYTES // 2}
+            beside_vllm = state | vllm | {"CUDA": CUDA_BYTES}
+            while_training = training | {"vLLM asleep": ASLEEP_BYTES}
             needs.append(Need(phase=Phase.TRAIN, parts=while_training, room=gpu, room_name=A_GPU))
             needs.append(Need(phase=Phase.SAMPLE, parts=beside_vllm, room=gpu, room_name=A_GPU))
     return [*needs, _of_vllm(pipeline, size, gpu=gpu)]

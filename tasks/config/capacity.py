@@ -36,8 +36,8 @@ LOGIT_BYTES = 24
 """Bytes per logit of a chunk: verl's backward pass holds six fp32 tensors at once."""
 CHUNK_TOKENS = 512
 """Tokens whose logits verl computes at once."""
-RESERVE_BYTES = 5_000_000_000
-"""Bytes per GPU: the CUDA contexts of trainer and sampler, what vLLM keeps while it sleeps, fragmentation."""
+CUDA_BYTES = 2_500_000_000
+"""Bytes per GPU: the CUDA context of the process that trains, fragmentation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def _policy_bytes(size: ModelSize, lora: LoraSettings | None) -> int:
 
 
 def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
-    """What a GPU holds at the peak of an update, while vLLM sleeps, in bytes by name."""
+    """What a GPU holds at the peak of an update, without vLLM, in bytes by name."""
     algorithm = pipeline.train.algorithm
     return {
         "weights, gradients and optimizer": state_bytes(pipeline, size),
@@ -105,7 +105,7 @@ def training_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
             has_whole_logits=isinstance(algorithm, OnlineAlgorithm) and algorithm.needs_sum_pi_squared,
             has_gradients=pipeline.train.lora is None or isinstance(algorithm, ActorCritic),
         ),
-        "CUDA and vLLM asleep": RESERVE_BYTES,
+        "CUDA": CUDA_BYTES,
     }
 
 
@@ -116,7 +116,7 @@ def supervised_parts(pipeline: Pipeline, size: ModelSize) -> dict[str, int]:
     return {
         "weights, gradients and optimizer": supervised_bytes(pipeline, size),
         **_pass_parts(pipeline, size, has_whole_logits=False, has_gradients=has_gradients),
-        "CUDA": RESERVE_BYTES // 2,
+        "CUDA": CUDA_BYTES,
     }
 
 

@@ -158,7 +158,7 @@ def test_the_peak_of_an_update_is_what_an_h200_held() -> None:
     3B it was the optimizer's step, with 4 bytes per parameter on top of weights, gradients and moments."""
     pipeline = load_pipeline("textcraft-qwen2.5-3b", overrides={"backend.workers": 1})
     parts = training_parts(pipeline, QWEN_05B)
-    forecast = sum(parts.values()) - parts["CUDA and vLLM asleep"]
+    forecast = sum(parts.values()) - parts["CUDA"]
     assert forecast / 1e9 == pytest.approx(11.04, rel=0.15)
     in_step = state_bytes(pipeline, QWEN_3B) + 4 * QWEN_3B.parameters
     assert in_step / 1e9 == pytest.approx(61.79, rel=0.01)
