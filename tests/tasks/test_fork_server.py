@@ -82,7 +82,8 @@ def test_a_fork_has_the_libraries_and_its_own_random_numbers(python: list[str], 
     script = write(
         tmp_path / "forks.py",
         "import json, os, random, sys\n"
-        "has = [name in sys.modules for name in ('torch', 'transformers', 'ray', 'verl')]\n"
+        "names = ['torch', 'transformers', 'tasks.verl.cpu.attention_kernel', 'ray', 'verl']\n"
+        "has = [name in sys.modules for name in names]\n"
         "import numpy, torch\n"
         "numbers = [random.random(), numpy.random.random()]\n"
         "print(json.dumps([os.getpid(), has, torch.get_num_threads(), *numbers]))",
@@ -94,7 +95,7 @@ def test_a_fork_has_the_libraries_and_its_own_random_numbers(python: list[str], 
     ]
     (pid, has, threads, *numbers), (other_pid, *_, a, b) = map(json.loads, outputs)
     assert pid != other_pid
-    assert has == [True, True, False, False]
+    assert has == [True, True, True, False, False]
     assert threads == 3
     assert numbers[0] != a
     assert numbers[1] != b

@@ -41,9 +41,11 @@ from tasks.verl.cpu.forked_process import ForkRequest
 _MODULES = (
     "agents.huggingface.models",  # before others import transformers
     "agents.samplers.cpu.engine",
+    "tasks.verl.cpu.attention_kernel",
     *("tensordict", "peft", "datasets", "torch._dynamo", "hydra", "fastapi"),
 )
-"""What verl, TransferQueue and the CPU sampler import, but for Ray and what imports Ray."""
+"""What verl, TransferQueue, the CPU sampler and updates import, but for Ray and what imports Ray. Functions
+that numba has not compiled yet are compiled here, once for all forks."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """With these, OpenBLAS and Arrow start no threads when they are imported."""
 _END_S = 5.0
