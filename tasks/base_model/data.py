@@ -128,9 +128,9 @@ def sample_sequence(
             rng,
             depth=depth,
             distractors=distractors,
-            alike=ALIKE_SHARE if cycle.families else 0.0,
-            grouped=GROUPED_SHARE if cycle.groups else _FEW_GROUPED_SHARE,
-            twins=TWINS_SHARE if cycle.twins else 0.0,
+            alike_share=ALIKE_SHARE if cycle.families else 0.0,
+            grouped_share=GROUPED_SHARE if cycle.groups else _FEW_GROUPED_SHARE,
+            twins_share=TWINS_SHARE if cycle.twins else 0.0,
         )
         if rng.random() < max(_MIN_DRILL_SHARE, _DRILL_SHARE - _DRILL_DECAY * progress):
             sequence: TrainingSequence | None = make_drill(game, encoder, rng)

@@ -52,9 +52,9 @@ def make_problem(index: int, seed: int = 0) -> "Problem":
             rng,
             depth=depth,
             distractors=distractors,
-            alike=ALIKE_SHARE,
-            grouped=GROUPED_SHARE,
-            twins=TWINS_SHARE,
+            alike_share=ALIKE_SHARE,
+            grouped_share=GROUPED_SHARE,
+            twins_share=TWINS_SHARE,
         )
         if len(problem.recipes) <= _MAX_RECIPES and len(solve(problem)) <= MAX_TURNS:
             return problem
