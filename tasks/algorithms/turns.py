@@ -18,6 +18,7 @@ from tasks.algorithms.conversations import Conversations
 GOAL, DEAD_END = -1, -2
 """Where a turn leads that ends the problem: solved, and not."""
 NO_STATE = -3
+"""The mark of a turn without a state, and of a place after the last turn, until these are numbered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +58,9 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
 
     state = np.array(rows)  # numpy reads lists in a fifth of torch's time
     has_state = state != NO_STATE
-    if not has_state.any(1).all():
-        trajectory = batch.trajectories[int(has_state.any(1).argmin())]
+    has_any_state = has_state.any(1)
+    if not has_any_state.all():
+        trajectory = batch.trajectories[int(has_any_state.argmin())]
         raise WingspanError(
             f"{algorithm}: {trajectory.where}, has no states; "
             f"give {trajectory.item.env} a state_key (docs/new-environment.md); update its servers"
@@ -68,14 +70,14 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
     place_from_here_on = np.minimum.accumulate(place[:, ::-1], axis=1)[:, ::-1]
     following_place = np.pad(place_from_here_on[:, 1:], ((0, 0), (0, 1)), constant_values=num_turns)
     following = np.take_along_axis(np.column_stack([state, ends]), following_place, axis=1)
-    num_states = next(numbers)
-    without_state = ~has_state
-    state[without_state] = np.arange(num_states, num_states + without_state.sum())
+    num_keys = next(numbers)
+    num_states = num_keys + int((~has_state).sum())
+    state[~has_state] = np.arange(num_keys, num_states)
     return Turns(
         mask=batch.turn_lengths[:, :-1] > 0,
         rewards=batch.turn_rewards,
         state=torch.from_numpy(state),
         has_state=torch.from_numpy(has_state),
         following=torch.from_numpy(following),
-        num_states=num_states + int(without_state.sum()),
+        num_states=num_states,
     )
