@@ -6,13 +6,17 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, TypeVar
+
+import msgspec
 
 from envs.errors import ConfigError, DamagedFile
+
+T = TypeVar("T")
 
 RESTORE = "restore it, or delete it and run its pipeline again"
 """What to do about a damaged file of a run."""
@@ -96,7 +100,12 @@ def read_json(path: Path, *, remedy: str = RESTORE) -> dict[str, Any]:
 
     Raises `DamagedFile`, whose text ends with `remedy`.
     """
-    return _parse_object(path.read_bytes(), place=str(path), remedy=remedy) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        return _parse_object(path.read_bytes())
+    except ValueError as error:
+        raise DamagedFile(f"{path} is damaged ({error}); {remedy}") from None
 
 
 def read_json_lines(path: Path, *, is_growing: bool = False) -> list[dict[str, Any]]:
@@ -114,17 +123,59 @@ def iterate_json_lines(path: Path, *, is_growing: bool = False) -> Iterator[dict
         for number, line in enumerate(lines, start=1):
             if is_growing and not line.endswith(b"\n"):
                 return
-            place = f"line {number} of {path}"
-            yield _parse_object(line, place=place, remedy="restore the file, or delete the line")
+            try:
+                values = _parse_object(line)
+            except ValueError as error:
+                raise damaged_line(number, path, str(error)) from None
+            yield values
 
 
-def _parse_object(text: bytes, *, place: str, remedy: str) -> dict[str, Any]:
+def read_as(kind: type[T], path: Path, *, remedy: str = RESTORE) -> T | None:
+    """The object in a JSON file as a `kind`: a dataclass, or a `dict` or a `TypedDict` of known values. None
+    if there is no such file.
+
+    Keys that `kind` does not have are ignored. Raises `DamagedFile`, whose text ends with `remedy`.
+    """
+    if not path.exists():
+        return None
+    try:
+        return msgspec.convert(read_json(path, remedy=remedy), kind)
+    except msgspec.ValidationError as error:
+        raise DamagedFile(f"{path} is damaged ({error}); {remedy}") from None
+
+
+def read_lines_as(kind: type[T], path: Path) -> list[T]:
+    """The objects of a file that has one a line, each as a `kind`, as in `read_as`; none if there is no such
+    file. Raises `DamagedFile`."""
+    lines = []
+    for number, values in enumerate(read_json_lines(path), start=1):
+        try:
+            lines.append(msgspec.convert(values, kind))
+        except msgspec.ValidationError as error:
+            raise damaged_line(number, path, str(error)) from None
+    return lines
+
+
+def check_keys(values: Mapping[str, object], keys: Iterable[str], *, file: Path, at: str = "") -> None:
+    """Raise `DamagedFile` if `values`, those `at` this key of a JSON file, lack one of `keys`."""
+    for key in keys:
+        if key not in values:
+            raise DamagedFile(f"{file} is damaged (it has no {at}{'.' if at else ''}{key}); {RESTORE}")
+
+
+def damaged_line(number: int, file: Path, reason: str) -> DamagedFile:
+    """The error of line `number`, from 1, of a file that has an object a line."""
+    return DamagedFile(f"line {number} of {file} is damaged ({reason}); restore the file, or delete the line")
+
+
+def _parse_object(text: bytes) -> dict[str, Any]:
+    """Raises `ValueError`, which says what is wrong."""
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{place} is damaged ({error}); {remedy}") from None
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
     if not isinstance(value, dict):
-        raise DamagedFile(f"{place} is damaged (it is no JSON object); {remedy}")
+        raise ValueError("it is no JSON object")
     return value
 
 

@@ -50,6 +50,7 @@ def run(
     from flows.lock import lock
     from flows.orchestrator.runs import TemporaryServer, server_url
     from flows.plan import check_run, make_plan
+    from tasks.evaluation.outcomes import POLICIES
     from tasks.runs.rounds import explain_unchanged
 
     is_reproduction = REPRODUCTION in os.environ
@@ -78,7 +79,7 @@ def run(
                 evaluation, prefect_failure = run_with_prefect(plan)
     if reason := explain_unchanged(read_steps(plan.workspace)):
         typer.echo(reason)
-    before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
+    before, after = (evaluation[policy]["sampled"].get("success") for policy in POLICIES)
     typer.echo(f"success on the test split: {_format_rate(before)} before, {_format_rate(after)} after")
     if not is_reproduction:
         typer.echo(f"report: {plan.workspace / 'report' / 'index.html'}")

@@ -13,7 +13,7 @@ from envs.sandbox.sandbox import BACKENDS
 from flows.lineage.stages import default_workspace
 from tasks.config.parameters import read_pipeline_name
 from tasks.config.pipelines import load_pipeline, pipeline_names
-from tasks.evaluation.outcomes import EVALUATION, read_evaluation
+from tasks.evaluation.outcomes import EVALUATION, POLICIES, read_evaluation
 from tasks.runs.folders import RUNS, find_runs, is_workspace
 from tasks.runs.state import read_state
 from tasks.tracking.lineage_record import LINEAGE
@@ -122,7 +122,7 @@ def _last_run(name: str, workspace: Path | None) -> str:
         return f"{EVALUATION} is damaged{folder}"
     if not evaluation:
         return f"{read_state(workspace) or 'unfinished'}{folder}"
-    rates = (evaluation.get(policy, {}).get("sampled", {}).get("success") for policy in ("before", "after"))
+    rates = (evaluation[policy]["sampled"].get("success") for policy in POLICIES)
     return " \N{RIGHTWARDS ARROW} ".join("?" if rate is None else f"{rate:.2f}" for rate in rates) + folder
 
 

@@ -16,10 +16,10 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from envs.errors import ConfigError
-from envs.files import drop_incomplete_line, read_json, write_atomically
+from envs.files import drop_incomplete_line, read_as, write_atomically
 from envs.registry import Split, get_env, is_user_env
 from envs.requirements.data_sets import RECEIPT, DataSet
 from tasks.algorithms.distillation import Distillation
@@ -32,6 +32,7 @@ from tasks.config.user_code import CODE, agent_code, algorithm_code, environment
 from tasks.data.hashes import path_md5, text_md5
 from tasks.data.items import items_md5
 from tasks.runs.folders import RUNS, relative_within
+from tasks.runs.rounds import read_rounds
 from tasks.verl.checkpoints import complete_steps
 
 STAGES_FILE = Path("dvc.yaml")
@@ -250,6 +251,16 @@ def would_resume(stage: Stage, *, if_changed: IfChanged) -> bool:
     return changes is not None and (not changes or if_changed == "resume")
 
 
+class _Inputs(TypedDict):
+    """The content of `INPUTS`."""
+
+    params: dict[str, Any]
+    deps: dict[str, str]
+    """File or folder → MD5."""
+    rows: NotRequired[dict[str, str]]
+    """The same of the user's rows."""
+
+
 def check_resume(train: Stage, *, if_changed: IfChanged, items: Split | None = None) -> None:
     """Raise `ConfigError` for an interrupted training with checkpoints, or offline with rounds, whose inputs
     have changed, where `if_changed` is to refuse.
@@ -259,8 +270,7 @@ def check_resume(train: Stage, *, if_changed: IfChanged, items: Split | None = N
     if if_changed != "refuse" or (train.workspace / FINISHED).exists():
         return
     folder = train.workspace / "train"
-    rounds = sorted(folder.glob("rounds/*.json"))
-    steps = complete_steps(folder / "checkpoints") or [read_json(file)["last_step"] for file in rounds]
+    steps = complete_steps(folder / "checkpoints") or [result.last_step for result in read_rounds(folder)]
     changes = changed_inputs(train, items=items) if steps else None
     if changes:
         raise ConfigError(
@@ -277,10 +287,10 @@ def changed_inputs(train: Stage, *, items: Split | None = None) -> list[str] | N
     if there is no record of the inputs. Raises `ConfigError` for a missing input.
     """
     file = train.workspace / INPUTS
-    if not file.exists():
+    before = read_as(_Inputs, file, remedy=f"restore it, or delete {file.parent} to train from the start")
+    if before is None:
         return None
-    remedy = f"restore it, or delete {file.parent} to train from the start"
-    before, after = read_json(file, remedy=remedy), _inputs(train)
+    after = _inputs(train)
     params_before, params_after = (dict(flat(inputs["params"], sep=".")) for inputs in (before, after))
     params = differing_values(params_before, params_after)
     changes = [f"{key}: {earlier} → {later}" for key, (earlier, later) in params.items()]
@@ -310,11 +320,11 @@ def _write_inputs(train: Stage) -> None:
     write_atomically(train.workspace / INPUTS, json.dumps(_inputs(train), indent=1))
 
 
-def _inputs(train: Stage) -> dict[str, Any]:
+def _inputs(train: Stage) -> _Inputs:
     """The inputs as JSON has them, to be compared with the record of earlier ones."""
     files = [source for source in row_sources(train.params) if not source.startswith(HUB)]
     rows = {path: _input_md5(Path(path)) for path in (*files, *([DATA] if files else []))}
-    inputs: dict[str, Any] = json.loads(
+    inputs: _Inputs = json.loads(
         json.dumps({"params": train.params, "deps": _relative_deps(train, code=False), "rows": rows})
     )
     return inputs

@@ -7,13 +7,13 @@ the operating system releases, says whether the process still works there.
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 from uuid import UUID
 
 import psutil
 
 from envs.errors import ConfigError
-from envs.files import is_locked, read_json, write_json
+from envs.files import is_locked, read_as, read_json, write_json
 from flows.orchestrator.runs import check_server, has_lasting_server, pull_step
 from tasks.runs.folders import FLOW_RUN, LOCK
 
@@ -31,6 +31,10 @@ CANCEL_TIMEOUT_S = 3.0
 """The time for each request that marks a run as cancelled: the server may be gone or hang."""
 
 
+class _LastFlowRun(TypedDict):
+    flow_run_id: UUID
+
+
 def take_over(folder: Path, *, flow_run_id: UUID | None) -> None:
     """Note that `flow_run_id` works in `folder` from now on: a workspace, or that of a sweep or evaluation.
 
@@ -44,13 +48,13 @@ def take_over(folder: Path, *, flow_run_id: UUID | None) -> None:
     from prefect.states import Crashed
 
     file = folder / FLOW_RUN
-    record = read_json(file)
+    record = read_as(_LastFlowRun, file, remedy="delete it")
     with get_client(sync_client=True) as client:
-        if record and record["flow_run_id"] != str(flow_run_id):
+        if record is not None and record["flow_run_id"] != flow_run_id:
             state: State[object] = Crashed(
                 message="The process was killed; another run has taken over its folder."
             )
-            _end_run(client, UUID(record["flow_run_id"]), state, unless_final=True)
+            _end_run(client, record["flow_run_id"], state, unless_final=True)
         if flow_run_id is not None:
             write_json(file, {"flow_run_id": str(flow_run_id)}, indent=None)
             client.update_flow_run_labels(flow_run_id, {FOLDER: str(folder.resolve())})

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.files import read_json_lines, write_atomically
+from envs.files import read_lines_as, write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,8 @@ def write_updates(path: Path, updates: Sequence[TrajectoryUpdate]) -> None:
 
 
 def read_updates(path: Path) -> list[TrajectoryUpdate]:
-    """The updates in `path`, in order; none if there is no such file. Raises `ConfigError` for a damaged
-    line."""
-    return [
-        TrajectoryUpdate(
-            **{**values, "turns": values["turns"] and [TurnUpdate(**turn) for turn in values["turns"]]}
-        )
-        for values in read_json_lines(path)
-    ]
+    """The updates in `path`, in order; none if there is no such file. Raises `DamagedFile`."""
+    return read_lines_as(TrajectoryUpdate, path)
 
 
 def _values(record: TrajectoryUpdate | TurnUpdate) -> dict[str, object]:

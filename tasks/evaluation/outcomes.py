@@ -6,7 +6,7 @@ from statistics import fmean
 
 from agents.types import Trajectory
 from envs.errors import DamagedFile
-from envs.files import RESTORE, read_json
+from envs.files import RESTORE, check_keys, read_as, read_json
 from tasks.data.trajectories import success_rates, summarise
 from tasks.evaluation.paired import PairedTest, paired_test
 
@@ -14,10 +14,17 @@ EVALUATION = "evaluation.json"
 """The file in the workspace: policy → mode → summary, as `summarise_groups` makes it."""
 OUTCOMES = "evaluation_outcomes.json"
 """The file in the workspace: policy → mode → item → whether each of its samples succeeded."""
+POLICIES = ("before", "after")
+MODES = ("sampled", "greedy")
+"""What a final evaluation is of: the policy before and after training, each in these modes."""
+COUNTS = ("episodes", "dropped")
+"""The keys that every summary has, even where no episode counts."""
 Summary = Mapping[str, float]
 """The output of `tasks.data.trajectories.summarise`."""
 Evaluation = Mapping[str, Mapping[str, Summary]]
 """Policy → mode → summary."""
+Outcomes = dict[str, dict[str, dict[str, list[bool]]]]
+"""Policy → mode → item → whether each sample that did not fail succeeded."""
 Samples = Mapping[str, Sequence[float]]
 """Item → value of each sample that did not fail: its success, reward or turns."""
 
@@ -52,16 +59,30 @@ def read_evaluation(workspace: Path) -> Evaluation:
     for policy, summaries in evaluation.items():
         if not isinstance(summaries, dict) or not all(map(_is_summary, summaries.values())):
             raise DamagedFile(f"{file} is damaged ({policy}: these are no summaries by mode); {RESTORE}")
+    _check_policies(evaluation, file=file)
+    for policy, summaries in evaluation.items():
+        for mode, summary in summaries.items():
+            check_keys(summary, COUNTS, file=file, at=f"{policy}.{mode}")
     return evaluation
+
+
+def _check_policies(values: Mapping[str, Mapping[str, object]], *, file: Path) -> None:
+    """Raise `DamagedFile` unless each of `POLICIES` has each of `MODES`, or there are no values at all."""
+    if values:
+        check_keys(values, POLICIES, file=file)
+        for policy in POLICIES:
+            check_keys(values[policy], MODES, file=file, at=policy)
 
 
 def _is_summary(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(number, int | float) for number in value.values())
 
 
-def read_outcomes(file: Path) -> dict[str, dict[str, dict[str, list[bool]]]]:
-    """Policy → mode → item → successes; empty if there is no such file."""
-    return read_json(file)
+def read_outcomes(file: Path) -> Outcomes:
+    """Policy → mode → item → successes; empty if there is no such file. Raises `DamagedFile`."""
+    outcomes = read_as(Outcomes, file) or {}
+    _check_policies(outcomes, file=file)
+    return outcomes
 
 
 def item_means(samples: Samples) -> dict[str, float]:

@@ -11,7 +11,8 @@ from statistics import fmean
 
 from agents.types import Trajectory
 from envs.types import Item
-from tasks.reporting.results import POLICIES, Results
+from tasks.evaluation.outcomes import POLICIES
+from tasks.reporting.results import Results
 
 PAIRS = 5
 LISTED = 30

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envs.files import write_atomically, write_json
-from tasks.reporting.results import POLICIES, Grouping, Results
+from tasks.evaluation.outcomes import POLICIES
+from tasks.reporting.results import Grouping, Results
 
 METRICS = "metrics.json"
 CURVES = "curves"

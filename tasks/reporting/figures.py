@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from agents.types import StopReason
+from tasks.evaluation.outcomes import POLICIES
 from tasks.reporting import charts
 from tasks.reporting.chart_style import Plot, render_plot
 from tasks.reporting.charts import Stages
 from tasks.reporting.pages import percent
-from tasks.reporting.results import POLICIES, Grouping, Results, phases
+from tasks.reporting.results import Grouping, Results, phases
 
 STOPS = (StopReason.TERMINATED, StopReason.MAX_TURNS, StopReason.MAX_CONTEXT, StopReason.TRUNCATED)
 """The reasons to stop, in the order of their colors."""

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from agents.types import Trajectory
-from envs.files import read_json, read_json_lines
+from envs.files import check_keys, read_json, read_lines_as
 from envs.types import Item
-from tasks.data.collapse import ALERTS
+from tasks.data.collapse import ALERTS, Alert
 from tasks.data.hashes import text_md5
 from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.intervals import mean_interval
 from tasks.evaluation.outcomes import (
+    COUNTS,
+    MODES,
     OUTCOMES,
+    POLICIES,
     Evaluation,
     Samples,
     Summary,
@@ -31,13 +34,11 @@ from tasks.evaluation.outcomes import (
 )
 from tasks.evaluation.paired import PairedTest
 from tasks.runs.folders import EVALUATION_TRAJECTORIES
-from tasks.runs.rounds import RoundResult, read_rounds
+from tasks.runs.rounds import RoundResult, read_rounds, round_file
 from tasks.runs.steps import read_steps
 from tasks.runs.usage import Usage, read_usage
 from tasks.verl.rewinds import Rewind, read_rewinds
 
-POLICIES = ("before", "after")
-MODES = ("sampled", "greedy")
 MAX_GROUPS = 8
 """A metadata key with more values than this identifies items, not kinds of items."""
 
@@ -50,8 +51,8 @@ class Results:
     """`train/metrics.jsonl`: one training step each, ascending."""
     rounds: list[RoundResult]
     rewinds: list[Rewind]
-    alerts: list[dict[str, object]]
-    """`train/alerts.jsonl`: signs of a collapse (`tasks.data.collapse.Alert`), ascending by step."""
+    alerts: list[Alert]
+    """`train/alerts.jsonl`: signs of a collapse, ascending by step."""
     evaluation: Evaluation
     """The content of `evaluation.json`; empty before the evaluation."""
     outcomes: Mapping[str, Mapping[str, Samples]]
@@ -118,13 +119,13 @@ class Grouping:
 
 
 def read_results(workspace: Path) -> Results:
-    """Read the files that `workspace` has so far."""
+    """Read the files that `workspace` has so far. Raises `DamagedFile`."""
     trajectory_file = workspace / EVALUATION_TRAJECTORIES
     return Results(
-        steps=read_steps(workspace),
-        rounds=read_rounds(workspace / "train"),
+        steps=read_steps(workspace, keys=(*COUNTS, "horizon", "seconds", "seconds_rollout")),
+        rounds=_read_rounds(workspace / "train"),
         rewinds=read_rewinds(workspace / "train"),
-        alerts=read_json_lines(workspace / "train" / ALERTS),
+        alerts=read_lines_as(Alert, workspace / "train" / ALERTS),
         evaluation=read_evaluation(workspace),
         outcomes=read_outcomes(workspace / OUTCOMES),
         trajectories=read_trajectories(trajectory_file) if trajectory_file.exists() else [],
@@ -132,6 +133,13 @@ def read_results(workspace: Path) -> Results:
         usage={stage: usage for stage, usage in read_usage(workspace).items() if stage != "report"},
         provision=read_json(workspace / "provision.json"),
     )
+
+
+def _read_rounds(folder: Path) -> list[RoundResult]:
+    rounds = read_rounds(folder)
+    for result in rounds:
+        check_keys(result.evaluation, COUNTS, file=round_file(folder, result.index), at="evaluation")
+    return rounds
 
 
 def read_stage_seconds(workspace: Path) -> dict[str, float]:

@@ -9,15 +9,22 @@ from and which one it hands on is decided here, too. The online and the offline 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
-from envs.files import read_json
+from envs.files import read_as
 from tasks.config.pipelines import Pipeline
 
 BEST = "best"
 """The folder in `train/` with the policy of the round with the most successful quick evaluation, in Hugging
 Face format."""
 BEST_ROUND = "best.json"
-"""`{"index": of the round whose policy is in `BEST`}`."""
+"""The file in `train/` with the `BestRound`."""
+
+
+class BestRound(TypedDict):
+    """The round whose policy is in `BEST`."""
+
+    index: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +59,7 @@ def explain_unchanged(steps: Sequence[Mapping[str, float]]) -> str | None:
     """
     if not steps or any(step.get("trained", 1) for step in steps):
         return None
-    is_informative = any(step["informative_groups"] for step in steps)
+    is_informative = any(step.get("informative_groups") for step in steps)
     cause = "no episode was trained on" if is_informative else "no group was informative"
     return f"{cause}: the policy did not change"
 
@@ -71,21 +78,21 @@ def episode_file(folder: Path, index: int) -> Path:
 
 
 def read_round(folder: Path, index: int) -> RoundResult | None:
-    """The result of a round in `folder` (`train/`); None if it has not ended."""
-    values = read_json(round_file(folder, index))
-    return RoundResult(**values) if values else None
+    """The result of a round in `folder` (`train/`); None if it has not ended. Raises `DamagedFile`."""
+    return read_as(RoundResult, round_file(folder, index))
 
 
 def read_rounds(folder: Path) -> list[RoundResult]:
-    """The finished rounds in `folder` (`train/`), in order."""
-    return [RoundResult(**read_json(file)) for file in sorted(folder.glob("rounds/*.json"))]
+    """The finished rounds in `folder` (`train/`), in order. Raises `DamagedFile`."""
+    files = sorted(folder.glob("rounds/*.json"))
+    return [result for file in files if (result := read_as(RoundResult, file)) is not None]
 
 
 def find_best(folder: Path) -> RoundResult | None:
     """The round whose policy is in `BEST` in `folder` (`train/`), if it has ended: the most successful one,
-    unless training went back to before a better one."""
-    best_round = read_json(folder / BEST_ROUND)
-    return read_round(folder, best_round["index"]) if best_round else None
+    unless training went back to before a better one. Raises `DamagedFile`."""
+    best_round = read_as(BestRound, folder / BEST_ROUND)
+    return None if best_round is None else read_round(folder, best_round["index"])
 
 
 def final_policy(pipeline: Pipeline, folder: Path, *, last: Path) -> Path:

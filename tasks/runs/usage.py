@@ -12,7 +12,7 @@ from threading import Lock
 
 import psutil
 
-from envs.files import read_json, write_json
+from envs.files import read_as, write_json
 from tasks.runs.progress import call_every
 
 USAGE = "usage.json"
@@ -83,8 +83,8 @@ def watch_usage() -> Iterator[ProcessUsage]:
 
 
 def read_usage(workspace: Path) -> dict[str, Usage]:
-    """The usage by stage; empty where it was not recorded."""
-    return {stage: Usage(**values) for stage, values in read_json(workspace / USAGE).items()}
+    """The usage by stage; empty where it was not recorded. Raises `DamagedFile`."""
+    return read_as(dict[str, Usage], workspace / USAGE) or {}
 
 
 def write_usage(workspace: Path, stage: str, usage: Usage, *, is_resumed: bool) -> None:

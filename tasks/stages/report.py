@@ -22,15 +22,13 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.hashes import path_md5
 from tasks.data.items import training_turns
 from tasks.evaluation.intervals import MIN_BOOTSTRAP, mean_interval
-from tasks.evaluation.outcomes import Summary, compare_samples, item_means
+from tasks.evaluation.outcomes import MODES, POLICIES, Summary, compare_samples, item_means
 from tasks.evaluation.paired import PairedTest
 from tasks.reporting import charts, figures, links
 from tasks.reporting.excerpts import LISTED, choose_pairs, failing_items
 from tasks.reporting.figure_files import write_figures
 from tasks.reporting.pages import duration, render_page, write_page
 from tasks.reporting.results import (
-    MODES,
-    POLICIES,
     Results,
     count_dropped,
     environment_steps,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agents.types import Trajectory
 from envs.errors import ConfigError
-from envs.files import read_json_lines, write_atomically, write_json
+from envs.files import write_atomically, write_json
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
@@ -23,6 +23,7 @@ from tasks.rollout.runner import RolloutSpec
 from tasks.runs.rounds import (
     BEST,
     BEST_ROUND,
+    BestRound,
     RoundResult,
     TrainedRound,
     episode_file,
@@ -31,6 +32,7 @@ from tasks.runs.rounds import (
     round_file,
     start_policy,
 )
+from tasks.runs.steps import read_step_lines
 from tasks.verl.checkpoints import policy_folder
 from tasks.verl.policies import copy_policy
 
@@ -87,7 +89,7 @@ def _keep(folder: Path, index: int, *, policy: Path) -> None:
     """Copy the `policy` of round `index` to `BEST`. `folder`: `train/`."""
     (folder / BEST_ROUND).unlink(missing_ok=True)
     copy_policy(policy, folder / BEST)
-    write_json(folder / BEST_ROUND, {"index": index})
+    write_json(folder / BEST_ROUND, BestRound(index=index))
 
 
 def choose_best(folder: Path, checkpoints: Path) -> None:
@@ -126,7 +128,7 @@ def drop_rounds_after(folder: Path, step: int) -> None:
 def drop_steps_after(path: Path, step: int) -> None:
     """Remove the lines of later steps from a metrics file. Raises `ConfigError` for a damaged line."""
     if path.exists():
-        lines = [json.dumps(values) + "\n" for values in read_json_lines(path) if values["step"] <= step]
+        lines = [json.dumps(values) + "\n" for values in read_step_lines(path) if values["step"] <= step]
         write_atomically(path, "".join(lines))
 
 

@@ -9,7 +9,7 @@ from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import read_changes
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_way
-from tasks.evaluation.outcomes import Evaluation
+from tasks.evaluation.outcomes import POLICIES, Evaluation
 from tasks.runs.rounds import explain_unchanged
 from tasks.runs.steps import read_steps
 
@@ -73,7 +73,7 @@ def origins(tags: Mapping[str, str]) -> str:
 
 def result(evaluation: Evaluation) -> str:
     """A sentence: success on the test split, before and after."""
-    rates = [evaluation[policy]["sampled"].get("success") for policy in ("before", "after")]
+    rates = [evaluation[policy]["sampled"].get("success") for policy in POLICIES]
     before, after = ("unknown" if rate is None else f"{rate:.1%}" for rate in rates)
     return f"Success on the test split: {before} before, {after} after training."
 

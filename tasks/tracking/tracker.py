@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agents.huggingface.files import decoder
 from envs.errors import WingspanError, describe
-from envs.files import read_json, read_json_lines
+from envs.files import read_json, read_lines_as
 from envs.redaction import redact
 from tasks.config.parameters import parameters_of
 from tasks.config.pipelines import Pipeline
-from tasks.data.collapse import ALERTS
+from tasks.data.collapse import ALERTS, Alert
 from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, read_evaluation
 from tasks.runs.folders import EVALUATION_TRAJECTORIES
 from tasks.runs.rounds import read_rounds, round_file
@@ -264,11 +264,11 @@ class Tracker:
     def _write_alerts(self, client: "MlflowClient", run_id: str) -> None:
         """Tag the run with its signs of a collapse; the metric `train/alerts` counts those that last."""
         train = self._workspace / "train"
-        alerts = read_json_lines(train / ALERTS)
+        alerts = read_lines_as(Alert, train / ALERTS)
         signs = [
             f"went back from step {rewind.from_step} to {rewind.to_step}" for rewind in read_rewinds(train)
         ]
-        signs += [f"{alert['monitor']} at step {alert['step']}" for alert in alerts]
+        signs += [f"{alert.monitor} at step {alert.step}" for alert in alerts]
         if signs:
             client.set_tag(run_id, COLLAPSE, "; ".join(signs)[:MAX_TAG_CHARACTERS])
 

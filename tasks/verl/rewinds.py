@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from envs.files import read_json_lines, write_atomically
+from envs.files import read_lines_as, write_atomically
 from tasks.config.training import TrainSettings
 from tasks.runs.parameters import try_read_lines
 from tasks.verl import checkpoints
@@ -80,9 +80,9 @@ def most_checkpoints(train: TrainSettings) -> int:
 def read_rewinds(train: Path) -> list[Rewind]:
     """All rewinds so far, in order; `train`: the folder of the train stage.
 
-    Raises `ConfigError` for a damaged file.
+    Raises `DamagedFile`.
     """
-    return [Rewind(**line) for line in read_json_lines(train / REWINDS)]
+    return read_lines_as(Rewind, train / REWINDS)
 
 
 def write_rewind(train: Path, rewind: Rewind) -> None:

@@ -3,11 +3,11 @@
 Files that no stage has written yet are None or empty, as are those that are being written.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from envs.errors import ConfigError, DamagedFile, describe
 from envs.files import is_locked
@@ -17,8 +17,11 @@ from tasks.evaluation.outcomes import EVALUATION, Evaluation, read_evaluation
 from tasks.evaluation.record import is_record, read_record
 from tasks.runs.folders import STATE, STEPS, RunFolder
 from tasks.runs.parameters import recorded_parameters, try_read_json, try_read_lines
+from tasks.runs.rounds import RoundResult, read_rounds
 from tasks.runs.state import RUNNING, read_state
 from tasks.runs.steps import read_steps
+
+T = TypeVar("T")
 
 SERIES = (
     "step", "episodes", "dropped", "reward", "success", "turns", "tokens_per_turn", "horizon", "entropy",
@@ -27,7 +30,7 @@ SERIES = (
 )  # fmt: skip
 """The columns of the training steps that the page shows; those that a run does not have are left out."""
 _WRITTEN = (
-    "data", "provision.json", "warmup", "train", STEPS, "train/trajectories", "policy",
+    "data", "provision.json", "warmup", "train", STEPS, "train/rounds", "train/trajectories", "policy",
     EVALUATION, "timing.json", "record.json", "trajectories.jsonl", "parameters.json", "report", STATE,
 )  # fmt: skip
 
@@ -66,8 +69,8 @@ class RunSummary:
     """`running` while a command works on it, else how the last one ended: `failed`, `stopped`, `killed`;
     empty if it succeeded, or if that is not recorded."""
     damage: str
-    """What is wrong with the recorded steps or with `evaluation.json`; empty if each can be read, or is not
-    there."""
+    """What is wrong with the recorded steps, with `evaluation.json` or with a round; empty if each can be
+    read, or is not there."""
 
 
 def summarise_runs(runs: Sequence[RunFolder]) -> list[RunSummary]:
@@ -117,7 +120,8 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
     parameters = try_read_json(folder / "parameters.json") if run.file is None else {}
     steps, damage = _read_steps(folder) if run.file is None else ([], "")
     evaluation, damage_of_evaluation = _read_evaluation(folder)
-    after = evaluation.get("after", {}).get("sampled", {}).get("success")
+    _, damage_of_rounds = _read_rounds(folder)
+    after = evaluation["after"]["sampled"].get("success") if evaluation else None
     kind = "file" if run.file else "evaluation" if is_record(folder) else "run"
     success, success_of = after, "evaluation after training"
     if kind == "evaluation":
@@ -141,7 +145,7 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
         curve=[step.get("success") for step in steps],
         written_at=max(written_at for written_at, _ in signatures),
         state="",
-        damage=damage or damage_of_evaluation,
+        damage=damage or damage_of_evaluation or damage_of_rounds,
     )
 
 
@@ -154,10 +158,10 @@ def read_overview(run: RunFolder) -> dict[str, object]:
     steps, _ = _read_steps(folder)
     columns = [column for column in SERIES if any(column in step for step in steps)]
     evaluation, _ = _read_evaluation(folder)
-    rounds = [try_read_json(path) for path in sorted((folder / "train" / "rounds").glob("*.json"))]
+    rounds, _ = _read_rounds(folder)
     return {
         "series": {column: [step.get(column) for step in steps] for column in columns},
-        "rounds": [done for done in rounds if done],
+        "rounds": [asdict(done) for done in rounds],
         "evaluation": evaluation,
         "alerts": try_read_lines(folder / "train" / "alerts.jsonl"),
         "rewinds": try_read_lines(folder / "train" / "rewinds.jsonl"),
@@ -167,22 +171,26 @@ def read_overview(run: RunFolder) -> dict[str, object]:
 
 def _read_steps(folder: Path) -> tuple[list[dict[str, Any]], str]:
     """The recorded steps, and what is wrong with their file if it is damaged."""
-    try:
-        return read_steps(folder, is_growing=True), ""
-    except DamagedFile as error:
-        return [], str(error)
-    except OSError as error:
-        return [], describe(error)
+    return _try_read(partial(read_steps, folder, is_growing=True), default=[])
 
 
 def _read_evaluation(folder: Path) -> tuple[Evaluation, str]:
     """`evaluation.json`, and what is wrong with it if it is damaged."""
+    return _try_read(partial(read_evaluation, folder), default={})
+
+
+def _read_rounds(folder: Path) -> tuple[list[RoundResult], str]:
+    """The finished rounds, and what is wrong with one of them if it is damaged."""
+    return _try_read(partial(read_rounds, folder / "train"), default=[])
+
+
+def _try_read(read: Callable[[], T], *, default: T) -> tuple[T, str]:
     try:
-        return read_evaluation(folder), ""
+        return read(), ""
     except DamagedFile as error:
-        return {}, str(error)
+        return default, str(error)
     except OSError as error:
-        return {}, describe(error)
+        return default, describe(error)
 
 
 def _planned_steps(folder: Path) -> int | None:

@@ -232,7 +232,11 @@ def test_without_runs_it_is_said_where_they_would_be(
 @pytest.mark.heavy
 def test_pipelines_are_listed(project: Path) -> None:
     names = read_yaml(ROOT / "pipelines.yaml")["pipelines"]
-    rates = {"before": {"sampled": {"success": 0.25}}, "after": {"sampled": {"success": 0.5}}}
+    counts = {"episodes": 8, "dropped": 0}
+    rates = {
+        policy: {"sampled": {"success": success, **counts}, "greedy": counts}
+        for policy, success in (("before", 0.25), ("after", 0.5))
+    }
     # The default workspace, another one, and the latest of three.
     for folder, pipeline, seconds in (
         ("babyai-cpu", None, 0),  # by DVC

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from flows.lineage.stages import (
 from flows.run import STAGES
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
+from tasks.runs.rounds import RoundResult
 from tests.support.stage_files import AGENT_STAGES, changed_keys, keys, write_stage_files
 
 ROOT = Path(__file__).parents[2]
@@ -304,7 +306,8 @@ def test_finished_rounds_of_offline_training_are_not_lost_to_a_change(project: P
     assert not claim()
     finished_round = Path("runs", name, "train", "rounds", "00.json")
     finished_round.parent.mkdir()
-    finished_round.write_text('{"last_step": 36}')
+    done = RoundResult(index=0, first_step=1, last_step=36, evaluation={}, seconds=1.0)
+    finished_round.write_text(json.dumps(asdict(done)))
     with pytest.raises(ConfigError, match=r"\(step 36\) from other inputs: train\.lr"):
         claim({"train.lr": 1.0})
     assert claim()
@@ -332,11 +335,12 @@ def test_checkpoints_stay_for_the_same_training_and_go_for_any_other(project: Pa
     assert steps.read_text() == '{"step": 4}\n'
     inputs = Path("runs", NAME, "train", "inputs.json")
     recorded_inputs = inputs.read_text()
-    inputs.write_text("{")
-    with pytest.raises(
-        ConfigError, match=rf"{inputs} is damaged .*; restore it, or delete {inputs.parent} to"
-    ):
-        claim()
+    for content in ("{", '{"params": {}}'):
+        inputs.write_text(content)
+        with pytest.raises(
+            ConfigError, match=rf"{inputs} is damaged .*; restore it, or delete {inputs.parent} to"
+        ):
+            claim()
     inputs.write_text(recorded_inputs)
     Path("tasks/stages/train.py").write_text("mended\n")
     assert claim()

@@ -20,6 +20,9 @@ from tests.support.lineage_toy import lineage_of
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+MODES = {mode: {"episodes": 8, "dropped": 0} for mode in ("sampled", "greedy")}
+EVALUATION = {"before": MODES, "after": MODES}
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -37,7 +40,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "policy" / "weights").write_text("1")
     (folder / "train" / "checkpoints" / "global_step_4").mkdir(parents=True)
     lineage_of(folder).write(folder)
-    (folder / "evaluation.json").write_text('{"after": {}}')
+    (folder / "evaluation.json").write_text(json.dumps(EVALUATION))
     (folder / "train" / "metrics.jsonl").write_text('{"step": 1}\n')
     return folder
 
@@ -108,7 +111,7 @@ def test_without_the_store_that_has_recorded_it_a_run_is_shown(
     lines = show(str(workspace)).splitlines()
     uri = "http://127.0.0.1:9"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    (workspace / "mlflow.json").write_text(json.dumps({"uri": uri, "run_id": "0" * 32}))
+    (workspace / "mlflow.json").write_text(json.dumps({"uri": uri, "run_id": "0" * 32, "experiment_id": "0"}))
     done = CliRunner().invoke(app, ["lineage", str(workspace)])
     assert done.exit_code == 0, done.exception
     assert set(lines) < set(done.stdout.splitlines())
@@ -171,7 +174,8 @@ class TestMlflow:
         client = connect()
         tags = {WORKSPACE: str(workspace.resolve())}
         run = client.create_run(experiment_of(client), run_name=request.node.name, tags=tags)
-        record = {"uri": client.tracking_uri, "run_id": run.info.run_id, "finished": True}
+        ids = {"run_id": run.info.run_id, "experiment_id": run.info.experiment_id}
+        record = {"uri": client.tracking_uri, **ids, "finished": True}
         (workspace / "mlflow.json").write_text(json.dumps(record))
         client.log_artifact(run.info.run_id, str(workspace / "lineage.json"))
         client.log_artifact(run.info.run_id, str(workspace / "evaluation.json"))
@@ -213,7 +217,7 @@ class TestMlflow:
         for reference in (run.info.run_id, child.info.run_id, run.info.run_name):
             found = find_run(reference, downloads=tmp_path / "downloads")
             assert (found.lineage, found.is_workspace, found.run_id) == (lineage, False, run.info.run_id)
-            assert (found.evaluation, found.steps) == ({"after": {}}, [{"step": 1}])
+            assert (found.evaluation, found.steps) == (EVALUATION, [{"step": 1}])
 
     def test_another_run_in_its_workspace_does_not_stand_for_it(
         self, mlflow_record: "tuple[MlflowClient, Any]", workspace: Path, tmp_path: Path
@@ -221,7 +225,8 @@ class TestMlflow:
         _, run = mlflow_record
         other_lineage = lineage_of(workspace, commit="2" * 40)
         other_lineage.write(workspace)
-        (workspace / "mlflow.json").write_text(json.dumps({"run_id": "0" * 32}))
+        record = {"uri": "", "run_id": "0" * 32, "experiment_id": "0"}
+        (workspace / "mlflow.json").write_text(json.dumps(record))
         run_found = find_run(run.info.run_id, downloads=tmp_path / "downloads")
         assert run_found.lineage.code.commit == "1" * 40
 

@@ -105,6 +105,7 @@ DAMAGED = [
     '{"after": 1}',
     '{"after": {"sampled": [0.5]}}',
     '{"a": {"b": {"success": "x"}}}',
+    '{"after": {"sampled": {"success": 0.5}}}',
     "[" * 9999,
 ]
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from flows.lineage.stages import declared_stages, default_workspace
 from tasks.config.pipelines import load_pipeline
+from tasks.evaluation.outcomes import MODES
 from tasks.reporting.figure_files import write_figures
-from tasks.reporting.results import MODES, groupings, read_results
+from tasks.reporting.results import groupings, read_results
 from tasks.stages.report import change_of, main_figures
 from tests.support.report_toy import SAMPLE_SUCCESSES, write_workspace
 from tests.support.yaml_files import edit_yaml

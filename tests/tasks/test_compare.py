@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, DamagedFile
 from flows.cli.command_line import app
 from tasks.data.items import write_items
 from tasks.evaluation.outcomes import OUTCOMES
@@ -30,7 +30,7 @@ from tasks.reporting.comparison.scores import Difference, compare_seeds, holm, o
 from tasks.reporting.comparison.sides import ComparedItem
 from tasks.reporting.comparison.tables import Table, group_tables, paired_table, summarise
 from tasks.reporting.results import read_results
-from tasks.stages.report import totals
+from tasks.stages.report import report, totals
 from tests.support.html_page import Page
 from tests.support.report_toy import ITEMS, toy_pipeline, write_rounds, write_training, write_workspace
 
@@ -306,9 +306,8 @@ def test_what_was_sampled_besides_the_first_groups_is_spent_too(runs: list[Path]
 
 def test_a_run_that_spends_no_environment_steps_has_no_curve_over_them(runs: list[Path]) -> None:
     file = runs[0] / "train" / "metrics.jsonl"  # as an offline algorithm writes it
-    steps = [
-        {"step": step, "episodes": 0, "dropped": 0, "horizon": 9, "seconds": 4.0} for step in (1, 2, 3, 4)
-    ]
+    numbers = {"episodes": 0, "dropped": 0, "horizon": 9, "seconds_rollout": 0.0, "seconds": 4.0}
+    steps = [{"step": step, **numbers} for step in (1, 2, 3, 4)]
     file.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
     settings = {"offline": [read_run(runs[0])]}
     assert [plot.name for plot in evaluation_plots(settings)] == ["test_over_steps", "test_over_minutes"]
@@ -524,6 +523,39 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
     file.write_bytes(content[: len(content.rstrip()) - 4])
     with pytest.raises(ConfigError, match=rf"{file} is damaged \(.*; restore "):
         compare([run], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("evaluation.json", "after"),
+        ("evaluation.json", "after.sampled"),
+        ("evaluation.json", "before.greedy.dropped"),
+        ("evaluation.json", "after.sampled.episodes"),
+        (OUTCOMES, "before.greedy"),
+        ("train/metrics.jsonl", "step"),
+        ("train/metrics.jsonl", "episodes"),
+        ("train/metrics.jsonl", "horizon"),
+        ("train/rounds/01.json", "last_step"),
+        ("train/rounds/01.json", "evaluation.dropped"),
+        ("train/rewinds.jsonl", "to_step"),
+        ("usage.json", "train.cpu_s"),
+    ],
+)
+def test_a_file_of_a_run_that_lacks_a_key_is_named(tmp_path: Path, name: str, key: str) -> None:
+    run = write_run(tmp_path / "run", parameters={})
+    first, *others = (run / name).read_text().splitlines(keepends=name.endswith("l"))
+    values = json.loads(first if name.endswith("l") else (run / name).read_text())
+    *path, last = key.split(".")
+    block = values
+    for part in path:
+        block = block[part]
+    del block[last]
+    (run / name).write_text(json.dumps(values) + "\n" + "".join(others if name.endswith("l") else ()))
+    with pytest.raises(DamagedFile, match=rf"{run / name} is damaged \(.*{last}.*\); restore "):
+        compare([run], tmp_path / "out")
+    with pytest.raises(DamagedFile, match=rf"{run / name} is damaged"):
+        report(toy_pipeline(), run)
 
 
 def test_a_place_that_cannot_be_written_to_is_refused(runs: list[Path]) -> None:

@@ -86,7 +86,8 @@ def workspace(tmp_path: Path) -> Path:
     save_tiny_model(folder / "policy")
     (folder / "data").mkdir()
     (folder / "data" / "train.jsonl").write_text("{}\n")
-    success = {"greedy": {"success": 0.5}, "sampled": {"success": 0.25}}
+    counts = {"episodes": 8, "dropped": 0}
+    success = {"greedy": {"success": 0.5, **counts}, "sampled": {"success": 0.25, **counts}}
     (folder / "evaluation.json").write_text(json.dumps({"before": success, "after": success}))
     return folder
 

@@ -4,7 +4,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import pytest
 
 from agents.horizon import Horizon
 from tasks.config.parameters import changed_parameters, write_changes
+from tasks.data.collapse import Alert
 from tasks.evaluation.intervals import bootstrap, wilson
 from tasks.evaluation.outcomes import episodes_to_keep
 from tasks.reporting.chart_style import PARTS, render_plot
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "toy-run"
     write_workspace(folder)
-    (folder / "train" / "alerts.jsonl").write_text('{"step": 3, "text": "repetition rose by 0.4"}\n')
+    alert = Alert(monitor="repetition", step=3, value=0.4, limit=0.2, text="repetition rose by 0.4")
+    (folder / "train" / "alerts.jsonl").write_text(json.dumps(asdict(alert)) + "\n")
     report(toy_pipeline(), folder)
     return folder
 

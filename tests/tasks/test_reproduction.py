@@ -11,7 +11,11 @@ from tasks.tracking.lineage_record import LineageRecord
 from tasks.tracking.references import FoundRun
 from tests.support.lineage_toy import lineage_of
 
-EVALUATION = {"before": {"sampled": {"success": 0.25, "turns": 3.5}}, "after": {"sampled": {"success": 0.5}}}
+COUNTS = {"episodes": 4, "dropped": 0}
+EVALUATION = {
+    "before": {"sampled": {"success": 0.25, "turns": 3.5, **COUNTS}, "greedy": COUNTS},
+    "after": {"sampled": {"success": 0.5, **COUNTS}, "greedy": COUNTS},
+}
 STEPS = [{"step": 1, "reward": 0.5, "kl": 0.1, "seconds": 1.0}, {"step": 2, "reward": 0.75, "kl": 0.2}]
 LINEAGE = lineage_of(Path("runs/toy"))
 
@@ -42,7 +46,7 @@ def test_equal_runs() -> None:
     is_equal, lines = compare()
     assert is_equal
     assert lines["training"].cells == ("training", "2 steps", "2 steps", "2 metrics equal")
-    assert lines["evaluation"].cells == ("evaluation", "3 figures", "3 figures", "equal")
+    assert lines["evaluation"].cells == ("evaluation", "11 figures", "11 figures", "equal")
     assert lines["after sampled success"].cells[1:] == ("0.5", "0.5", "equal")
     assert "before sampled turns" not in lines
 
@@ -79,7 +83,7 @@ def test_missing_steps_metrics_and_figures_are_differences() -> None:
     assert not is_equal
     assert lines["reward, step 2"].cells[1:] == ("0.75", "missing", "other value")
     assert not compare(steps=[STEPS[0], {"step": 2, "reward": 0.75}])[0]
-    is_equal, lines = compare(evaluation={"before": EVALUATION["before"]})
+    is_equal, lines = compare(evaluation={**EVALUATION, "after": {"sampled": COUNTS, "greedy": COUNTS}})
     assert not is_equal
     assert lines["after sampled success"].cells[1:] == ("0.5", "missing", "other value")
 

@@ -40,7 +40,7 @@ from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
 from tasks.tracking.facts import round_params
 from tasks.tracking.model import promote_best
 from tasks.tracking.names import step_metric
-from tasks.tracking.record import is_recorded
+from tasks.tracking.record import is_recorded, write_record
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, WORKSPACE, heartbeat, mark_gone
 from tasks.tracking.traces import MAX_SPANS, evaluation_traces
 from tasks.tracking.tracker import Tracker
@@ -131,13 +131,16 @@ def episode(index: int, *, sample_index: int = 0, **labels: str) -> Trajectory:
 
 def write_results(workspace: Path, *, trajectories: int = 3, num_solved: int = 6) -> None:
     """Of 8 test items, 2 are solved before training, and the first `num_solved` after it."""
-    before = {"sampled": {"success": 0.25, "success_depth_2": 0.125}, "greedy": {"success": 0.5}}
-    after = {"sampled": {"success": num_solved / 8, "episodes": 8}, "greedy": {"success": 0.5}}
+    counts, greedy = {"episodes": 8, "dropped": 0}, {"success": 0.5, "episodes": 8, "dropped": 0}
+    before = {"sampled": {"success": 0.25, "success_depth_2": 0.125, **counts}, "greedy": greedy}
+    after = {"sampled": {"success": num_solved / 8, **counts}, "greedy": greedy}
     data = workspace / "data" / "test.jsonl"
     data.parent.mkdir(parents=True, exist_ok=True)
     data.write_text("{}\n" * 8)
     outcomes = {
-        policy: {"sampled": {f"textcraft_{item}": [item < count] for item in range(8)}}
+        policy: {
+            mode: {f"textcraft_{item}": [item < count] for item in range(8)} for mode in ("sampled", "greedy")
+        }
         for policy, count in (("before", 2), ("after", num_solved))
     }
     (workspace / OUTCOMES).write_text(json.dumps(outcomes))
@@ -602,6 +605,7 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(workspace: Pat
     names = ("dead", "alive", "elsewhere", "silent")
     workspaces = {name: workspace / name for name in names}
     live = [workspaces[name] for name in ("dead", "alive")]
+    pipeline = load_pipeline("textcraft-cpu", file=PIPELINES)
     processes = start_tracked_runs(*live, seconds=1000)
     try:
         wait_until(lambda: all((folder / "mlflow.json").exists() for folder in live))
@@ -617,14 +621,13 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(workspace: Pat
             for key, value in tags.items():
                 client.set_tag(run.info.run_id, key, value)
             workspaces[name].mkdir(parents=True)
-            (workspaces[name] / "mlflow.json").write_text(json.dumps({"run_id": run.info.run_id}))
+            write_record(workspaces[name], pipeline=pipeline, run=run, is_finished=False)
         mark_gone(client, experiment_id=experiment)
         traces = {name: runs_of(folder)[0].info.status for name, folder in workspaces.items()}
         assert traces == {"dead": "KILLED", "alive": "RUNNING", "elsewhere": "RUNNING", "silent": "KILLED"}
         rows = {row[0]: row for row in run_rows()}
         assert rows["dead"][1] == "killed"
         assert rows["alive"][1] == "running"
-        pipeline = load_pipeline("textcraft-cpu", file=PIPELINES)
         with Tracker("dead", pipeline=pipeline, workspace=workspaces["dead"]) as tracker:
             tracker.wait()  # it goes on
             tracker.kill()
@@ -634,7 +637,9 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(workspace: Pat
         processes.communicate()
 
 
-def test_the_progress_of_a_run_is_not_that_of_another_in_its_workspace(workspace: Path) -> None:
+def test_the_progress_of_a_run_is_not_that_of_another_in_its_workspace(
+    workspace: Path, pipeline: Pipeline
+) -> None:
     client = connect()
     experiment, tags = experiment_of(client), {WORKSPACE: str(workspace.resolve())}
     write_step(workspace, 3)  # of a run before them
@@ -643,7 +648,7 @@ def test_the_progress_of_a_run_is_not_that_of_another_in_its_workspace(workspace
     def begin_run(name: str) -> None:
         run = client.create_run(experiment, run_name=name, tags=tags)
         client.log_param(run.info.run_id, "train.steps", 4)
-        (workspace / "mlflow.json").write_text(json.dumps({"run_id": run.info.run_id}))
+        write_record(workspace, pipeline=pipeline, run=run, is_finished=False)
 
     def progress() -> dict[str, tuple[str, ...]]:
         return {row[0]: row[2:4] for row in run_rows() if row[0] in ("stopped early", "later")}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError, DamagedFile, WingspanError
 from tasks.data.items import write_items
 from tasks.data.trajectories import write_trajectories
 from tasks.data.updates import TrajectoryUpdate, read_updates, update_file, write_updates
@@ -89,6 +89,14 @@ def test_metrics_are_cut_to_the_steps_of_the_checkpoint(tmp_path: Path) -> None:
     drop_steps_after(path, 0)
     assert path.read_text() == ""
     drop_steps_after(tmp_path / "absent.jsonl", 3)
+
+
+@pytest.mark.parametrize("line", ['{"step": "2"}', '{"loss": 0.5}', '{"step": null}'])
+def test_metrics_without_the_number_of_a_step_are_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + line + "\n")
+    with pytest.raises(DamagedFile, match=rf"line 2 of {path} is damaged \(its step is no integer\)"):
+        drop_steps_after(path, 1)
 
 
 def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> None:

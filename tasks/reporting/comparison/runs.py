@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from pathlib import Path
 
-from envs.errors import ConfigError, DamagedFile
-from envs.files import RESTORE
+from envs.errors import ConfigError
 from envs.types import Item
 from tasks.data.items import describe_turns
-from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, Samples, compare_samples, success_of
+from tasks.evaluation.outcomes import OUTCOMES, POLICIES, Samples, compare_samples, success_of
 from tasks.evaluation.paired import PairedTest
 from tasks.reporting.comparison.sides import GREEDY, SUCCESS, Side, Source, check_same_items, same_data_remedy
 from tasks.reporting.results import (
-    POLICIES,
     Results,
     environment_steps,
     num_episodes,
@@ -94,9 +92,7 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
     if before is None or after is None or gain is None:
         raise ConfigError(f"{folder}: no item has outcomes before and after training; evaluate it again")
     totals = _totals(results)
-    summary = results.evaluation.get("after", {}).get("sampled", {})
-    if "dropped" not in summary:
-        raise DamagedFile(f"{folder / EVALUATION} is damaged (it has no after.sampled.dropped); {RESTORE}")
+    summary = results.evaluation["after"]["sampled"]
     return FinishedRun(
         name=name or folder.resolve().name,
         folder=folder,
