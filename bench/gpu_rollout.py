@@ -26,7 +26,8 @@ from tasks.cluster.placement import place_workers
 from tasks.cluster.session import connect_ray, disconnect_ray
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import split, spread
-from tasks.rollout.runner import RolloutSpec, make_runner
+from tasks.rollout.runner import make_runner
+from tasks.rollout.spec import RolloutSpec
 from tasks.verl.process import environment_of
 
 PIPELINE, TURNS = "textcraft-gpu", 26

@@ -29,7 +29,7 @@ from tasks.data.items import planned_turns
 from tasks.data.trajectories import read_trajectories
 from tasks.reporting.results import read_stage_seconds
 from tasks.rollout.current_episode import EPISODE_FILE, EpisodeWriter
-from tasks.rollout.runner import make_training_spec
+from tasks.rollout.spec import make_training_spec
 
 WIDTH, HEIGHT = 84, 26
 STAGES = ("prepare", "provision", "warmup", "train", "evaluate", "report")

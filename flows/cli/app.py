@@ -1,7 +1,6 @@
-"""The entry point of `wingspan`: imports nothing at first, so that Ctrl-C then prints no traceback."""
+"""The entry point of `wingspan`: imports nearly nothing at first, so that Ctrl-C then prints no traceback."""
 
-STOPPED = 130
-"""The exit status after Ctrl-C; typer returns it for a `KeyboardInterrupt` in a command."""
+from flows.cli.exit_status import STOPPED
 
 
 def main() -> None:

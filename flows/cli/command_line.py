@@ -16,9 +16,9 @@ import typer
 
 from envs.errors import WingspanError, to_line
 from envs.redaction import clean_logs, redact
-from flows.cli.app import STOPPED
 from flows.cli.data import data_app
 from flows.cli.episodes import evaluate, fork, play, rollout
+from flows.cli.exit_status import STOPPED
 from flows.cli.export import export
 from flows.cli.inspect import compare, doctor, envs, pipelines, runs
 from flows.cli.lineage import lineage, reproduce

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.app import STOPPED
+from flows.cli.exit_status import STOPPED
 from flows.cli.options import (
     EndpointKey,
     EndpointModel,

@@ -27,7 +27,7 @@ from tasks.data.items import check_split, evaluation_turns, split
 from tasks.data.trajectories import summarise, trajectory_to_dict
 from tasks.evaluation.models import NamedPolicy, find_policy, make_endpoint
 from tasks.evaluation.policy import local_model, open_model
-from tasks.rollout.runner import RolloutRunner, RolloutSpec
+from tasks.rollout.spec import RolloutRunner, RolloutSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from tasks.evaluation.policy import open_policy
 from tasks.evaluation.record import EvaluationRecord, Sampling, is_record, read_record
 from tasks.evaluation.request import EvaluationPlan, EvaluationRequest, make_evaluation
 from tasks.evaluation.summary import outcome_of, results_of
-from tasks.rollout.runner import get_max_turns
+from tasks.rollout.spec import get_max_turns
 from tasks.runs.folders import FLOW_RUN, LOCK, RUNS, TRAJECTORIES, UNRECORDED
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.provenance import provenance, uncommitted_files

@@ -19,7 +19,8 @@ from agents.types import Trajectory
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.rollout.current_episode import EpisodeWriter, OnTrajectory
-from tasks.rollout.runner import RolloutRunner, RolloutSpec, make_endpoint_runner, make_runner
+from tasks.rollout.runner import make_endpoint_runner, make_runner
+from tasks.rollout.spec import RolloutRunner, RolloutSpec
 
 if TYPE_CHECKING:
     from tasks.verl.servers import PolicyServers

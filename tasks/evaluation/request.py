@@ -24,7 +24,7 @@ from tasks.config.pipelines import Pipeline, load_pipeline, parse_pipeline
 from tasks.data.items import check_split, evaluation_turns, split, spread
 from tasks.evaluation.models import NamedPolicy, SavedPolicy
 from tasks.evaluation.pass_at_k import default_ks
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.spec import RolloutSpec
 
 MAX_TURNS = 20
 """The limit without a pipeline."""

@@ -17,7 +17,7 @@ from agents.types import Trajectory, Turn
 from envs.errors import to_line
 from envs.types import Item, Message
 from tasks.config.pipelines import Pipeline
-from tasks.rollout.runner import RolloutSpec, get_max_turns
+from tasks.rollout.spec import RolloutSpec, get_max_turns
 
 EPISODE_FILE = "episode.json"
 """The file in the workspace, while a terminal shows the run."""

@@ -24,7 +24,7 @@ from envs.runtime.time_limits import TooSlow, run_in_time
 from envs.types import Item, Message
 from tasks.config.episodes import AgentProgram, ProgramResponse, check_reward, program_of, reward_of
 from tasks.config.pipelines import Pipeline
-from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns, make_group_spec
+from tasks.rollout.spec import RolloutRunner, RolloutSpec, get_max_turns, make_group_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin

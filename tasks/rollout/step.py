@@ -21,7 +21,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.items import horizons
 from tasks.data.trajectories import is_informative, sampled_tokens, summarise
 from tasks.rollout.history import History
-from tasks.rollout.runner import RolloutSpec, make_training_spec
+from tasks.rollout.spec import RolloutSpec, make_training_spec
 
 Group = list[Trajectory]
 RunRollout = Callable[[Sequence[Item], RolloutSpec], Awaitable[list[Group]]]

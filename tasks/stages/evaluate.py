@@ -33,7 +33,7 @@ from tasks.data.trajectories import write_trajectories
 from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, episodes_to_keep, successes_of, summarise_groups
 from tasks.evaluation.pass_at_k import pass_rates
 from tasks.evaluation.policy import open_policy
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.spec import RolloutSpec
 from tasks.runs.folders import EVALUATION_TRAJECTORIES
 from tasks.runs.progress import SILENT, Progress, call_every
 from tasks.runs.rounds import start_policy

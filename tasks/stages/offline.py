@@ -30,7 +30,7 @@ from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
 from tasks.data.training_files import check_tokens, read_training_files
 from tasks.data.trajectories import is_informative, read_trajectories, summarise, write_trajectories
 from tasks.evaluation.policy import open_policy
-from tasks.rollout.runner import horizon_metrics, make_training_spec
+from tasks.rollout.spec import horizon_metrics, make_training_spec
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.rounds import RoundResult, TrainedRound, final_policy, read_round, start_policy
 from tasks.runs.steps import read_steps

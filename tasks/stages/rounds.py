@@ -19,7 +19,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
 from tasks.data.items import evaluation_turns, read_items, spread
 from tasks.data.trajectories import summarise, write_trajectories
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.spec import RolloutSpec
 from tasks.runs.rounds import (
     BEST,
     BEST_ROUND,

@@ -25,7 +25,7 @@ from tasks.data.items import training_items
 from tasks.data.trajectories import write_trajectories
 from tasks.data.updates import update_file, write_updates
 from tasks.errors import Collapsed, RayDied, SamplerDied, actor_deaths, describe_remote
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.spec import RolloutSpec
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.rounds import (
     RoundResult,

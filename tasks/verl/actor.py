@@ -25,7 +25,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import read_trajectories, write_trajectories
 from tasks.data.updates import TrajectoryUpdate, read_updates, write_updates
 from tasks.rollout.history import History
-from tasks.rollout.runner import RolloutSpec, horizon_metrics
+from tasks.rollout.spec import RolloutSpec, horizon_metrics
 from tasks.verl import checkpoints
 from tasks.verl.queue import start_queue
 

@@ -18,7 +18,7 @@ from tasks.cluster.python_path import python_path
 from tasks.cluster.session import check_ray, connect_ray, disconnect_ray, result_of
 from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied, SamplerDied, actor_deaths, describe_remote, names_dead_engine
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.spec import RolloutSpec
 from tasks.verl.actor import StepRecord, Trainer
 from tasks.verl.cpu import PLUGIN_ENV, TORCH_ENV, fork_server
 from tasks.verl.gpu import model as gpu_model

@@ -30,8 +30,9 @@ from tasks.data.trajectories import is_fresh, is_informative, is_usable
 from tasks.errors import Diverged, NoEpisodes, SamplerDied, actor_deaths, names_dead_engine
 from tasks.rollout.current_episode import EpisodeWriter
 from tasks.rollout.history import History
-from tasks.rollout.runner import RolloutSpec, make_runner
+from tasks.rollout.runner import make_runner
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
+from tasks.rollout.spec import RolloutSpec
 from tasks.rollout.step import Group, StepSample, StepSampler
 from tasks.verl.cpu.flops import Work, count_work
 from tasks.verl.rows import fields_of, observation_tokens, parent_key, rows_of, tag_of, trainable

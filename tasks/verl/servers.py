@@ -21,7 +21,8 @@ from tasks.cluster.session import connect_ray, disconnect_ray, keep_logs
 from tasks.config.pipelines import Pipeline
 from tasks.errors import actor_deaths
 from tasks.rollout.current_episode import EpisodeWriter, OnTrajectory
-from tasks.rollout.runner import RolloutSpec, make_runner
+from tasks.rollout.runner import make_runner
+from tasks.rollout.spec import RolloutSpec
 from tasks.verl.cpu import fork_server
 from tasks.verl.process import await_actor, end_actor, runtime_env_of
 

@@ -26,7 +26,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
 from tasks.data.trajectories import sampled_tokens
 from tasks.errors import Diverged
-from tasks.rollout.runner import training_temperature
+from tasks.rollout.spec import training_temperature
 from tasks.rollout.teacher import Teacher
 from tasks.verl import checkpoints
 from tasks.verl.advantages import JoinedRows, estimate_advantages, rollout_weights

@@ -14,7 +14,7 @@ from tasks.config.pipelines import load_pipeline
 from tasks.data.items import planned_turns
 from tasks.rollout import current_episode
 from tasks.rollout.current_episode import EpisodeReader, EpisodeView, EpisodeWriter
-from tasks.rollout.runner import make_training_spec
+from tasks.rollout.spec import make_training_spec
 
 
 def test_a_sparkline_goes_from_the_least_value_to_the_largest() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from agents.types import Trajectory
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.spec import RolloutSpec
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
 from tests.support.report_toy import make_failure

@@ -12,7 +12,7 @@ from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item, StepResult
 from tasks.config.pipelines import Pipeline
 from tasks.rollout.history import History
-from tasks.rollout.runner import make_training_spec
+from tasks.rollout.spec import make_training_spec
 from tasks.rollout.step import StepSample
 
 TURNS = 4

@@ -18,7 +18,8 @@ from envs.types import Item
 from tasks.config.data import DataSettings
 from tasks.data.items import evaluation_turns, split, training_order, training_turns
 from tasks.data.trajectories import summarise
-from tasks.rollout.runner import RolloutSpec, make_runner
+from tasks.rollout.runner import make_runner
+from tasks.rollout.spec import RolloutSpec
 from tasks.tracking.facts import version_tags
 from tasks.tracking.model import COMPARABLE
 from tests.support.toy import ToyEnv, encode, toy_tokenizer

@@ -19,7 +19,8 @@ from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from tasks.config.agent import AgentSettings
 from tasks.config.episodes import check_agent, reward_of
 from tasks.data.items import split
-from tasks.rollout.runner import RolloutSpec, make_runner
+from tasks.rollout.runner import make_runner
+from tasks.rollout.spec import RolloutSpec
 from tests.support.chat_server import Body, chat_server, in_turn, says
 from tests.support.question_toy import pipeline_of, write_questions
 from tests.support.reward_toy import make_reward_input

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tasks.errors import Diverged
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.spec import RolloutSpec
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tests.support.sockets import SocketWatch, is_loopback, listening

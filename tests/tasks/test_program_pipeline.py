@@ -21,7 +21,8 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.items import split
 from tasks.data.trajectories import read_trajectories
 from tasks.rollout.programs import ProgramRunner
-from tasks.rollout.runner import AgentRunner, RolloutSpec, make_endpoint_runner, make_runner
+from tasks.rollout.runner import AgentRunner, make_endpoint_runner, make_runner
+from tasks.rollout.spec import RolloutSpec
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support.gateway_toy import RandomSampler, find_trained

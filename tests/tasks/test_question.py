@@ -23,7 +23,8 @@ from tasks.config.agent import AgentSettings
 from tasks.config.episodes import check_agent, check_reward
 from tasks.data.items import read_items, split
 from tasks.data.trajectories import summarise
-from tasks.rollout.runner import RolloutSpec, make_runner
+from tasks.rollout.runner import make_runner
+from tasks.rollout.spec import RolloutSpec
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support.question_toy import TRAIN, pipeline_of, write_questions, write_rows

@@ -10,7 +10,8 @@ import pytest
 
 from agents.samplers.cpu import CpuSampler
 from agents.types import Trajectory
-from tasks.rollout.runner import make_runner, make_training_spec
+from tasks.rollout.runner import make_runner
+from tasks.rollout.spec import make_training_spec
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import register, toy_items, toy_pipeline
 from tests.support.verl_update import policy_worker, update

@@ -13,7 +13,7 @@ import pytest
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
 from tasks.rollout.history import History
-from tasks.rollout.runner import RolloutSpec, horizon_metrics
+from tasks.rollout.spec import RolloutSpec, horizon_metrics
 from tasks.rollout.step import StepSample, StepSampler
 from tests.support.verl_toy import toy_items, toy_pipeline
 

@@ -22,7 +22,7 @@ from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import evaluation_turns, split
 from tasks.errors import SamplerDied, names_dead_engine
 from tasks.evaluation.policy import open_policy
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.spec import RolloutSpec
 from tasks.verl import servers
 from tasks.verl.process import await_actor
 from tasks.verl.queue import POLL_S, ActorWatch

@@ -10,7 +10,7 @@ from tasks.config.capacity import checkpoint_bytes, read_model_size
 from tasks.data.trajectories import read_trajectories
 from tasks.errors import Collapsed
 from tasks.rollout.history import History
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.spec import RolloutSpec
 from tasks.runs.progress import Progress
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
