@@ -14,8 +14,8 @@ from itertools import chain
 from agents.formats import ACTIONS, FORMATS, NATIVE, turn_parser
 from agents.formats.calls import ParsedTurn, Schema
 from agents.prompting.tools_prompt import tools_prompt
-from envs.errors import ConfigError
-from envs.requirements.plugins import Registry
+from envs.errors import ConfigError, boundary
+from envs.requirements.plugins import Registry, load_object
 from envs.types import Image, Item, Message
 
 
@@ -159,6 +159,35 @@ AGENTS: Registry[MakeAgent] = Registry(
     origin="agents/formats/__init__.py",
     validate=_validate_maker,
 )
+
+
+def make_agent(
+    name: str,
+    *,
+    schemas: Sequence[Schema],
+    key: str,
+    instructions: str = "",
+    action_hint: str = "your next action",
+) -> Agent:
+    """The agent of the format `name`: one of `agents/formats`, a registered one, or `module:NAME`.
+
+    The arguments are those of `FormatAgent`; only formats of this project take `instructions`. Raises
+    `ConfigError`, which names `key`, where the user gave `name`.
+    """
+    if name in FORMATS:
+        return FormatAgent(name, schemas=schemas, instructions=instructions, action_hint=action_hint)
+    make = load_object(name, key=key) if ":" in name else AGENTS.find(name)
+    with boundary(ConfigError, f"{key}: making {name!r}", remedy="name a subclass of agents.agent.Agent"):
+        agent = make(schemas)
+    if not isinstance(agent, Agent):
+        raise ConfigError(
+            f"{key} {name!r} makes a {type(agent).__name__}; make it a subclass of agents.agent.Agent"
+        )
+    if instructions:
+        raise ConfigError(
+            f"instructions={instructions[:40]!r}: {key} {name!r} writes its own prompts; leave them out"
+        )
+    return agent
 
 
 def register_format(name: str, make: MakeAgent) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from agents.agent import Agent, FormatAgent
+from agents.agent import Agent, make_agent
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.formats import NATIVE
 from agents.prompting.native_tools import check_native
@@ -55,13 +55,14 @@ def rollout(
     """Run `num_samples` episodes of each item; returns their trajectories, item by item.
 
     `items` are items of environments, rows of data (which become the fields of items of `env`), or bare
-    questions. `env` is an environment's name, or an `EnvSpec`. `agent` is an `Agent`, or the name of a format
-    (`agents/formats`), whose prompt gets `instructions` and the tools; `hermes`, `qwen3` and `llama3` are
-    function calling where `model` is an endpoint. `tools` are tools, objects that have tools, and names of
-    prebuilt ones; `reward` is a reward or its name, and None leaves it to the environment. `context` is what
-    the model sees of its past, for models whose tokens are known: a `LocalModel`. With an endpoint,
-    `limits.context_length` counts the tokens that it reports. `sampling.max_tokens` is set for each turn.
-    `max_live_envs` is how many environments, and so episodes, live at a time.
+    questions. `env` is an environment's name, or an `EnvSpec`. `agent` is an `Agent`, or the name of a
+    format as `make_agent` takes it: the prompt of one of `agents/formats` gets `instructions` and the tools;
+    `hermes`, `qwen3` and `llama3` are function calling where `model` is an endpoint. `tools` are tools,
+    objects that have tools, and names of prebuilt ones; `reward` is a reward or its name, and None leaves it
+    to the environment. `context` is what the model sees of its past, for models whose tokens are known: a
+    `LocalModel`. With an endpoint, `limits.context_length` counts the tokens that it reports.
+    `sampling.max_tokens` is set for each turn. `max_live_envs` is how many environments, and so episodes,
+    live at a time.
 
     Raises `ConfigError` and `MissingDependency` before any episode for what can be found then, and
     `ConfigError` where an endpoint refuses model or key. A failed episode is data: `StopReason.ERROR`.
@@ -81,7 +82,7 @@ def rollout(
     toolbox = Toolbox(get_tool(tool) if isinstance(tool, str) else tool for tool in tools)
     format = agent if isinstance(agent, str) and toolbox.tools else ""
     if isinstance(agent, str):
-        agent = FormatAgent(agent, schemas=toolbox.schemas, instructions=instructions)
+        agent = make_agent(agent, schemas=toolbox.schemas, instructions=instructions, key="agent")
     elif instructions:
         raise ConfigError(
             f"instructions={instructions[:40]!r}: a {type(agent).__name__} has its own; give them to it"

@@ -135,8 +135,8 @@ class Registry(Mapping[str, T]):
 def load_object(name: str, *, key: str) -> Any:
     """Import the object named `module:attribute`.
 
-    Raises `ConfigError`, which names `key` of pipelines.yaml, if the module cannot be imported or lacks the
-    attribute.
+    Raises `ConfigError`, which names `key`, where the user gave `name`, if the module cannot be imported or
+    lacks the attribute.
     """
     module_name, _, attribute = name.partition(":")
     _search_working_directory()

@@ -1,13 +1,12 @@
 """Makes a pipeline's agent block into the `EpisodeConfig` of an environment's items."""
 
 import inspect
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from agents.agent import AGENTS, Agent, FormatAgent
+from agents.agent import Agent, make_agent
 from agents.formats import FORMATS, NATIVE
-from agents.formats.calls import Schema
 from agents.prompting.native_tools import check_native
 from agents.rewards import REWARDS, CombinedReward, Reward
 from agents.rewards.types import PREFIX, check_items, require_reward
@@ -17,7 +16,7 @@ from agents.rollout.scripted import write_action
 from agents.tools.registry import get_tool
 from agents.tools.toolbox import Toolbox
 from agents.types import OTHER_SAMPLING
-from envs.errors import ConfigError, boundary, describe, suggest
+from envs.errors import ConfigError, describe, suggest
 from envs.registry import EnvSpec, get_env
 from envs.requirements.plugins import load_object
 from envs.types import Item
@@ -213,33 +212,21 @@ def check_vision(items: Iterable[Item], *, has_vision: bool) -> None:
 
 def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> Agent:
     """The agent of `settings`, with the instructions of `spec`. Raises `ConfigError`."""
-    schemas = [] if tools is None else tools.schemas
-    if settings.format not in FORMATS:
-        agent = _make_user_agent(settings.format, schemas)
-        for key in ("prompt", "instructions"):
-            if getattr(settings, key):
-                raise ConfigError(
-                    f"agent.{key}: agent.format {settings.format!r} writes its own prompts; leave it out"
-                )
-        return agent
-    texts = [_read_prompt(settings.prompt), spec.instructions if settings.instructions else ""]
-    return FormatAgent(
+    texts: list[str] = []
+    if settings.format in FORMATS:
+        texts = [_read_prompt(settings.prompt), spec.instructions if settings.instructions else ""]
+    agent = make_agent(
         settings.format,
-        schemas=schemas,
+        schemas=[] if tools is None else tools.schemas,
+        key="agent.format",
         instructions="\n\n".join(filter(None, texts)),
         action_hint=spec.action_hint,
     )
-
-
-def _make_user_agent(name: str, schemas: Sequence[Schema]) -> Agent:
-    make = load_object(name, key="agent.format") if ":" in name else AGENTS.find(name)
-    subject, remedy = f"agent.format: making {name!r}", "name a subclass of agents.agent.Agent"
-    with boundary(ConfigError, subject, remedy=remedy):
-        agent = make(schemas)
-    if not isinstance(agent, Agent):
-        raise ConfigError(
-            f"agent.format {name!r} makes a {type(agent).__name__}; make it a subclass of agents.agent.Agent"
-        )
+    for key in ("prompt", "instructions"):
+        if settings.format not in FORMATS and getattr(settings, key):
+            raise ConfigError(
+                f"agent.{key}: agent.format {settings.format!r} writes its own prompts; leave it out"
+            )
     return agent
 
 

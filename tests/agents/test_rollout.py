@@ -15,8 +15,9 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from agents.agent import FormatAgent
+from agents.agent import AGENTS, Agent, FormatAgent, Opening, register_format
 from agents.clients.endpoint import Endpoint
+from agents.formats.calls import ParsedTurn, Schema
 from agents.rewards import reward
 from agents.rollout.conversation import ContextPolicy
 from agents.rollout.group import Callbacks
@@ -27,7 +28,7 @@ from agents.types import EpisodeLimits, SamplingParams, StopReason, Turn
 from envs.errors import ConfigError
 from envs.files import try_lock
 from envs.registry import get_env
-from envs.types import Item
+from envs.types import Item, Message
 from flows.cli.command_line import app
 from tasks.data.trajectories import read_trajectories
 from tests.support.chat_server import ChatServer, calls, chat_server, fails, in_turn, says
@@ -85,6 +86,28 @@ def test_a_conversation_is_asked_with_its_earlier_messages() -> None:
         [episodes] = rollout([{"messages": talk}], agent="raw", model=Endpoint(server.url, "toy"))
     assert server.requests[0]["messages"] == talk
     assert (episodes.stop_reason, episodes.turns[0].action) == (StopReason.TERMINATED, "42")
+
+
+class Shout(Agent):
+    """Asks in capitals, and takes the whole text as the action."""
+
+    def __init__(self, schemas: Sequence[Schema]) -> None:
+        pass
+
+    def render(self, item: Item, observation: str) -> Opening:
+        return Opening([Message("user", observation.upper())])
+
+    def parse(self, text: str) -> ParsedTurn:
+        return ParsedTurn(thought="", action=text)
+
+
+@pytest.mark.parametrize("name", ["shout", f"{__name__}:Shout"])
+def test_an_agent_by_a_name_of_a_plug_in_or_a_module(name: str) -> None:
+    with AGENTS.scope(), chat_server(in_turn(says("yes"))) as server:
+        register_format("shout", Shout)
+        [episode] = rollout(["So?"], agent=name, model=Endpoint(server.url, "toy"))
+    assert server.requests[0]["messages"] == [{"role": "user", "content": "SO?"}]
+    assert (episode.stop_reason, episode.turns[0].action) == (StopReason.TERMINATED, "yes")
 
 
 def test_an_environment_by_name_and_turns_as_they_come() -> None:
@@ -181,7 +204,7 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
     ("changes", "message"),
     [
         ({"context": ContextPolicy()}, "an endpoint's model sees the whole conversation"),
-        ({"agent": "herms"}, "unknown format of calls 'herms'; did you mean 'hermes'"),
+        ({"agent": "herms"}, "unknown format 'herms'; did you mean 'hermes'"),
         ({"agent": "action", "tools": [double]}, "'action' calls no tools, got double"),
         ({"tools": ["calculater"]}, "unknown tool 'calculater'; did you mean 'calculator'"),
         ({"reward": "math_equl"}, "unknown reward 'math_equl'; did you mean 'math_equal'"),
@@ -199,6 +222,9 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"items": []}, "there are no items"),
         ({"items": [{"text": "6 * 7?"}], "reward": None}, "question"),
         ({"agent": FormatAgent("raw"), "instructions": "Be kind"}, "'Be kind': a FormatAgent has its own"),
+        ({"agent": f"{__name__}:Shout", "instructions": "Be kind"}, "Shout' writes its own prompts; leave"),
+        ({"agent": f"{__name__}:double"}, "agent .*:double' makes a list; make it a subclass of agents"),
+        ({"agent": f"{__name__}:Whisper"}, "agent: .*/test_rollout.py has no 'Whisper'"),
         ({}, r"no endpoint: http://127.0.0.1:9/v1/models: ConnectError.*start the server"),
         ({"model": "models/textcraft-base"}, r"model is a str, 'models/.*LocalModel\(FOLDER\)"),
         ({"items": "What?"}, "items is a str, 'What\\?'; give a list of items, rows or questions"),
