@@ -24,7 +24,6 @@ from flows.lineage.stages import (
 )
 from flows.orchestrator.runs import open_local_results, read_receipt
 from flows.plan import Plan, check_run, make_plan
-from tasks.cluster.address import cluster_address
 from tasks.cluster.memory import find_memory_needs
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import differing_values, flat, group_leaves
@@ -91,10 +90,9 @@ def list_options(plan: Plan, forecasts: Sequence[Forecast]) -> list[tuple[str, s
 def list_memory(plan: Plan) -> list[tuple[str, str, str]]:
     """What each device needs while the policy is trained, by `MEMORY_COLUMNS`; empty if the size of the model
     is unknown."""
-    place = "the cluster" if cluster_address() else "this machine"
     return [
         (
-            f"{need.phase}, {need.room_name.format(place=place)}",
+            f"{need.phase}, {need.room_name}",
             f"{need.total / 1e9:.1f} GB" + (f" of {need.room / 1e9:.1f}" if need.room else ""),
             ", ".join(f"{name} {count / 1e9:.1f}" for name, count in need.largest_parts),
         )

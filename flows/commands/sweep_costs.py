@@ -8,7 +8,6 @@ from flows.commands.costs import EarlierRun, estimate_seconds, find_earlier_runs
 from flows.commands.preview import forecast_stages
 from flows.plan import find_disk_need, make_plan
 from flows.sweep.plan import SweepPlan, largest_memory_need
-from tasks.cluster.address import cluster_address
 from tasks.reporting.pages import duration, format_count
 
 
@@ -60,8 +59,7 @@ def _memory(plan: SweepPlan) -> list[tuple[str, str, str]]:
         return []
     count = min(plan.at_once, len(plan.unfinished))
     room = f" of {need.room / 1e9:.1f}" if need.room else ""
-    place = need.room_name.format(place="the cluster" if cluster_address() else "this machine")
-    about = f"{place}; the largest run has {need.total / 1e9:.1f} GB{_places(plan)}"
+    about = f"{need.room_name}; the largest run has {need.total / 1e9:.1f} GB{_places(plan)}"
     return [("memory", f"{count * need.total / 1e9:.1f} GB{room}", about)]
 
 

@@ -8,10 +8,11 @@ refusal.
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from envs.errors import ConfigError
@@ -48,6 +49,7 @@ CPU_LOGIT_BYTES = 16
 """Bytes per logit of a micro-batch on a CPU: the logits, their log-softmax, and the gradients of both, in
 fp32."""
 A_GPU = "a GPU of {place}"
+THIS_MACHINE = "this machine"
 USABLE = 0.95
 """Share of a node's memory from which on Ray ends processes."""
 
@@ -92,51 +94,75 @@ class Need:
         return not self.room or self.total <= self.room
 
 
-def memory_needs(pipeline: Pipeline, size: ModelSize, *, device_bytes: int = 0, nodes: int = 1) -> list[Need]:
-    """What each device needs, by phase.
+def memory_needs(
+    pipeline: Pipeline,
+    size: ModelSize,
+    *,
+    device_bytes: int = 0,
+    nodes: int = 1,
+    phases: Collection[Phase] = tuple(Phase),
+) -> list[Need]:
+    """What each device needs, by phase, those of `phases`.
 
     `device_bytes`: its memory, 0 if that is unknown; `nodes`: over which a CPU's workers are spread.
     """
     if pipeline.backend.device == "cpu":
-        return _of_node(pipeline, size, memory=device_bytes, nodes=nodes)
-    return _of_gpu(pipeline, size, gpu=device_bytes)
+        needs = _of_node(pipeline, size, memory=device_bytes, nodes=nodes)
+    else:
+        needs = _of_gpu(pipeline, size, gpu=device_bytes)
+    return [need for need in needs if need.phase in phases]
 
 
 def find_memory_needs(pipeline: Pipeline) -> list[Need]:
-    """`memory_needs` on the smallest device of this machine, or on a cluster, where the memory is unknown;
-    empty if the size of the model is unknown."""
+    """`memory_needs` on the smallest device of this machine, and on a cluster, where the memory is unknown;
+    each `room_name` has its place. Empty if the size of the model is unknown."""
     size = read_model_size(pipeline.model)
     if size is None:
         return []
-    memories = [] if cluster_address() else device_memories(pipeline.backend.device)
-    return memory_needs(pipeline, size, device_bytes=min(memories, default=0))
+    here = phases_here()
+    smallest = min(device_memories(pipeline.backend.device), default=0)
+    needs = [
+        *((need, THIS_MACHINE) for need in memory_needs(pipeline, size, device_bytes=smallest, phases=here)),
+        *((need, "the cluster") for need in memory_needs(pipeline, size, phases={*Phase} - {*here})),
+    ]
+    return [replace(need, room_name=need.room_name.format(place=place)) for need, place in needs]
+
+
+def phases_here() -> Collection[Phase]:
+    """The phases for which this machine needs its memory: all, or with a cluster (`RAY_ADDRESS`) the
+    supervised training, which is a process of the command's own."""
+    return (Phase.TRAIN_SUPERVISED,) if cluster_address() else tuple(Phase)
 
 
 def check_memory(pipeline: Pipeline) -> None:
     """Raise `ConfigError` if `pipeline` does not fit this machine.
 
-    The nodes of a cluster (`RAY_ADDRESS`) are checked when training connects to it; nothing is checked for a
-    model whose size is unknown.
+    With a cluster, that is the part of `phases_here`: its nodes are checked when training connects to them.
+    Nothing is checked for a model whose size is unknown.
     """
-    if cluster_address():
-        return
-    check_devices(pipeline, device_memories(pipeline.backend.device))
+    check_devices(pipeline, device_memories(pipeline.backend.device), phases=phases_here())
 
 
 def check_devices(
-    pipeline: Pipeline, memories: Sequence[int], *, nodes: int = 1, place: str = "this machine"
+    pipeline: Pipeline,
+    memories: Sequence[int],
+    *,
+    nodes: int = 1,
+    place: str = THIS_MACHINE,
+    phases: Collection[Phase] = tuple(Phase),
 ) -> None:
     """Raise `ConfigError` if `pipeline` does not fit the smallest of the devices, which are of `place`.
 
-    `memories`: bytes of each, as `device_memories` reads them; `nodes` as for `memory_needs`.
+    `memories`: bytes of each, as `device_memories` reads them; `nodes` and `phases` as for `memory_needs`.
     """
     size = read_model_size(pipeline.model) if memories else None
     if size is None:
         return
     smallest = min(memories)
-    for need in memory_needs(pipeline, size, device_bytes=smallest, nodes=nodes):
+    find_needs = partial(memory_needs, size=size, device_bytes=smallest, nodes=nodes, phases=phases)
+    for need in find_needs(pipeline):
         if not need.fits:
-            remedies = list(_remedies(pipeline, size, device_bytes=smallest, nodes=nodes))
+            remedies = list(_remedies(pipeline, find_needs=find_needs))
             raise ConfigError(_refuse(need, remedies, model=pipeline.model, place=place))
 
 
@@ -294,15 +320,14 @@ def _refuse(need: Need, remedies: Sequence[str], *, model: str, place: str) -> s
     )
 
 
-def _remedies(pipeline: Pipeline, size: ModelSize, *, device_bytes: int, nodes: int) -> Iterator[str]:
+def _remedies(pipeline: Pipeline, *, find_needs: Callable[[Pipeline], list[Need]]) -> Iterator[str]:
     """`key value` of each setting that alone makes `pipeline` fit, by its smallest change."""
     for key, values in _changes(pipeline).items():
         block, name = key.split(".")
         for value in values:
             settings = getattr(pipeline, block).model_copy(update={name: value})
             changed = pipeline.model_copy(update={block: settings})
-            needs = memory_needs(changed, size, device_bytes=device_bytes, nodes=nodes)
-            if all(need.fits for need in needs):
+            if all(need.fits for need in find_needs(changed)):
                 yield f"{key} {value}"
                 break
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envs.errors import ConfigError
-from tasks.cluster.memory import check_devices, device_memories
+from tasks.cluster.memory import Phase, check_devices, device_memories, phases_here
 from tasks.cluster.python_path import ROOT
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import BackendSettings
@@ -97,7 +97,13 @@ def check_nodes(pipeline: Pipeline, placement: Placement, *, environment: Mappin
     for node in ray.nodes():
         name = node["NodeManagerAddress"]
         if node["NodeID"] in memories and node["Resources"].get("GPU", 0) >= placement.workers_per_node:
-            check_devices(pipeline, memories[node["NodeID"]], nodes=placement.nodes, place=f"node {name}")
+            check_devices(
+                pipeline,
+                memories[node["NodeID"]],
+                nodes=placement.nodes,
+                place=f"node {name}",
+                phases={*Phase} - {*phases_here()},
+            )
 
 
 def node_memories(device: str, *, environment: Mapping[str, str]) -> dict[str, list[int]]:

@@ -7,7 +7,15 @@ import pytest
 
 from envs.errors import ConfigError
 from tasks.cluster import memory
-from tasks.cluster.memory import Need, Phase, check_devices, check_memory, device_memories, memory_needs
+from tasks.cluster.memory import (
+    Need,
+    Phase,
+    check_devices,
+    check_memory,
+    device_memories,
+    find_memory_needs,
+    memory_needs,
+)
 from tasks.config.capacity import ModelSize, read_model_size
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 from tasks.config.training import AsyncSettings
@@ -302,6 +310,18 @@ def test_what_does_not_fit_this_machines_gpus_is_refused(
     assert message in str(error.value)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     check_memory(pipeline)  # the cluster's nodes are others
+
+
+def test_beside_a_cluster_this_machine_needs_the_memory_of_the_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    pipeline = load_pipeline("textcraft-cpu", overrides={"train.micro_batch_tokens": 10**9})
+    with pytest.raises(ConfigError, match=r"to train supervised, and this machine has .*; set train\.micro"):
+        check_memory(pipeline)
+    check_memory(pipeline.model_copy(update={"warmup": None}))  # the rest is for the nodes
+    places = [(need.phase, need.room_name, need.room > 0) for need in find_memory_needs(pipeline)]
+    assert places == [(Phase.TRAIN_SUPERVISED, "this machine", True), (Phase.TRAIN, "the cluster", False)]
 
 
 def test_this_machines_memory_is_that_of_its_container() -> None:
