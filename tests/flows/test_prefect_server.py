@@ -506,6 +506,10 @@ def test_a_retry_takes_its_workspace_over_from_itself_and_another_run_from_a_kil
     client.set_flow_run_state(run_ids[0], Running(), force=True)  # as if it had been killed
     in_flow(lambda other_id: take_over(workspace, flow_run_id=UUID(other_id)))
     assert states()[-1] == "Crashed"
+    for content in ('{"flow_run": 1}', '{"flow_run_id": "1"}'):
+        (workspace / FLOW_RUN).write_text(content)
+        with pytest.raises(ConfigError, match=rf"{FLOW_RUN} is damaged \(.*\); delete it$"):
+            take_over(workspace, flow_run_id=None)
 
 
 def test_an_evaluation_marks_a_killed_one_in_its_folder(client: SyncPrefectClient, tmp_path: Path) -> None:
