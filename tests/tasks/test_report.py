@@ -169,6 +169,8 @@ def test_the_optimizer_is_explained_as_far_as_it_is_shown(page: Page, tmp_path: 
     for text, is_in_both in (("KL is that", False), ("The clip fraction", True), ("The gradient's", False)):
         assert text in page.text
         assert (text in partial_page.text) == is_in_both
+    assert "tokens of the update. The clip fraction" in " ".join(page.text.split())
+    assert "was clipped. The gradient's" in " ".join(page.text.split())
 
 
 def test_sums_by_hand(workspace: Path) -> None:
