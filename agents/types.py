@@ -147,7 +147,7 @@ class Trajectory:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further per-episode numbers, e.g. `{"parse_failures": 1}`."""
     final_state: str | None = None
-    """The key of the state after the last turn; None if the environment's episode has ended."""
+    """The key of the state after the last turn; None if the environment or an answer ended the episode."""
     labels: Mapping[str, Label] = field(default_factory=dict)
     """Identify the episode: `policy` and `mode` of an evaluation, metadata of a gateway session."""
     prompt_images: tuple[Image, ...] = ()

@@ -172,7 +172,8 @@ class _Episode:
             result = await self.executor.execute(parsed)
             if self.edit_result is not None:
                 result = self.edit_result(result)
-            state, self.state = self.state, self.executor.state_key()
+            has_next_state = not result.step.terminated  # an answer ends the episode, and not the environment
+            state, self.state = self.state, self.executor.state_key() if has_next_state else None
             execution_end = time.perf_counter()
             if loop.time() >= deadline_s:
                 raise TimeoutError  # the event loop has not looked at its timers since

@@ -14,6 +14,8 @@ from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
+from agents.tools.episode import act
+from agents.tools.toolbox import Toolbox
 from agents.types import (
     MIN_COMPLETION,
     Completion,
@@ -124,6 +126,15 @@ def test_a_turn_knows_the_state_in_which_it_was_taken(
     trajectory = play_one(says(*texts))
     assert [turn.state for turn in trajectory.turns] == states
     assert trajectory.final_state == final_state
+
+
+def test_an_answer_leads_to_no_state() -> None:
+    """Nothing can be done after it, though the environment could go on."""
+    agent = FormatAgent("hermes", schemas=Toolbox([act]).schemas)
+    trajectory = play_one(says("I give up."), agent=agent)
+    assert trajectory.stop_reason is StopReason.TERMINATED
+    assert [turn.state for turn in trajectory.turns] == ["0"]
+    assert trajectory.final_state is None
 
 
 def test_a_key_that_cannot_be_computed_is_the_environments_fault() -> None:
