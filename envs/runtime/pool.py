@@ -232,9 +232,10 @@ class EnvPool:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 # The slot was granted at the moment the wait ended.
                 instance = waiter.result()
-                if instance is not None:
-                    self._idle.append(instance)
-                self._free_slot()
+                if instance is None:
+                    self._free_slot()
+                else:
+                    self._take_back(instance)
             else:
                 self._notify_shares()
             if isinstance(error, TimeoutError):

@@ -213,6 +213,27 @@ async def test_cancellation_at_any_moment_of_a_grant(ticks: int) -> None:
         assert (metrics.live, metrics.idle, metrics.waiting) == (1, 0, 0)
 
 
+@pytest.mark.parametrize("ticks", range(6))
+async def test_closing_at_any_moment_of_a_grant_that_is_cancelled(ticks: int) -> None:
+    make = Factory(ToyEnv)
+    pool = EnvPool(make, capacity=1)
+    async with pool.lease():
+        pass  # one warm instance
+
+    async def user() -> None:
+        async with pool.lease():
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(user())
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    task.cancel()
+    await pool.close()
+    await asyncio.gather(task, return_exceptions=True)
+    await wait_until_async(lambda: pool.metrics.live == 0)
+    assert make.instances[0].is_closed
+
+
 async def test_starts_are_spread_over_the_loops_turns() -> None:
     """Hundreds of samples start at once; between two starts, other tasks run."""
     pool = EnvPool(Factory(ToyEnv), capacity=50)
