@@ -151,7 +151,8 @@ class GeoMean(PolicyLoss):
         pessimistic = sign * (sign * log_ratios).minimum(sign * clipped_ratios)
         ratio = tokens.conversation_mean(pessimistic).exp()
         advantage = tokens.conversation_mean(tokens.advantages)
-        return TokenLosses((-advantage * ratio).expand_as(log_ratios), clipped_ratios != log_ratios)
+        is_clipped = sign * clipped_ratios < sign * log_ratios
+        return TokenLosses((-advantage * ratio).expand_as(log_ratios), is_clipped)
 
 
 class CispoLoss(PolicyLoss):

@@ -538,6 +538,21 @@ def test_gspo_and_geo_mean_by_hand() -> None:
         assert geo_mean[row, positions].tolist() == pytest.approx([reference] * len(positions), rel=1e-9)
 
 
+def test_geo_mean_counts_the_tokens_that_lose_their_gradient() -> None:
+    """With an advantage above 0 those of high ratio, below 0 those of low ratio, as in PPO."""
+    inputs = loss_inputs()
+    log_probs = inputs["log_probs"].clone().requires_grad_()
+    result = loss_of("geo_mean", {"clip_low": 0.1, "clip_high": 0.2}).per_token(
+        tokens(inputs | {"log_probs": log_probs})
+    )
+    result.losses[inputs["mask"]].sum().backward()
+    mask = inputs["mask"]
+    assert result.clipped is not None
+    assert log_probs.grad is not None
+    assert result.clipped[mask].tolist() == (log_probs.grad[mask] == 0).tolist()
+    assert 0 < int(result.clipped[mask].sum()) < int(mask.sum())
+
+
 REQUIRED_VALUES: dict[str, dict[str, Any]] = {
     "distill": {"teacher": "models/teacher"},
     "gdpo": {"rewards": {"reward": 1.0}},
