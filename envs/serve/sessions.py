@@ -57,7 +57,7 @@ class EnvSession:
     """Only requests of the same owner find it."""
     env: Environment
     item: Item | None = None
-    """None before the first reset."""
+    """None before the first reset, and after one that was refused."""
     episode_id: str | None = None
     """The client's name of the episode."""
     episodes: int = 0
@@ -220,6 +220,7 @@ class EnvSessions:
             old_env, session.env, session.episodes = session.env, self._make(), 0
             await self._close(session, old_env)
         session.episodes += 1
+        session.item = None  # the episode before has ended, even if the environment refuses this item
         return Observation.wrap(await session.env.reset(item))
 
     async def _close(self, session: EnvSession, env: Environment) -> None:

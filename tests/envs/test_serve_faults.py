@@ -237,6 +237,29 @@ def test_a_reset_without_an_observation_is_answered_with_the_cause() -> None:
     serving([Broken()], talk)
 
 
+def test_an_episode_that_was_refused_has_not_begun() -> None:
+    """Nor does the one before it go on."""
+
+    class Choosy(ToyEnv):
+        async def reset(self, item: Item) -> str:
+            if item.item_id == "toy_2":
+                raise ConfigError("toy_2 is not for me")
+            return await super().reset(item)
+
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        session_id = await open_session(http)
+        refused = await http.post("/reset", json={"item_id": "toy_2", "session_id": session_id})
+        assert (refused.status_code, refused.json()["detail"]) == (422, "toy_2 is not for me")
+        late = await http.post("/step", json=step(session_id))
+        assert late.status_code == 409
+        assert "has not begun" in late.json()["detail"]
+        body = {"item_id": "toy_1", "session_id": session_id, "metadata": {"target": 3}}
+        assert (await http.post("/reset", json=body)).status_code == 200
+        assert (await http.post("/step", json=step(session_id))).json()["observation"]["text"]
+
+    serving([Choosy()], talk)
+
+
 def test_what_hangs_is_cut_off_at_the_servers_limit_or_the_clients() -> None:
     async def talk(url: str, http: httpx.AsyncClient) -> None:
         for more in ({}, {"timeout_s": 0.05}):
