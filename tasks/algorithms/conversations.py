@@ -67,7 +67,7 @@ class Conversations:
     def token_rewards(self) -> Tensor:
         """[C, T], as the log-probs' type: each turn's score on its last token, less the KL penalty. For
         estimators that compute with each token and compare no sum with another."""
-        rewards = self._place(self.turn_scores, self.turn_starts + self.turn_lengths[:, :-1] - 1)
+        rewards = self._place(self.turn_scores, self.turn_starts + self.turn_lengths - 1)
         return rewards if self.kl_penalty is None else rewards.sub_(self.kl_penalty)
 
     @property
@@ -91,8 +91,7 @@ class Conversations:
     @property
     def turn_starts(self) -> Tensor:
         """[C, N], int64: the place of each turn's first token; after the last turn, the first without one."""
-        lengths = self.turn_lengths[:, :-1]
-        return lengths.cumsum(1) - lengths
+        return self.turn_lengths.cumsum(1) - self.turn_lengths
 
     def at_turn_starts(self, per_turn: Tensor) -> Tensor:
         """[C, N] → [C, T], as the log-probs' type: each value on the first token of its turn, 0 elsewhere."""
@@ -101,17 +100,22 @@ class Conversations:
     def first_of_turns(self, values: Tensor) -> Tensor:
         """[C, T] → [C, N]: the value of each turn's first token, 0 after the last turn."""
         starts = self.turn_starts.clamp(max=self.mask.shape[1] - 1)
-        return values.gather(1, starts).where(self.turn_lengths[:, :-1] > 0, 0.0)
+        return values.gather(1, starts).where(self.turn_lengths > 0, 0.0)
 
     def _place(self, per_turn: Tensor, places: Tensor) -> Tensor:
         """[C, N] → [C, T]: each turn's value at its place, `places` [C, N]; 0 elsewhere."""
-        values = per_turn.where(self.turn_lengths[:, :-1] > 0, 0.0).to(self.old_log_probs.dtype)
+        values = per_turn.where(self.turn_lengths > 0, 0.0).to(self.old_log_probs.dtype)
         zeros = torch.from_numpy(np.zeros(self.mask.shape, values.numpy().dtype))
         return zeros.scatter_add_(1, places.clamp(min=0, max=self.mask.shape[1] - 1), values)
 
-    @cached_property
+    @property
     def turn_lengths(self) -> Tensor:
-        """[C, N + 1], int64: sampled tokens of each turn, and at the end the places without a token."""
+        """[C, N], int64: sampled tokens of each turn, 0 after the last."""
+        return self._columns_of_turns[:, :-1]
+
+    @cached_property
+    def _columns_of_turns(self) -> Tensor:
+        """[C, N + 1], int64: of the T columns, those of each turn, and at the end those without a token."""
         num_turns = np.array([len(trajectory.turns) for trajectory in self.trajectories], dtype=np.int64)
         lengths = [len(turn.completion.token_ids) for t in self.trajectories for turn in t.turns]
         counts = torch.zeros(len(num_turns), num_turns.max(initial=0) + 1, dtype=torch.int64)
@@ -126,11 +130,11 @@ class Conversations:
             flat = torch.segment_reduce(values.double().reshape(-1), "sum", lengths=lengths.reshape(-1))
             return flat.view(lengths.shape)
 
-        return by_rows(sums, values, self.turn_lengths)[:, :-1]
+        return by_rows(sums, values, self._columns_of_turns)[:, :-1]
 
     def spread_turns(self, per_turn: Tensor) -> Tensor:
         """[C, N] → [C, T], as the log-probs' type: the same value on every token of a turn, 0 elsewhere."""
-        return self._repeat(per_turn, self.turn_lengths)
+        return self._repeat(per_turn, self._columns_of_turns)
 
     def _repeat(self, values: Tensor, counts: Tensor) -> Tensor:
         """[C, K] and [C, K + 1] → [C, T]: each value as often as its count says, then zeros."""

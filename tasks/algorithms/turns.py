@@ -74,7 +74,7 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
     num_states = num_keys + int((~has_state).sum())
     state[~has_state] = np.arange(num_keys, num_states)
     return Turns(
-        mask=batch.turn_lengths[:, :-1] > 0,
+        mask=batch.turn_lengths > 0,
         rewards=batch.turn_rewards,
         state=torch.from_numpy(state),
         has_state=torch.from_numpy(has_state),

@@ -278,7 +278,7 @@ def test_a_lack_of_memory_is_no_fault_of_a_users_algorithm(verl: ModuleType, err
 
 def test_numbers_of_conversations_and_turns_are_whitened_over_their_tokens() -> None:
     batch = conversations(GROUPS)
-    lengths = batch.turn_lengths[:, :-1]
+    lengths = batch.turn_lengths
     for per_part, counts, spread in (
         (batch.scores, batch.lengths, batch.spread),
         (batch.turn_scores, lengths, batch.spread_turns),

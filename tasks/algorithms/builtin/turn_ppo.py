@@ -29,7 +29,7 @@ class TurnPpo(ActorCritic):
         """The estimate includes the returns, A + V at the first token of each turn."""
         from tasks.algorithms.conversations import gae, whiten_
 
-        lengths = batch.turn_lengths[:, :-1]
+        lengths = batch.turn_lengths
         values = batch.first_of_turns(batch.critic_values)
         advantages = gae(batch.turn_rewards, values, gamma=self.gamma, lam=self.lam)
         returns = advantages + values

@@ -29,7 +29,7 @@ class TurnRloo(OnlineAlgorithm):
         from tasks.algorithms.conversations import discounted_returns
 
         rewards = batch.turn_rewards  # [C, N]
-        is_turn = (batch.turn_lengths[:, :-1] > 0).double()  # [C, N], 1 or 0
+        is_turn = (batch.turn_lengths > 0).double()  # [C, N], 1 or 0
         returns = discounted_returns(rewards, gamma=1.0) * is_turn
         num_others = batch.group_sum(is_turn) - is_turn
         sum_of_others = batch.group_sum(returns) - returns
