@@ -176,7 +176,7 @@ class TrainSettings(Settings):
     """Trains adapters of the policy; None trains all of its weights. A critic is trained in full."""
     optimizer: OptimizerSettings = OptimizerSettings()
     mini_batches: Positive
-    """Optimizer steps per training step and epoch."""
+    """Optimizer steps per training step and epoch; fewer where one would have nothing to train on."""
     epochs: Positive = 1
     """Passes over each step's trajectories."""
     async_: Annotated[AsyncSettings | None, Field(alias="async")] = None

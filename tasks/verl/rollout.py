@@ -129,6 +129,8 @@ class StepRollout:
     trained: Mapping[str, Trajectory]
     """The trajectories that were handed to the trainer, by the key of their rows without the segment's
     number."""
+    num_rows: int
+    """The number of their segments."""
     observation_tokens: int
     """The tokens that the environment wrote in the trajectories that were handed to the trainer."""
     work: Work
@@ -223,6 +225,7 @@ class RolloutManager:
         self.last = StepRollout(
             sample=sample,
             trained={parent_key(row.key): row.trajectory for row in rows},
+            num_rows=len(rows),
             observation_tokens=observation_tokens(rows),
             work=count_work(rows),
             greedy_rewards=greedy_rewards,

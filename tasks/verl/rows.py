@@ -1,10 +1,11 @@
 """A step's episodes as rows of verl's TransferQueue: which are trained on, and how they are laid out.
 
-A failed episode is never a row. Nor is any of a group with fewer than two others, for a reward compared
-with nothing says nothing; nor of a group whose advantages, and so its gradient, are all zero: for most
-algorithms, one of equal rewards.
+A failed episode is never a row. Nor is the only one that is left of a group, where episodes are compared, for
+a reward compared with nothing says nothing; nor any of a group whose advantages, and so its gradient, are all
+zero: for most algorithms, one of equal rewards.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -73,6 +74,14 @@ def rows_of(uid: str, group: Sequence[Trajectory]) -> list[TrainingRow]:
         for trajectory in group
         for number, packed in enumerate(pack(trajectory))
     ]
+
+
+def count_mini_batches(rows: int, *, most: int, workers: int) -> int:
+    """The mini-batches of a step with `rows`, padding included or not: `most`, or fewer if equal parts would
+    leave some without a row. With padding alone, AdamW's momentum would still change the weights."""
+    rows_per_worker = math.ceil(rows / workers)
+    rows_per_mini_batch = math.ceil(rows_per_worker / most)
+    return math.ceil(rows_per_worker / rows_per_mini_batch)
 
 
 def observation_tokens(rows: Iterable[TrainingRow]) -> int:

@@ -1,9 +1,9 @@
 """verl's synchronous trainer, one training step a call.
 
 What it changes of verl's own: advantages are those of `tasks/algorithms`, which sees whole conversations; a
-step's trajectories are cut into a fixed number of mini-batches, however many there are (verl would fill up
-with padding), and a step with none to learn from is passed over. The loss (`tasks/verl/loss.py`) is divided
-by what was *played*: episodes that are left out have gradient 0.
+step's segments are cut into equal mini-batches, however many segments there are (verl's have a fixed size,
+and are filled up with padding), and a step with none to learn from is passed over. The loss
+(`tasks/verl/loss.py`) is divided by what was *played*: episodes that are left out have gradient 0.
 """
 
 import math
@@ -41,6 +41,7 @@ from tasks.verl.loss import (
     set_loss,
 )
 from tasks.verl.rollout import RolloutManager, StepRollout
+from tasks.verl.rows import count_mini_batches
 from tasks.verl.step_update import StepUpdate
 
 if TYPE_CHECKING:
@@ -144,7 +145,9 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         return super()._step_once(metrics, timing_raw, sample_batch_size)
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        return dp_size * self._pipeline.train.mini_batches
+        return dp_size * count_mini_batches(
+            self._rollout.num_rows, most=self._pipeline.train.mini_batches, workers=dp_size
+        )
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, object]) -> KVBatchMeta:
         needs_squares = self._pipeline.train.online_algorithm.needs_sum_pi_squared
@@ -258,21 +261,22 @@ def update_options(
 ) -> dict[str, object]:
     """What verl's worker is told beside the `rows` of a step, by verl's names.
 
-    `rows` is a multiple of `train.mini_batches`; `played_tokens` were sampled in the step, in episodes that
-    are not trained on, too; `trained_tokens` of the rows are the policy's, `observation_tokens` the
+    `rows` are a multiple of the mini-batches; `played_tokens` were sampled in the step, in episodes that are
+    not trained on, too; `trained_tokens` of the rows are the policy's, `observation_tokens` the
     environment's; `temperature` is the one that the policy's were sampled at.
     """
     train, rollout = pipeline.train, pipeline.rollout
+    mini_batches = count_mini_batches(rows, most=train.mini_batches, workers=pipeline.backend.workers)
     return {
         "calculate_entropy": train.entropy_coef > 0,
         "distillation_use_topk": False,
         "distillation_only": False,
-        PLAYED_EPISODES: rollout.items_per_step * rollout.group_size / train.mini_batches,
-        PLAYED_TOKENS: played_tokens / train.mini_batches,
-        TRAINED_TOKENS: trained_tokens / train.mini_batches,
-        OBSERVATION_TOKENS: observation_tokens / train.mini_batches,
+        PLAYED_EPISODES: rollout.items_per_step * rollout.group_size / mini_batches,
+        PLAYED_TOKENS: played_tokens / mini_batches,
+        TRAINED_TOKENS: trained_tokens / mini_batches,
+        OBSERVATION_TOKENS: observation_tokens / mini_batches,
         WHOLE_CONVERSATIONS: train.online_algorithm.loss.needs_whole_conversations,
-        "mini_batch_size": rows // train.mini_batches,
+        "mini_batch_size": rows // mini_batches,
         "epochs": train.epochs,
         "seed": pipeline.seed + step,
         DRAWS_SEED: pipeline.seed + step,

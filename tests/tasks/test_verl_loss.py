@@ -9,11 +9,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
-from tasks.verl.rows import fields_of, has_gradient_without_advantage, rows_of
+from tasks.verl.rows import count_mini_batches, fields_of, has_gradient_without_advantage, rows_of
+from tests.support.examples import examples
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
 from tests.support.verl_update import policy_worker, update
@@ -87,6 +90,28 @@ def test_mini_batches_may_separate_a_trajectory(worker: Any, model: Path, groups
     assert sum(actual["actor/pg_loss"]) / 2 == pytest.approx(reference_loss.policy, abs=1e-7)
     assert sum(actual["kl_loss"]) / 2 == pytest.approx(reference_loss.kl, rel=1e-5)
     assert sum(actual["actor/entropy_loss"]) / 2 == pytest.approx(reference_loss.entropy, rel=1e-5)
+
+
+def test_no_mini_batch_is_empty(worker: Any, model: Path, groups: Groups) -> None:
+    """Twelve equal parts of 14 rows would be seven of two rows, and five without one."""
+    actual = update(worker, pipeline(mini_batches=12, kl=None, entropy_coef=0.0), groups)
+    assert len(actual["grad_norm"]) == 7
+    assert all(actual["grad_norm"])
+    # each is divided by the seventh of the episodes that were played
+    reference_loss = loss_by_hand(model, groups, groups)
+    assert sum(actual["actor/pg_loss"]) / 7 == pytest.approx(reference_loss.policy, abs=1e-7)
+
+
+@given(rows=st.integers(1, 300), most=st.integers(1, 40), workers=st.integers(1, 4))
+@settings(max_examples=examples(200))
+def test_mini_batches_are_equal_parts_of_which_none_is_empty(rows: int, most: int, workers: int) -> None:
+    count = count_mini_batches(rows, most=most, workers=workers)
+    padded = -(-rows // (workers * count)) * workers * count
+    assert count_mini_batches(padded, most=most, workers=workers) == count <= most
+    size = padded // count
+    assert (count - 1) * size < rows
+    if rows % (workers * most) == 0:
+        assert count == most
 
 
 @pytest.mark.parametrize(("micro_batch_tokens", "mini_batches"), [(160, 1), (8192, 1), (160, 2)])
