@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -168,3 +169,13 @@ def test_one_that_cannot_import_says_so_and_programs_run_without_it(
     fork_server.close()
     (warning,) = caplog.messages
     assert "(ImportError: half of it is missing)" in warning
+
+
+def test_one_that_cannot_start_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_server.close()
+    nowhere = str(tmp_path / "python")
+    monkeypatch.setattr(sys, "executable", nowhere)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    assert fork_server.interpreter_command() == [nowhere]
+    assert not any((tmp_path / "temporary").iterdir())

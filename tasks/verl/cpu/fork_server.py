@@ -60,22 +60,27 @@ class _Handle:
     """A running fork server, for its user."""
 
     def __init__(self) -> None:
-        """Raises `OSError` if the path of the temporary folder is too long for a socket."""
+        """Raises `OSError` if the path of the temporary folder is too long for a socket, or if there is no
+        memory, process or file left."""
         self._folder = Path(tempfile.mkdtemp(prefix="fork-"))  # nobody else may enter it
         self._errors = self._folder / "errors.txt"
         address = str(self._folder / "socket")
+        try:
+            self._process = self._start(address)
+        except OSError:
+            shutil.rmtree(self._folder)
+            raise
+        self.command = [sys.executable, "-I", "-S", forked_process.__file__, address]
+
+    def _start(self, address: str) -> "subprocess.Popen[bytes]":
         variables = TORCH_ENV | process_memory.ENVIRONMENT | _ONE_THREAD  # read when a process starts
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
             self._errors.open("wb") as errors,
         ):
-            try:
-                listener.bind(address)
-            except OSError:
-                shutil.rmtree(self._folder)
-                raise
+            listener.bind(address)
             listener.listen(128)
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", __name__, str(listener.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -84,7 +89,6 @@ class _Handle:
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
             )
-        self.command = [sys.executable, "-I", "-S", forked_process.__file__, address]
 
     @property
     def is_alive(self) -> bool:
