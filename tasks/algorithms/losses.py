@@ -56,7 +56,7 @@ class Tokens:
         if not ((num_tokens == self.conversation_tokens) | (num_tokens == 0)).all():
             raise WingspanError(
                 "a micro-batch has only a part of a conversation's segments, and this loss needs the whole; "
-                "use a loss of single tokens, or agent.context.when_full: stop"
+                "use a loss of single tokens"
             )
         return (per_conversation((values * self.mask).sum(1)) / self.conversation_tokens).unsqueeze(1)
 

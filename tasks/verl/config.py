@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.prompting.images import has_vision
+from agents.tools.episode import summarize
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.requirements.detection import pip_install
@@ -14,6 +15,7 @@ from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
 from tasks.algorithms.builtin.self_distill import SelfDistill
 from tasks.algorithms.distillation import Distillation, TeacherEndpoint
 from tasks.cluster.placement import Placement
+from tasks.config.agent import AgentSettings
 from tasks.config.environments import environments
 from tasks.config.lora import LoraSettings, check_targets
 from tasks.config.pipelines import Pipeline
@@ -282,16 +284,29 @@ def _check_algorithm(pipeline: Pipeline) -> None:
             f"train.async: {algorithm.name} needs the whole distributions of the policy that sampled, which "
             "is gone when the trainer computes them; leave it out"
         )
-    context = pipeline.agent.context
-    one_segment = context.when_full == "stop" and context.keep_thoughts
     one_micro_batch = train.mini_batches == 1 and pipeline.backend.workers == 1
     on_cpu = pipeline.backend.device == "cpu"
-    if algorithm.loss.needs_whole_conversations and not one_segment and not (one_micro_batch and on_cpu):
-        raise ConfigError(
-            f"train.algorithm.loss {algorithm.loss.name}: its ratio is that of a whole conversation, which "
-            "agent.context cuts into segments that may fall into different mini-batches; set when_full: stop "
-            "and keep_thoughts: true, or on a CPU mini_batches: 1 and workers: 1"
-        )
+    if algorithm.loss.needs_whole_conversations and not (one_micro_batch and on_cpu):
+        _check_whole_conversations(pipeline.agent, where=f"train.algorithm.loss {algorithm.loss.name}")
+
+
+def _check_whole_conversations(agent: AgentSettings, *, where: str) -> None:
+    """Raise `ConfigError` for what may cut a conversation into segments."""
+    context = agent.context
+    causes = {
+        f"agent.program {agent.program}": (agent.program is not None, "use another loss"),
+        f"the tool {summarize.name}": (summarize.name in agent.tools, "leave the tool out"),
+        "agent.context": (
+            context.when_full != "stop" or not context.keep_thoughts,
+            "set when_full: stop and keep_thoughts: true",
+        ),
+    }
+    for cause, (may_cut, remedy) in causes.items():
+        if may_cut:
+            raise ConfigError(
+                f"{where}: its ratio is that of a whole conversation, which {cause} may cut into segments "
+                f"that fall into different mini-batches; {remedy}, or on a CPU mini_batches: 1 and workers: 1"
+            )
 
 
 def _check_distillation(pipeline: Pipeline, algorithm: Distillation) -> None:

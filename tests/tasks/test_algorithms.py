@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, stdev
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from tasks.data.trajectories import is_informative
 from tasks.verl.config import check_pipeline
 from tests.support.algorithms import parse_online
 from tests.support.turn_indices import turn_indices
+from tests.support.verl_toy import toy_pipeline
 
 torch = pytest.importorskip("torch")
 
@@ -612,6 +614,28 @@ def test_a_loss_that_averages_advantages_is_refused_where_they_differ_within_a_c
         with pytest.raises(ValueError, match="geo_mean takes the mean of a conversation's advantages"):
             parse_online(algorithm | {"loss": "geo_mean"})
     assert {"gigpo", "turn_rloo", "turn_ppo", "ppo", "distill"} < set(refused)
+
+
+@pytest.mark.parametrize("name", ["gspo", "geo_mean"])
+@pytest.mark.parametrize(
+    ("agent", "cause"),
+    [
+        ({"program": "tests.support.program_toy:play"}, "agent.program tests.support.program_toy:play"),
+        ({"tools": ["calculator", "summarize"], "format": "hermes"}, "the tool summarize"),
+        ({"context": {"when_full": "drop"}}, "agent.context"),
+        ({"context": {"keep_thoughts": False}}, "agent.context"),
+    ],
+)
+def test_a_ratio_of_sequences_is_refused_where_mini_batches_may_separate_a_conversation(
+    name: str, agent: dict[str, Any], cause: str
+) -> None:
+    options = {f"agent__{key}": value for key, value in agent.items()}
+    options |= {"train__algorithm": {"name": "grpo", "loss": name}}
+    with pytest.raises(ConfigError, match=f"{name}: .* a whole conversation, which {cause} may cut into"):
+        check_pipeline(toy_pipeline(Path("m"), train__mini_batches=2, **options))
+    check_pipeline(toy_pipeline(Path("m"), train__mini_batches=1, **options))
+    del options[f"agent__{next(iter(agent))}"]
+    check_pipeline(toy_pipeline(Path("m"), train__mini_batches=2, **options))
 
 
 @pytest.mark.parametrize(
