@@ -190,7 +190,7 @@ class TrainSettings(Settings):
     """Weight of a loss on what the environment answered: the mean cross-entropy of those tokens (nats), for
     the policy learns what its actions do (ECHO, arXiv 2605.24517, with weights of 0.05 to 0.25)."""
     micro_batch_tokens: Positive
-    """Padded tokens of one forward and backward pass."""
+    """The most tokens of one forward and backward pass."""
     watch: Annotated[WatchSettings, Field(validate_default=True)] = WatchSettings()
     """Looks for signs of a collapse after each step."""
     rollout_correction: RolloutCorrectionSettings | None = None

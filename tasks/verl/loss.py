@@ -3,7 +3,8 @@ cross-entropy of observations) and the critic's.
 
 Owns how tokens are weighed. A sequence is a whole conversation: each of its segments is a row, and
 micro-batches and mini-batches may separate them, so each row carries the tokens of its conversation. What is
-divided by is what was *played* for the mini-batch: episodes that are left out have gradient 0.
+divided by is what was *played* for the mini-batch: episodes that are left out have gradient 0. FSDP takes the
+mean of the workers' gradients, and `dp_size`, their number, makes it the sum.
 """
 
 from collections.abc import Mapping

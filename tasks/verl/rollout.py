@@ -247,7 +247,8 @@ class RolloutManager:
         return sample
 
     def finish_ahead(self) -> None:
-        """Wait for the episodes that are sampled ahead; to be called before the sampler's weights change.
+        """Wait for the episodes that are sampled ahead, and hold back the requests of others; to be called
+        before the sampler's weights change.
 
         An episode is therefore sampled by one policy, and which one is a function of its step. Raises
         `SamplerDied` if the sampler is gone.
@@ -258,7 +259,8 @@ class RolloutManager:
             self._run(self._server.pause())
 
     def save_ahead(self, folder: Path) -> None:
-        """Write the episodes that were sampled ahead to a checkpoint's `folder`; it lacks their policy."""
+        """Write the episodes that were sampled ahead to a checkpoint's `folder`, whose policy is newer than
+        theirs."""
         if self._ahead is not None:
             (folder / _AHEAD).write_bytes(pickle.dumps(self._ahead.result()))
 
