@@ -616,6 +616,17 @@ def test_a_loss_that_averages_advantages_is_refused_where_they_differ_within_a_c
     assert {"gigpo", "turn_rloo", "turn_ppo", "ppo", "distill"} < set(refused)
 
 
+def test_the_optimal_token_baseline_is_a_mean_of_returns_where_the_policy_is_certain() -> None:
+    """1 − 2·π + Σπ² is 0 or more; in float32, that of a π near 1 may come out below."""
+    batch = conversations([[((6, float(i % 2)),) for i in range(8)] for _ in range(50)])
+    logits = torch.randn(*batch.mask.shape, 400, generator=torch.Generator().manual_seed(0))
+    logits[..., 0] += torch.linspace(12.0, 22.0, len(logits)).unsqueeze(1)
+    squares = (torch.logsumexp(2 * logits, -1) - 2 * torch.logsumexp(logits, -1)).exp()  # as verl does
+    batch = replace(batch, old_log_probs=logits.log_softmax(-1)[..., 0], sum_pi_squared=squares)
+    assert (1 - 2 * batch.old_log_probs.exp() + squares).min() < 0
+    assert advantages("optimal_token_baseline", batch).abs().max() <= 1
+
+
 @pytest.mark.parametrize("name", ["gspo", "geo_mean"])
 @pytest.mark.parametrize(
     ("agent", "cause"),
@@ -740,14 +751,16 @@ def batch_of(
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
     group = torch.tensor([int(t.item.item_id.removeprefix("x_")) for t in trajectories])
     generator = torch.Generator().manual_seed(1)
-    values, probabilities, squares = torch.rand(3, *mask.shape, generator=generator) * mask
+    values, probabilities, rest = torch.rand(3, *mask.shape, generator=generator) * mask
+    probabilities = probabilities.clamp(min=1e-3)
     return Conversations(
         trajectories=trajectories,
         group=group,
         mask=mask,
         turn_scores=turn_scores_of(trajectories),
-        old_log_probs=probabilities.clamp(min=1e-3).log() * mask,
-        sum_pi_squared=squares,
+        old_log_probs=probabilities.log() * mask,
+        # of the sampled token, and of all others
+        sum_pi_squared=(probabilities.square() + rest * (1 - probabilities).square()) * mask,
         values=values if with_values else None,
         greedy_rewards=None if greedy is None else torch.tensor(greedy)[group],
         num_played=NUM_PLAYED,

@@ -29,7 +29,8 @@ class OptimalTokenBaseline(OnlineAlgorithm):
         from tasks.algorithms.conversations import discounted_returns
 
         assert batch.sum_pi_squared is not None
-        energy = (1 - 2 * batch.old_log_probs.exp() + batch.sum_pi_squared) * batch.mask
+        energy = 1 - 2 * batch.old_log_probs.exp() + batch.sum_pi_squared
+        energy = energy.clamp(min=0) * batch.mask  # rounding makes that of a token with π near 1 negative
         weights = energy.cumsum(1) * batch.mask
         returns = discounted_returns(batch.token_rewards, gamma=1.0)
         is_alone = batch.group_sum(batch.mask.to(returns.dtype)) < 2
