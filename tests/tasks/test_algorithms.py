@@ -110,6 +110,12 @@ def test_each_conversation_has_one_advantage(name: Any, reference: Any) -> None:
     torch.testing.assert_close(actual, torch.tensor(by_hand)[:, None] * batch.mask, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rewards", [(0.1, 0.2, -0.3), (0.3, -0.1, -0.2), (1e6 + 0.1, -1e6, -0.1)])
+def test_maxrl_divides_by_no_rounding(rewards: Sequence[float]) -> None:
+    """Their mean is 0."""
+    assert not advantages("maxrl", conversations([[((1, reward),) for reward in rewards]])).any()
+
+
 def test_opo_weighs_the_baseline_by_sampled_tokens() -> None:
     baselines = [(5 * 1.0 + 4 * 0.0 + 4 * 0.75) / 13, 1.0, 2 / 14]
     by_hand = [r - b for group, b in zip(SCORES, baselines, strict=True) for r in group]

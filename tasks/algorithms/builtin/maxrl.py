@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tasks.algorithms.algorithm import Estimate, OnlineAlgorithm
+from tasks.algorithms.equality import RELATIVE_TOLERANCE
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations
@@ -20,5 +21,6 @@ class Maxrl(OnlineAlgorithm):
     def estimate(self, batch: "Conversations") -> Estimate:
         scores = batch.scores
         mean = batch.group_mean(scores)
-        advantages = ((scores - mean) / mean).where(mean > 0, 0.0)
+        rounding = RELATIVE_TOLERANCE * batch.group_mean(scores.abs())
+        advantages = ((scores - mean) / mean).where(mean > rounding, 0.0)
         return Estimate(batch.spread(advantages * ~batch.has_equal_rewards(scores)))
