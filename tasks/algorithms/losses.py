@@ -77,6 +77,8 @@ class PolicyLoss(Settings, ABC):
     """Whether it computes with all tokens of a conversation at once."""
     averages_advantages: ClassVar[bool] = False
     """Whether the tokens of a conversation count with the mean of their advantages."""
+    penalizes_ratios: ClassVar[bool] = False
+    """Whether a token of advantage 0 has a gradient, too, where its ratio is not 1."""
 
     name: str
 
@@ -290,6 +292,8 @@ class KlCov(PolicyLoss):
     `kl_cov`.
     """
 
+    penalizes_ratios = True
+
     name: Literal["kl_cov"] = "kl_cov"
     share: Share = 2e-4
     """The share of the tokens that are penalised."""
@@ -328,6 +332,8 @@ class GpgLoss(PolicyLoss):
 
 class Dro(PolicyLoss):
     """−(A·log π − β/2·(log r)²): Richemond et al. 2024 (arXiv 2405.19107, equation 6). verl: `dro`."""
+
+    penalizes_ratios = True
 
     name: Literal["dro"] = "dro"
     beta: Annotated[float, Field(gt=0)] = 0.05

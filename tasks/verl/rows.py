@@ -43,9 +43,14 @@ def overlong_penalty(trajectory: Trajectory, train: TrainSettings, *, context_le
 
 
 def has_gradient_without_advantage(train: TrainSettings) -> bool:
-    """Whether an episode of advantage 0 has a gradient all the same: from the KL, from the entropy, or from
-    its observations."""
-    return train.kl is not None or train.entropy_coef > 0 or train.observation_loss > 0
+    """Whether an episode of advantage 0 has a gradient all the same: from the KL, from the entropy, from its
+    observations, or from a loss that penalizes ratios."""
+    return (
+        train.kl is not None
+        or train.entropy_coef > 0
+        or train.observation_loss > 0
+        or train.online_algorithm.loss.penalizes_ratios
+    )
 
 
 @dataclass(frozen=True, slots=True)

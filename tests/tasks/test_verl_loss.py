@@ -213,6 +213,21 @@ def test_the_sum_of_squared_probabilities_of_each_sampled_token(
         {"kl": None, "entropy_coef": ENTROPY_COEF},
         {"kl": {"coef": KL_COEF}, "entropy_coef": 0.0},
         {"kl": {"coef": KL_COEF}, "entropy_coef": ENTROPY_COEF},
+        *(
+            {"kl": None, "entropy_coef": 0.0, "algorithm": {"name": "grpo", "loss": name}}
+            for name in (
+                "gspo",
+                "geo_mean",
+                "cispo",
+                "sapo",
+                "dppo_tv",
+                "dppo_kl",
+                "clip_cov",
+                "kl_cov",
+                "gpg",
+                "dro",
+            )
+        ),
     ],
 )
 def test_groups_of_equal_rewards_are_left_out_where_their_gradient_is_zero(
