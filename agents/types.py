@@ -106,9 +106,12 @@ class Turn:
     is_malformed: bool = False
     """Whether `text` was not in the agent's format."""
     prompt_ids: tuple[int, ...] | None = None  # [P]
-    """The whole prompt, if the turn begins a new segment; None if it continues the segment."""
+    """The whole prompt, if the turn begins a new segment; None if it continues a segment."""
     prompt_images: tuple[Image, ...] = ()
     """The images of `prompt_ids`, in order."""
+    previous_turn: int | None = None
+    """Index of the turn whose segment it continues; None: that of the turn before it. Only conversations that
+    are interleaved, such as a program's and its sub-agent's, need it."""
     images: tuple[Image, ...] = ()
     """The images of the observation; of `observation_ids` if there are any, in order."""
     state: str | None = None
@@ -134,6 +137,7 @@ class Trajectory:
     """Index within the item's group."""
     prompt_ids: tuple[int, ...]  # [P]
     turns: tuple[Turn, ...]
+    """In the order in which the policy completed them, whatever their segments."""
     stop_reason: StopReason
     reward: float
     """Sum of the turns' rewards; without a turn, what the program returned. 0.0, and never used, if

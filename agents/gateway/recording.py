@@ -54,6 +54,8 @@ class _Answer:
     number: int
     """Index among the session's answers."""
     segment: _Segment
+    position: int
+    """Index among the segment's answers."""
     end: int
     """Tokens of the segment up to and with this completion."""
     images_end: int
@@ -138,6 +140,7 @@ class Recording:
         answer = _Answer(
             number=len(self._answers),
             segment=segment,
+            position=len(segment.answers),
             end=len(segment.ids),
             images_end=len(segment.images),
             reply=pending.reply,
@@ -161,28 +164,24 @@ class Recording:
         metrics: Mapping[str, float],
         labels: Mapping[str, Label],
     ) -> Trajectory:
-        """All answers so far; `turn_rewards` in their order.
+        """The answers so far, in the order in which they were given; `turn_rewards` in the same.
 
-        Segments are in the order of their last turns, so that the last turn is the last answer, which gets
-        `reward`; without an answer, only the trajectory has it. `parse_failures`, `segments` and
-        `other_sampling` are added to `metrics`.
+        The last turn also gets `reward`; without an answer, only the trajectory has it. `parse_failures`,
+        `segments` and `other_sampling` are added to `metrics`.
         """
-        segments = {id(answer.segment): answer.segment for answer in self._answers}.values()
-        in_order = sorted(segments, key=lambda segment: segment.answers[-1].number)
         rewards = [0.0] * self.turns if turn_rewards is None else list(turn_rewards)
         if len(rewards) != self.turns:
             raise ValueError(f"{item.item_id}: {len(rewards)} turn_rewards for {self.turns} turns")
         if rewards:
             rewards[-1] += reward
-        turns: list[Turn] = []
-        for segment in in_order:
-            turns += _turns(segment, rewards, first=not turns)
+        turns = tuple(_turn(answer, rewards[answer.number]) for answer in self._answers)
+        prompt = self._answers[0].segment.prompt if self._answers else _Text([], [])
         return Trajectory(
             item=item,
             sample_index=sample_index,
-            prompt_ids=tuple(in_order[0].prompt.ids) if in_order else (),
-            prompt_images=tuple(in_order[0].prompt.images) if in_order else (),
-            turns=tuple(turns),
+            prompt_ids=tuple(prompt.ids),
+            prompt_images=tuple(prompt.images),
+            turns=turns,
             stop_reason=stop_reason,
             reward=sum(rewards) if rewards else reward,
             success=success,
@@ -190,7 +189,7 @@ class Recording:
             metrics={
                 **metrics,
                 "parse_failures": sum(turn.is_malformed for turn in turns),
-                "segments": len(in_order),
+                "segments": sum(answer.position == 0 for answer in self._answers),
                 OTHER_SAMPLING: self.other_sampling,
             },
             labels=labels,
@@ -234,25 +233,24 @@ def _images(messages: Sequence[ChatTurn]) -> list[Image]:
     return [image for message in messages for image in message.images]
 
 
-def _turns(segment: _Segment, rewards: Sequence[float], *, first: bool) -> list[Turn]:
-    """`first`: whether the segment's prompt is the trajectory's."""
-    turns: list[Turn] = []
-    replies = [*(answer.reply for answer in segment.answers[1:]), _Text([], [])]
-    for answer, reply in zip(segment.answers, replies, strict=True):
-        turns.append(
-            Turn(
-                completion=answer.completion,
-                text=answer.reading.text,
-                thought=answer.reading.thought,
-                action=answer.reading.action,
-                is_malformed=answer.reading.is_malformed,
-                observation=reply.text,
-                reward=rewards[answer.number],
-                observation_ids=tuple(reply.ids),
-                observation_spans=reply.observation_spans,
-                images=tuple(reply.images),
-                prompt_ids=None if first or turns else tuple(segment.prompt.ids),
-                prompt_images=() if first or turns else tuple(segment.prompt.images),
-            )
-        )
-    return turns
+def _turn(answer: _Answer, reward: float) -> Turn:
+    segment = answer.segment
+    is_last = answer is segment.answers[-1]
+    reply = _Text([], []) if is_last else segment.answers[answer.position + 1].reply
+    begins_segment = answer.position == 0 and answer.number > 0  # the first one's prompt is the trajectory's
+    previous = segment.answers[answer.position - 1].number if answer.position else None
+    return Turn(
+        completion=answer.completion,
+        text=answer.reading.text,
+        thought=answer.reading.thought,
+        action=answer.reading.action,
+        is_malformed=answer.reading.is_malformed,
+        observation=reply.text,
+        reward=reward,
+        observation_ids=tuple(reply.ids),
+        observation_spans=reply.observation_spans,
+        images=tuple(reply.images),
+        prompt_ids=tuple(segment.prompt.ids) if begins_segment else None,
+        prompt_images=tuple(segment.prompt.images) if begins_segment else (),
+        previous_turn=None if previous == answer.number - 1 else previous,
+    )

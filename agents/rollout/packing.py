@@ -31,7 +31,7 @@ class PackedSegment:
 
 
 def pack(trajectory: Trajectory) -> list[PackedSegment]:
-    """The trajectory's segments, in order; most trajectories have one.
+    """The trajectory's segments, in the order in which they begin; most trajectories have one.
 
     A segment ends with its last sampled token: the observation after it is dropped. Raises `ValueError` for a
     failed episode and for a turn without a sampled token, neither of which may be trained on.
@@ -49,23 +49,50 @@ def segment_lengths(trajectory: Trajectory) -> list[int]:
     ]
 
 
+def segment_numbers(turns: Sequence[Turn]) -> list[int]:
+    """The number of each turn's segment, from 0 in the order in which the segments begin."""
+    numbers: list[int] = []
+    num_segments = 0
+    for index, turn in enumerate(turns):
+        if index and turn.prompt_ids is None:
+            numbers.append(numbers[index - 1 if turn.previous_turn is None else turn.previous_turn])
+        else:
+            numbers.append(num_segments)
+            num_segments += 1
+    return numbers
+
+
+def sampled_runs(turns: Sequence[Turn]) -> list[tuple[int, slice]]:
+    """Where the policy's tokens are, in the order of the turns: the number of a segment, and a slice of that
+    segment's sampled tokens. Consecutive turns of a segment are one run."""
+    runs: list[tuple[int, slice]] = []
+    num_tokens: dict[int, int] = {}  # of each segment so far
+    for turn, number in zip(turns, segment_numbers(turns), strict=True):
+        start = num_tokens.get(number, 0)
+        end = num_tokens[number] = start + len(turn.completion.token_ids)
+        if runs and runs[-1][0] == number:
+            start = runs.pop()[1].start
+        runs.append((number, slice(start, end)))
+    return runs
+
+
 def _segments(trajectory: Trajectory) -> list[tuple[_Prompt, list[Turn]]]:
     where = trajectory.where
     if trajectory.has_failed:
         raise ValueError(f"{where}: a failed episode never trains ({trajectory.error}); drop it and count it")
     if not trajectory.turns or not trajectory.turns[-1].completion.token_ids:
         raise ValueError(f"{where}: no sampled token can carry the reward; drop it and count it")
-    prompts = [(trajectory.prompt_ids, trajectory.prompt_images)]
-    segments: list[list[Turn]] = [[]]
-    for index, turn in enumerate(trajectory.turns):
+    segments: list[tuple[_Prompt, list[Turn]]] = []
+    numbers = segment_numbers(trajectory.turns)
+    for index, (turn, number) in enumerate(zip(trajectory.turns, numbers, strict=True)):
         num_tokens, num_logprobs = len(turn.completion.token_ids), len(turn.completion.logprobs)
         if num_tokens != num_logprobs or not num_tokens:
             raise ValueError(f"{where}, turn {index}: {num_tokens} tokens, {num_logprobs} log-probs")
-        if turn.prompt_ids is not None:
-            prompts.append((turn.prompt_ids, turn.prompt_images))
-            segments.append([])
-        segments[-1].append(turn)
-    return [(prompt, turns) for prompt, turns in zip(prompts, segments, strict=True) if turns]
+        if number == len(segments):
+            record = trajectory if turn.prompt_ids is None else turn
+            segments.append(((record.prompt_ids or (), record.prompt_images), []))
+        segments[number][1].append(turn)
+    return segments
 
 
 def _pack_segment(prompt: _Prompt, turns: Sequence[Turn]) -> PackedSegment:

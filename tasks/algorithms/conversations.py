@@ -1,5 +1,5 @@
 """A step's trajectories as tensors, for advantage estimators: the segments of each joined to one
-conversation.
+conversation, in the order of its turns.
 
 Only what the policy sampled is kept. An estimator therefore never sees an observation token, a prompt or the
 place where a segment ends, and its result is put back into the rows that are trained on

@@ -13,7 +13,7 @@ from agents.clients.endpoint import Endpoint, EndpointFailed
 from agents.clients.prompt_log_probs import CHUNK, EndpointScorer
 from agents.huggingface.files import load_tokenizer
 from agents.prompting.renderer import Renderer
-from agents.rollout.packing import pack
+from agents.rollout.packing import pack, sampled_runs
 from agents.samplers.scoring import LocalScorer, ScoredTokens, Scorer, read_max_length
 from agents.types import Trajectory
 from envs.errors import ConfigError
@@ -45,9 +45,9 @@ class Teacher:
         self._renderer = renderer
 
     def score(self, trajectories: Mapping[str, Trajectory], *, temperature: float) -> dict[str, list[float]]:
-        """Score conversations by key: the log-prob of each sampled token of a conversation, all segments in
-        order; without the conversations that there is no hint for, if there should be one, and those that are
-        longer than the teacher's context.
+        """Score conversations by key: the log-prob of each sampled token of a conversation, in the order of
+        its turns; without the conversations that there is no hint for, if there should be one, and those that
+        are longer than the teacher's context.
 
         `temperature`: of the distributions, the one that the tokens were sampled at. Raises `TeacherFailed`
         if the teacher does not answer, and for a sampled token that it gives no probability.
@@ -62,13 +62,19 @@ class Teacher:
             ) from error
         by_key: dict[str, list[float]] = {}
         for key in contexts:
-            by_key[key] = [
-                score
-                for segment in pack(trajectories[key])
-                for score, is_sampled in zip(next(scores), segment.response_mask, strict=True)
-                if is_sampled
+            trajectory = trajectories[key]
+            by_segment = [
+                [
+                    score
+                    for score, is_sampled in zip(next(scores), segment.response_mask, strict=True)
+                    if is_sampled
+                ]
+                for segment in pack(trajectory)
             ]
-            _check_finite(by_key[key], trajectories[key])
+            by_key[key] = [
+                score for number, run in sampled_runs(trajectory.turns) for score in by_segment[number][run]
+            ]
+            _check_finite(by_key[key], trajectory)
         return by_key
 
     def contexts(self, trajectories: Mapping[str, Trajectory]) -> dict[str, list[ScoredTokens]]:

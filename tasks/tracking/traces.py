@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.rewards.types import PREFIX
+from agents.rollout.packing import segment_numbers
 from agents.types import Label, Trajectory, Turn
 from tasks.config.agent import AgentSettings
 from tasks.data.trajectories import read_trajectories, sampled_tokens
@@ -231,14 +232,16 @@ def _log_turn(turn: Turn, *, number: int, message: str, context: int, episode: "
 
 
 def _turns(trajectory: Trajectory, *, prompt: str, decode: Decode) -> Iterator[tuple[Turn, str, int]]:
-    """Each turn with the text since the previous turn and the number of tokens in its context."""
-    message, context = prompt, len(trajectory.prompt_ids)
-    for turn in trajectory.turns:
-        if turn.prompt_ids is not None:  # a new segment
-            message, context = decode(turn.prompt_ids) or "", len(turn.prompt_ids)
+    """Each turn with the text since the previous turn of its segment and the number of tokens in its
+    context."""
+    following = {0: (prompt, len(trajectory.prompt_ids))}  # of each segment: what its next turn is given
+    for turn, segment in zip(trajectory.turns, segment_numbers(trajectory.turns), strict=True):
+        if turn.prompt_ids is not None:
+            following[segment] = decode(turn.prompt_ids) or "", len(turn.prompt_ids)
+        message, context = following[segment]
         yield turn, message, context
-        message = turn.observation
         context += len(turn.completion.token_ids) + len(turn.observation_ids)
+        following[segment] = turn.observation, context
 
 
 def task_of(prompt: str) -> str:

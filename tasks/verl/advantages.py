@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
+from agents.rollout.packing import sampled_runs
 from agents.types import Trajectory
 from envs.errors import ConfigError, boundary
 from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
@@ -22,7 +23,8 @@ _NO_BOUNDS = (1e-12, 1e12)
 
 
 class JoinedRows:
-    """A step's rows as conversations, in the order of `trajectories`, and back."""
+    """A step's rows as conversations, in the order of `trajectories`, and back. The tokens of a conversation
+    are in the order of its turns."""
 
     mask: torch.Tensor  # [C, T], bool
 
@@ -40,11 +42,17 @@ class JoinedRows:
         self._data = data
         self._lengths = [len(mask) for mask in masks]
         starts = torch.tensor([0, *self._lengths]).cumsum(0)[:-1].tolist()
-        places = [masks[row].nonzero().squeeze(1) + starts[row] for _, _, row in order]
-        counts = [0] * len(numbers)
-        for (number, _, _), tokens in zip(order, places, strict=True):
-            counts[number] += len(tokens)
-        self._places = torch.cat(places)
+        segments: list[list[torch.Tensor]] = [[] for _ in numbers]  # of each conversation
+        for number, _, row in order:
+            segments[number].append(masks[row].nonzero().squeeze(1) + starts[row])
+        counts = [sum(map(len, places)) for places in segments]
+        self._places = torch.cat(
+            [
+                places[segment][run]
+                for trajectory, places in zip(trajectories.values(), segments, strict=True)
+                for segment, run in sampled_runs(trajectory.turns)
+            ]
+        )
         """[N]: of each sampled token among the tokens of all rows."""
         self.mask = torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)
         self._places_joined = self.mask.view(-1).nonzero().squeeze(1)

@@ -68,7 +68,7 @@ class TrainingRow:
 
     @property
     def key(self) -> str:
-        """The key by which verl knows which segments are one episode's, and which is its last."""
+        """The key by which verl knows which segments are one episode's."""
         return f"{self.uid}_{self.trajectory.sample_index}_{self.number}"
 
 

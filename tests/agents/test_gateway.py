@@ -86,7 +86,9 @@ async def test_a_history_that_was_changed_begins_a_segment() -> None:
     assert trajectory.metrics["segments"] == len(pack(trajectory)) == 3
 
 
-async def test_interleaved_conversations_are_a_segment_each_and_the_last_answer_comes_last() -> None:
+async def test_interleaved_conversations_are_a_segment_each_and_turns_are_in_the_order_of_the_answers() -> (
+    None
+):
     gateway = make_gateway(make_sampler(lambda name, turn: f"Action: {name[-1]} {turn}"))
     async with gateway.listening(), gateway.session(ITEM) as session:
         async with client_of(session.base_url) as client:
@@ -95,9 +97,11 @@ async def test_interleaved_conversations_are_a_segment_each_and_the_last_answer_
                 answer = await ask(client, talks[talk])
                 talks[talk] += [to_history(answer), {"role": "user", "content": "Go on."}]
         trajectory = session.trajectory(turn_rewards=[0.1, 0.2, 0.3, 0.4, 0.5])
-    assert [turn.text[-3:] for turn in trajectory.turns] == ["1 0", "1 1", "0 0", "0 1", "0 2"]
-    assert [turn.reward for turn in trajectory.turns] == [0.2, 0.4, 0.1, 0.3, 0.5]
-    assert len(pack(trajectory)) == 2
+    assert [turn.text[-3:] for turn in trajectory.turns] == ["0 0", "1 0", "0 1", "1 1", "0 2"]
+    assert [turn.reward for turn in trajectory.turns] == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert [turn.previous_turn for turn in trajectory.turns] == [None, None, 0, 1, 2]
+    assert [turn.observation for turn in trajectory.turns] == ["Go on.", "Go on.", "Go on.", "", ""]
+    assert len(pack(trajectory)) == trajectory.metrics["segments"] == 2
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

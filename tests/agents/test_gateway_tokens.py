@@ -91,7 +91,8 @@ def test_trained_tokens_are_the_sampled_ones_each_once(moves: list[tuple[str, in
         assert [toy_tokenizer().decode(prompt) for prompt, _ in sampler.samples] == requests
         segments = pack(trajectory)
         assert sum(turn.reward for turn in trajectory.turns) == 1.0
-        assert [*trajectory.turns[-1].completion.token_ids] == sampler.samples[-1][1]
+        in_order = [[*turn.completion.token_ids] for turn in trajectory.turns]
+        assert in_order == [ids for _, ids in sampler.samples]
         if all(move in ("extend", "null") for move, _, _ in moves):
             assert len(segments) == 2
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.rollout.packing import pack, segment_lengths
+from agents.rollout.packing import pack, sampled_runs, segment_lengths
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from tests.support.toy import toy_item
 
@@ -17,6 +17,7 @@ def a_turn(
     version: int = 0,
     reward: float = 0.0,
     prompt: list[int] | None = None,
+    previous: int | None = None,
     spans: tuple[tuple[int, int], ...] = (),
 ) -> Turn:
     completion = Completion(
@@ -34,6 +35,7 @@ def a_turn(
         observation_ids=tuple(observation_ids),
         observation_spans=spans,
         prompt_ids=None if prompt is None else tuple(prompt),
+        previous_turn=previous,
     )
 
 
@@ -83,6 +85,26 @@ def test_segments_by_hand() -> None:
     assert [s.response_ids for s in (first, second, third)] == [(11, 12, 21, 13), (14, 15), (16, 23, 17)]
     assert [s.response_mask for s in (first, second, third)] == [(1, 1, 0, 1), (1, 1), (1, 0, 1)]
     assert second.policy_versions == (1, 1)
+
+
+def test_interleaved_segments_by_hand() -> None:
+    turns = [
+        a_turn([11, 12], [21]),
+        a_turn([13], [22], prompt=[1, 9]),
+        a_turn([14], [23], previous=0),
+        a_turn([15], []),  # continues the turn before it
+        a_turn([16, 17], [], previous=1),
+        a_turn([18], [], prompt=[1]),
+    ]
+    trajectory = a_trajectory(turns, prompt=[1, 2])
+    segments = pack(trajectory)
+    assert [s.prompt_ids for s in segments] == [(1, 2), (1, 9), (1,)]
+    assert [s.response_ids for s in segments] == [(11, 12, 21, 14, 23, 15), (13, 22, 16, 17), (18,)]
+    assert [s.response_mask for s in segments] == [(1, 1, 0, 1, 0, 1), (1, 0, 1, 1), (1,)]
+    assert segment_lengths(trajectory) == [2 + 6, 2 + 4, 1 + 1]
+    sampled_ids = [(11, 12, 14, 15), (13, 16, 17), (18,)]
+    runs = [sampled_ids[number][run] for number, run in sampled_runs(turns)]
+    assert runs == [(11, 12), (13,), (14, 15), (16, 17), (18,)]
 
 
 def test_packing_leaves_the_trajectory_as_it_was() -> None:

@@ -1,7 +1,7 @@
 """Importance weights where the sampler's probabilities are not the trainer's: by hand, and beside verl's."""
 
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from envs.errors import ConfigError
 from tasks.config.pipelines import load_pipeline
 from tasks.config.training import RolloutCorrectionSettings
 from tasks.verl.config import check_pipeline, verl_config
+from tests.support.scored_episodes import episode
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
 from tests.support.verl_update import policy_worker, update
@@ -40,7 +41,7 @@ def weigh(**block: Any) -> tuple[list[list[float]], dict[str, float]]:
         "old_log_probs": ratios - 1.0,
         "rollout_log_probs": torch.zeros_like(ratios) - 1.0,
     }
-    trajectories: Any = {"a_0": SimpleNamespace(), "b_0": SimpleNamespace()}
+    trajectories = {"a_0": episode(0, shape=((3,), (1,))), "b_0": episode(1, shape=((2,),))}
     weights, metrics = rollout_weights(
         RolloutCorrectionSettings(**block), JoinedRows(KEYS, data, trajectories)
     )
@@ -75,7 +76,7 @@ def test_segments_are_joined_in_their_order_and_split_again(verl: ModuleType) ->
 
     values = nest([[10.0, -1.0, 11.0], [24.0], [-1.0, -1.0], [21.0, -1.0, 22.0, 23.0]])
     data: Any = {"response_mask": nest(MASKS), "values": values}
-    trajectories: Any = {"b_0": None, "a_0": None}
+    trajectories = {"b_0": episode(1, shape=((1, 1),)), "a_0": episode(0, shape=((2, 1), (1,)))}
     rows = JoinedRows(KEYS, data, trajectories)
     joined = rows.join("values")
     assert joined.tolist() == [[10, 11, 0, 0], [21, 22, 23, 24]]
@@ -135,7 +136,7 @@ def test_of_conversations_of_one_row_the_weights_are_verls(
         "rollout_log_probs": rows(rollout_log_probs),
     }
     keys = [f"x{row}_0_0" for row in range(4)]
-    trajectories: Any = {f"x{row}_0": None for row in range(4)}
+    trajectories = {f"x{row}_0": episode(row, shape=((length,),)) for row, length in enumerate(lengths)}
     correction = RolloutCorrectionSettings(level=level, cap=1.3, reject_below=below, reject_above=above)
     weights, _ = rollout_weights(correction, JoinedRows(keys, data, trajectories))
     assert expected_weights is not None

@@ -289,6 +289,26 @@ def test_a_trace_shows_the_task_and_the_turns_with_the_times_they_took(
     assert assessments == {"success": False, "reward": 0.0}
 
 
+@pytest.mark.heavy
+def test_a_trace_of_interleaved_conversations_has_the_context_of_each(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    write_results(workspace)
+    first, last = episode(0, policy="after", mode="sampled").turns
+    turns = (first, replace(first, prompt_ids=(1, 2, 3, 4)), replace(last, previous_turn=0))
+    interleaved = replace(episode(0, policy="after", mode="sampled"), turns=turns)
+    write_trajectories(workspace / "evaluation_trajectories.jsonl", [interleaved])
+    with Tracker("interleaved", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.finish()
+    [trace] = traces_of(workspace)
+    chats = sorted(
+        (span for span in trace.data.spans if span.span_type == "CHAT_MODEL"), key=lambda span: span.name
+    )
+    # The first and the last see the prompt's three tokens, the last also the first's two and an answer's one.
+    assert [span.attributes["mlflow.chat.tokenUsage"]["input_tokens"] for span in chats] == [3, 4, 6]
+    assert chats[2].inputs["messages"][0]["content"] == "Got 1"
+
+
 def test_an_item_with_two_kept_samples_has_one_trace_for_each_policy(tmp_path: Path) -> None:
     write_evaluation(tmp_path)  # of toy_1 before training and of toy_2 after it, two samples are kept
     traces = evaluation_traces(tmp_path / "evaluation_trajectories.jsonl")
