@@ -195,6 +195,7 @@ def read_turn(turn: Mapping[str, Any], *, decode: Decode) -> dict[str, Any]:
         "sampling_s": turn.get("sampling_s") or None,
         "env_s": turn.get("env_s") or None,
         "images": _image_types(turn.get("images")),
+        "previous_turn": turn.get("previous_turn"),
         # A new segment: the model saw this instead of everything before.
         "prompt": _prompt(turn["prompt_ids"], decode=decode) if turn.get("prompt_ids") else None,
     }

@@ -556,11 +556,13 @@ def test_turns_are_read_as_recorded() -> None:
     trajectory = make_trajectory(Item(item_id="a_1", env="a"), success=True, action='add({"a": 1, "b": [2]})')
     first = replace(trajectory.turns[0], observation_ids=(9, 8, 7), observation_spans=((1, 2),))
     summarized_turn = replace(trajectory.turns[1], prompt_ids=(1, 5), observation_ids=())
-    values = trajectory_to_dict(replace(trajectory, turns=(first, summarized_turn)))
+    turns = (first, summarized_turn, replace(first, previous_turn=0))
+    values = trajectory_to_dict(replace(trajectory, turns=turns))
     values["item"] |= {"seed": 2**63 + 1, "fields": {"answers": [2**53 + 1, -(2**60), 7]}}
     page = read_trajectory(values, decode=lambda ids: " ".join(map(str, ids)))
     assert page["prompt"] == {"tokens": 2, "text": "1 2"}
-    assert [turn["prompt"] for turn in page["turns"]] == [None, {"tokens": 2, "text": "1 5"}]
+    assert [turn["prompt"] for turn in page["turns"]] == [None, {"tokens": 2, "text": "1 5"}, None]
+    assert [turn["previous_turn"] for turn in page["turns"]] == [None, None, 0]
     assert page["turns"][0]["calls"] == [{"name": "add", "arguments": {"a": 1, "b": [2]}}]
     assert page["turns"][0]["logprob"] == pytest.approx(-1.75 / 3)
     [reason] = page["not_recorded"].values()

@@ -89,6 +89,7 @@ export function trajectoryView(run, { address, query }) {
           one.env_s !== null && `${seconds(one.env_s)} in the environment`].filter(Boolean).map((text) => h("span", {}, text)),
         one.unparsed && h("span", { class: "flag" }, "not in the format"),
         one.finish === "length" && h("span", { class: "flag" }, "cut at the token limit"),
+        one.previous_turn !== null && h("span", { class: "flag soft", title: "Conversations of this episode are interleaved." }, `continues turn ${one.previous_turn + 1}`),
         before !== undefined && h("span", { class: "flag soft", title: "The environment's state key is that of an earlier turn." }, `state as before turn ${before}`),
         h("a", { class: "fork-link", href: links.toFork(run, address, index + 1), title: "Repeat the episode up to here, and go on otherwise (f)" }, "fork from here")));
   }
