@@ -278,9 +278,12 @@ class Trainer:
 
         `steps_to_keep` as for `run_step`.
         """
+        self._manager.finish_ahead()
         self._trainer.on_sample_end()  # the sampler leaves its memory free, as when a step is saved
         self._trainer.save(steps_to_keep=steps_to_keep)
         self._complete_checkpoint(steps_to_keep)
+        self._trainer.on_step_end()  # the policy's server answers the requests that were held back
+        self._manager.on_new_weights()
 
     def _complete_checkpoint(self, steps_to_keep: Collection[int]) -> None:
         """Add to verl's checkpoint of the last step what is ours, and record that it is whole."""

@@ -248,7 +248,7 @@ class RolloutManager:
 
     def finish_ahead(self) -> None:
         """Wait for the episodes that are sampled ahead, and hold back the requests of others; to be called
-        before the sampler's weights change.
+        before the sampler sleeps or its weights change.
 
         An episode is therefore sampled by one policy, and which one is a function of its step. Raises
         `SamplerDied` if the sampler is gone.
