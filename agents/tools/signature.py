@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from agents.formats.calls import Schema
 from agents.formats.fitting import find_definition
+from agents.tools.types import Summary
 from envs.errors import ConfigError
 from envs.types import replace_surrogates_within
 
@@ -39,6 +40,8 @@ class Signature:
     env: str | None
     """The parameter that takes the environment; not in the schema."""
     env_required: bool
+    returns_summary: bool
+    """Whether the function's annotation says that it may return a `Summary`."""
     _model: type[BaseModel]
     _names: Mapping[str, str]  # of the model's fields → of the parameters
 
@@ -113,7 +116,8 @@ def read_signature(function: Callable[..., object], *, tool: str, stateful: bool
         ) from None
     schema.pop("title", None)
     env_required = any(p.name == env and p.default is p.empty for p in parameters)
-    return Signature(summary, schema, env, env_required, model, names)
+    returns_summary = _names_summary(hints.get("return"))
+    return Signature(summary, schema, env, env_required, returns_summary, model, names)
 
 
 class _SchemaWithoutTitles(GenerateJsonSchema):
@@ -144,6 +148,10 @@ def _is_environment(annotation: object) -> bool:
     if get_origin(annotation) is not None:
         return any(_is_environment(part) for part in get_args(annotation))
     return isinstance(annotation, type) and all(hasattr(annotation, name) for name in _ENVIRONMENT)
+
+
+def _names_summary(annotation: object) -> bool:
+    return annotation is Summary or any(map(_names_summary, get_args(annotation)))
 
 
 def _docstring(function: Callable[..., object]) -> tuple[str, dict[str, str]]:

@@ -103,6 +103,8 @@ class Tool:
         self.max_length = max_length
         self.finish = finish
         self.stateful = stateful
+        self.returns_summary = self._signature.returns_summary
+        """Whether a call may cut the conversation, by the annotation of what the function returns."""
         self.check_env = check_env
         self.function = function
         self._is_async = is_async(function)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.prompting.images import has_vision
-from agents.tools.episode import summarize
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.requirements.detection import pip_install
@@ -17,6 +16,7 @@ from tasks.algorithms.distillation import Distillation, TeacherEndpoint
 from tasks.cluster.placement import Placement
 from tasks.config.agent import AgentSettings
 from tasks.config.environments import environments
+from tasks.config.episodes import toolbox_of
 from tasks.config.lora import LoraSettings, check_targets
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import BackendSettings, TrainSettings
@@ -284,18 +284,24 @@ def _check_algorithm(pipeline: Pipeline) -> None:
             f"train.async: {algorithm.name} needs the whole distributions of the policy that sampled, which "
             "is gone when the trainer computes them; leave it out"
         )
-    one_micro_batch = train.mini_batches == 1 and pipeline.backend.workers == 1
-    on_cpu = pipeline.backend.device == "cpu"
-    if algorithm.loss.needs_whole_conversations and not (one_micro_batch and on_cpu):
+    if needs_uncut_conversations(pipeline):
         _check_whole_conversations(pipeline.agent, where=f"train.algorithm.loss {algorithm.loss.name}")
+
+
+def needs_uncut_conversations(pipeline: Pipeline) -> bool:
+    """Whether the loss computes with whole conversations, and segments may be in different mini-batches."""
+    train, backend = pipeline.train, pipeline.backend
+    one_micro_batch = backend.device == "cpu" and backend.workers == 1 and train.mini_batches == 1
+    return train.online_algorithm.loss.needs_whole_conversations and not one_micro_batch
 
 
 def _check_whole_conversations(agent: AgentSettings, *, where: str) -> None:
     """Raise `ConfigError` for what may cut a conversation into segments."""
-    context = agent.context
+    context, toolbox = agent.context, toolbox_of(agent)
+    tools = [] if toolbox is None else [tool.name for tool in toolbox.tools.values() if tool.returns_summary]
     causes = {
         f"agent.program {agent.program}": (agent.program is not None, "use another loss"),
-        f"the tool {summarize.name}": (summarize.name in agent.tools, "leave the tool out"),
+        f"the tool {', '.join(tools)}": (bool(tools), "leave the tool out"),
         "agent.context": (
             context.when_full != "stop" or not context.keep_thoughts,
             "set when_full: stop and keep_thoughts: true",

@@ -34,8 +34,9 @@ from tasks.rollout.runner import make_runner
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
 from tasks.rollout.spec import RolloutSpec
 from tasks.rollout.step import Group, StepSample, StepSampler
+from tasks.verl.config import needs_uncut_conversations
 from tasks.verl.cpu.flops import Work, count_work
-from tasks.verl.rows import fields_of, observation_tokens, parent_key, rows_of, tag_of, trainable
+from tasks.verl.rows import TrainingRow, fields_of, observation_tokens, parent_key, rows_of, tag_of, trainable
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -185,7 +186,7 @@ class RolloutManager:
 
         `prompts`: verl's batch, with a `uid` for each row and one `global_steps`.
         Raises `NoEpisodes` if every episode failed, `Diverged` if a log-prob is not a number, `SamplerDied`
-        if the sampler is gone.
+        if the sampler is gone, and `ConfigError` as `check_uncut`.
         """
         import transfer_queue as tq
 
@@ -214,6 +215,8 @@ class RolloutManager:
             for uid, group in zip(uids, sample.batch, strict=True)
         ]
         rows = [row for uid, group in zip(uids, trained_groups, strict=True) for row in rows_of(uid, group)]
+        if needs_uncut_conversations(self._pipeline):
+            check_uncut(rows, loss=train.online_algorithm.loss.name)
         if rows:
             tq.kv_batch_put(
                 keys=[row.key for row in rows],
@@ -346,6 +349,19 @@ def check_log_probs(groups: Iterable[Group], *, step: int, lr: float) -> None:
                         f"step {step}: the log-prob of a sampled token is {value} "
                         f"({trajectory.where}); lower train.lr ({lr:g})"
                     )
+
+
+def check_uncut(rows: Iterable[TrainingRow], *, loss: str) -> None:
+    """Raise `ConfigError` for a conversation of several segments. `check_pipeline` refuses what is known to
+    cut them; this is for tools whose annotations do not say that they return a `Summary`."""
+    for row in rows:
+        if row.number > 0:
+            raise ConfigError(
+                f"train.algorithm.loss {loss}: its ratio is that of a whole conversation, and that of "
+                f"{row.trajectory.where}, was cut into segments, which fall into different mini-batches; "
+                "leave out the tool that returns a Summary, use another loss, or on a CPU mini_batches: 1 "
+                "and workers: 1"
+            )
 
 
 def _log_failure(warming: Future[None]) -> None:

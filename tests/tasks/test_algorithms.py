@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from agents.tools.tool import tool
+from agents.tools.types import Summary
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
@@ -622,6 +624,16 @@ def test_a_loss_that_averages_advantages_is_refused_where_they_differ_within_a_c
     assert {"gigpo", "turn_rloo", "turn_ppo", "ppo", "distill"} < set(refused)
 
 
+@tool
+def forget(keep: str) -> Summary | str:
+    """Begin anew.
+
+    Args:
+        keep: What is not to be forgotten.
+    """
+    return Summary(keep, too_long="Too long.")
+
+
 def test_the_optimal_token_baseline_is_a_mean_of_returns_where_the_policy_is_certain() -> None:
     """1 − 2·π + Σπ² is 0 or more; in float32, that of a π near 1 may come out below."""
     batch = conversations([[((6, float(i % 2)),) for i in range(8)] for _ in range(50)])
@@ -639,6 +651,7 @@ def test_the_optimal_token_baseline_is_a_mean_of_returns_where_the_policy_is_cer
     [
         ({"program": "tests.support.program_toy:play"}, "agent.program tests.support.program_toy:play"),
         ({"tools": ["calculator", "summarize"], "format": "hermes"}, "the tool summarize"),
+        ({"tools": [f"{__name__}:forget"], "format": "hermes"}, "the tool forget"),
         ({"context": {"when_full": "drop"}}, "agent.context"),
         ({"context": {"keep_thoughts": False}}, "agent.context"),
     ],

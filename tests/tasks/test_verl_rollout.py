@@ -12,7 +12,7 @@ import pytest
 from agents.huggingface.files import load_tokenizer
 from agents.samplers.sampler import ScriptedSampler
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory, Turn
-from envs.errors import SamplerFailed
+from envs.errors import ConfigError, SamplerFailed
 from envs.types import Item
 from tasks.cluster.session import disconnect_ray, start_local_ray
 from tasks.config.pipelines import load_pipeline
@@ -21,7 +21,7 @@ from tasks.errors import Diverged, SamplerDied
 from tasks.rollout.history import History
 from tasks.verl.config import verl_config
 from tasks.verl.queue import start_queue
-from tasks.verl.rollout import RolloutManager, VerlSampler, check_log_probs, why_none
+from tasks.verl.rollout import RolloutManager, VerlSampler, check_log_probs, check_uncut, why_none
 from tasks.verl.rows import fields_of, rows_of, trainable
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import register, toy_items, toy_pipeline, write_sample_ahead
@@ -104,6 +104,14 @@ def test_a_step_without_episodes_is_explained_by_a_real_failure_or_by_the_room_t
         "the policy had no turn in any of 2 episodes (max_context): their prompts have 3 tokens or more; "
         "raise rollout.context_length"
     )
+
+
+def test_a_conversation_that_was_cut_is_refused_at_its_step_where_a_loss_needs_the_whole() -> None:
+    first, second = trajectory(1.0).turns
+    cut = replace(trajectory(1.0, sample_index=3), turns=(first, replace(second, prompt_ids=(1, 9))))
+    check_uncut(rows_of("a", [WIN, LOSS]), loss="gspo")
+    with pytest.raises(ConfigError, match=r"loss gspo: .*, and that of x_1, sample 3, was cut .*; leave out"):
+        check_uncut(rows_of("a", [WIN, cut]), loss="gspo")
 
 
 def test_rows_carry_exactly_what_was_sampled() -> None:
