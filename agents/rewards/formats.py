@@ -62,9 +62,10 @@ def think_format(last_text: str) -> float:
 @reward
 def answer_format(last_text: str) -> float:
     """1 if the text ends with its only `<answer>…</answer>`, else 0."""
-    matches = _ANSWER.findall(last_text)
-    ends = last_text.rstrip().endswith("</answer>")
-    return float(ends and len(matches) == 1 and bool(matches[0].strip()))
+    matches = list(_ANSWER.finditer(last_text))
+    if len(matches) != 1 or not matches[0][1].strip():
+        return 0.0
+    return float(not last_text[matches[0].end() :].strip())
 
 
 @reward

@@ -133,6 +133,7 @@ def test_think_format(text: str, result: str | None) -> None:
         ("<think>t</think>so <answer>a</answer>", "a", None, 1.0),
         ("<answer>a</answer>", "a", None, 1.0),
         ("<answer>a</answer> and more", "a", None, 0.0),
+        ("<answer>a</answer> and more</answer>", "a", None, 0.0),
         ("<answer>a</answer><answer>b</answer>", "b", None, 0.0),
         ("<answer> </answer>", None, None, 0.0),
         ("<answer>a", None, None, 0.0),
