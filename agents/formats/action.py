@@ -16,11 +16,11 @@ def action(text: str) -> ParsedTurn:
     the observation of the first. A text without an action is given to the environment whole.
     """
     text = replace_surrogates(text)
-    matches = _ACTION.findall(text)
-    command = matches[0].strip() if len(matches) == 1 else ""
+    matches = list(_ACTION.finditer(text))
+    command = matches[0][1].strip() if len(matches) == 1 else ""
     if not command:
         return ParsedTurn(thought="", action=text, is_ambiguous=True)
-    thought = text[: text.index("Action:")]
+    thought = text[: matches[0].start()]
     return ParsedTurn(thought=_THOUGHT_LABEL.sub("", thought).strip(), action=command)
 
 

@@ -17,6 +17,7 @@ from agents.formats.action import action, raw
         ("Thought: wood. Action: get 1 oak log", "get 1 oak log", "wood."),
         ("I need wood.\nAction:   get 1 oak log  \nand that is it", "get 1 oak log", "I need wood."),
         ("Thought: a\nb\nAction: inventory", "inventory", "a\nb"),
+        ("ReAction: it burns. Action: inventory", "inventory", "ReAction: it burns."),
     ],
 )
 def test_an_action_is_read(text: str, action_text: str, thoughts: str) -> None:
