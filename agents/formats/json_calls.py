@@ -117,9 +117,9 @@ def _calls_or_answer(value: object) -> Fragment | str | None:
             return None
         bad = next((call for call in calls if isinstance(call, str)), None)
         return bad or Fragment(calls=tuple(call for call in calls if isinstance(call, ToolCall)))
-    if isinstance(value, dict) and value.keys() == {"answer"} and value["answer"] not in ("", None):
-        answer = value["answer"]
-        return Fragment(answer=answer if isinstance(answer, str) else dumps(answer))
+    if isinstance(value, dict) and value.keys() == {"answer"} and value["answer"] is not None:
+        answer = value["answer"] if isinstance(value["answer"], str) else dumps(value["answer"])
+        return Fragment(answer=answer) if answer.strip() else None
     return _call(value)
 
 

@@ -100,6 +100,7 @@ MALFORMED_TURNS: dict[str, list[str]] = {
         '{"data": oops, "more": {"name": "evil", "arguments": {}}}',
         '```json\n{"name": "f", "arguments": {"x": 1e999}}\n```',
         '{"answer": ""}',
+        '{"answer": " \\n"}',
         '{"answer": null}',
         '{"answer": "x"',
     ],
