@@ -56,6 +56,9 @@ def test_input_and_output() -> None:
     assert value_of("print(4)", tests=tests).metrics["passed"] == 0.5
     assert value_of("print(2 * int(input())); raise SystemExit(1)", tests=tests).reward == 0.0
     assert value_of("print('x' * 10**6)", tests=tests).reward == 0.0
+    for text in ("é" * 150_000, "1\n" * 90_000):  # a character counts once, however it is sent
+        code = f"print({text[:2]!r} * {len(text) // 2})"
+        assert value_of(code, tests={"inputs": [""], "outputs": [text]}).reward == 1.0
 
 
 @pytest.mark.heavy
