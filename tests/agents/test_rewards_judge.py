@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -231,6 +232,20 @@ def test_budgets() -> None:
             await cheap.score(make_reward_input("c", fields=FIELDS))
 
     assert len(with_judge([says("Score: 3")], talk).requests) == 4
+
+
+def test_a_remembered_score_of_another_range_is_asked_for_again(tmp_path: Path) -> None:
+    async def talk(judge: Judge) -> None:
+        for max_score in (10, 5):
+            settings = JudgeSettings(max_score=max_score, store=tmp_path / "store.sqlite")
+            reward = LLMJudge(endpoint_of(judge), settings, prompt="Judge {final_response}")
+            results = [await reward.score(make_reward_input("x", fields={})) for _ in range(2)]
+            assert [(r.metrics["score"], r.metrics["cached"]) for r in results] == [
+                (max_score - 1, 0.0),
+                (max_score - 1, 1.0),
+            ]
+
+    assert len(with_judge([says("Score: 9"), says("Score: 4")], talk).requests) == 2
 
 
 def test_tokens_that_nobody_reports_cannot_be_limited() -> None:

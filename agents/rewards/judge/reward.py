@@ -117,7 +117,7 @@ class LLMJudge:
         key = hashlib.sha256(request.encode()).hexdigest()
         reply = await self.store.get(key)
         is_first = False
-        if reply is None:
+        if reply is None or not self._is_readable(reply):
             # Episodes of one item end alike, and at the same time.
             reply, is_first = await self._flights.do(key, partial(self._ask, key, request_body))
         score = self._read(reply)
@@ -136,6 +136,14 @@ class LLMJudge:
             raise TryAgain(f"the reply's content is a {type(text).__name__}, not text")
         self._read(text)
         return text
+
+    def _is_readable(self, reply: str) -> bool:
+        """False for a reply that was stored with another range of scores, which the prompt need not name."""
+        try:
+            self._read(reply)
+        except TryAgain:
+            return False
+        return True
 
     def _read(self, reply: str) -> float:
         score = read_score(reply)
