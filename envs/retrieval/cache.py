@@ -100,19 +100,19 @@ class SearchCache:
         from redis.asyncio import BlockingConnectionPool, Redis
 
         loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            server = self._server
-            # Starting takes some milliseconds, and waits for other processes that start it.
-            url = server if isinstance(server, str) else await asyncio.to_thread(server.url)
-            pool = BlockingConnectionPool.from_url(
-                url,
-                max_connections=CONNECTIONS,
-                timeout=TIMEOUT_S,
-                socket_timeout=TIMEOUT_S,
-                socket_connect_timeout=TIMEOUT_S,
-            )
-            self._clients[loop] = Redis.from_pool(pool)
-        return self._clients[loop]
+        if loop in self._clients:
+            return self._clients[loop]
+        server = self._server
+        # Starting takes some milliseconds, and waits for other processes that start it.
+        url = server if isinstance(server, str) else await asyncio.to_thread(server.url)
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=CONNECTIONS,
+            timeout=TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+        )
+        return self._clients.setdefault(loop, Redis.from_pool(pool))  # another call may have come first
 
     def _disable(self, why: str) -> None:
         self._retry_at = time.monotonic() + RETRY_S

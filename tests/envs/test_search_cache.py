@@ -20,7 +20,7 @@ from starlette.routing import Route
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import pip_install
 from envs.retrieval import redis_server
-from envs.retrieval.cache import CachedRetriever, SearchCache, key_of, shared_cache
+from envs.retrieval.cache import CONNECTIONS, CachedRetriever, SearchCache, key_of, shared_cache
 from envs.retrieval.redis_server import EmbeddedServer, Redis, require_program
 from envs.retrieval.remote import RemoteRetriever
 from envs.retrieval.types import Passage
@@ -276,6 +276,16 @@ async def test_the_cache_is_bounded_and_drops_the_least_recently_used(
         assert 100 < sum(value is not None for value in processes) < 3000
     finally:
         server.close()
+
+
+async def test_first_searches_that_come_together_share_the_connections(server: EmbeddedServer) -> None:
+    from redis.asyncio import Redis as Client
+
+    cache = SearchCache(server)
+    await asyncio.gather(*(cache.get([str(n)]) for n in range(100)))
+    async with Client.from_url(server.url()) as client:
+        assert 1 < len(await client.client_list()) <= 1 + CONNECTIONS
+    await cache.close()
 
 
 def test_a_long_path_has_a_short_socket(tmp_path: Path) -> None:
