@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from contextlib import suppress
+from dataclasses import replace
 
 from pydantic_core import to_json
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -112,7 +113,8 @@ class OpenEnv:
 
     def _item(self, request: Reset, *, location: str) -> Item:
         if request.item_id is None:
-            return random.Random(request.seed).choice(self._train)
+            item = random.Random(request.seed).choice(self._train)
+            return replace(item, metadata={**item.metadata, **request.metadata})
         name, _, index = request.item_id.rpartition("_")
         if name != self._spec.name or not (index.isascii() and index.isdecimal() and len(index) <= 16):
             fault = f"{request.item_id[:60]!r} is no item of {self._spec.name!r}, e.g. '{self._spec.name}_12'"

@@ -266,6 +266,13 @@ async def test_an_instance_that_leaks_is_replaced_between_its_episodes() -> None
         assert [(env.resets, env.is_closed) for env in toy_envs] == [(2, True), (2, True), (1, False)]
 
 
+@pytest.mark.parametrize("choice", [{"item_id": "toy_3"}, {"seed": 1}])
+async def test_metadata_reach_the_item_named_or_sampled(choice: dict[str, object]) -> None:
+    async with listening(toy_spec(ToyEnv)) as url, httpx.AsyncClient(base_url=url) as http:
+        answer = await http.post("/reset", json={**choice, "metadata": {"target": 7}})
+        assert answer.json()["observation"]["text"] == "Goal: reach 7."
+
+
 async def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
     async with (
         listening(get_env("textcraft"), tokens=("one", "two")) as url,
