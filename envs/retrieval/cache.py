@@ -1,8 +1,8 @@
 """Search results cached in Redis: shared by processes and runs, bounded in size.
 
 A key covers everything that decides the result: the retriever's version (method, corpus, model), `top_k` and
-the query. Results of a retriever without a version are not cached. Without Redis, searches go on uncached:
-one warning, and Redis is tried again later.
+the query. Results of a retriever without a version are not cached, nor are empty ones. Without Redis,
+searches go on uncached: one warning, and Redis is tried again later.
 """
 
 import asyncio
@@ -144,7 +144,8 @@ class CachedRetriever:
                 key: [[passage.passage_id, passage.contents, passage.score] for passage in passages]
                 for key, passages in zip(new, new_results, strict=True)
             }
-            await self._cache.put(entries)
+            # A web search engine whose own sources fail answers that it has found nothing.
+            await self._cache.put({key: entry for key, entry in entries.items() if entry})
             results |= entries
         return [[Passage(*fields) for fields in results[key]] for key in keys]
 

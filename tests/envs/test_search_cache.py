@@ -102,6 +102,13 @@ def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer) -> None
     assert key_of("v", top_k=2, query="q") != key_of("v", top_k=2, query="q ")
 
 
+def test_a_search_that_found_nothing_is_made_again(server: EmbeddedServer) -> None:
+    retriever, cache = CountingRetriever(), SearchCache(server)
+    assert search_all(cache, retriever, ["a"], top_k=0) == [[]]
+    assert search_all(cache, retriever, ["a"], top_k=0) == [[]]
+    assert retriever.queries == ["a", "a"]
+
+
 @pytest.mark.heavy
 async def test_results_of_a_server_that_names_no_version_are_not_cached(server: EmbeddedServer) -> None:
     """Search-R1's own server has no version: another corpus may be at the same URL tomorrow."""
