@@ -8,12 +8,17 @@ time: sympy can spend hours in one operation that nothing else interrupts.
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import sys
 from types import ModuleType
 
 MEMORY_BYTES = 2 << 30
+_MARK = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[")
+"""Begins mathematics; an escaped dollar is an amount of money."""
+_EXPONENT = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))[eE]([-+]?\d{1,9})")
+_PERCENT = re.compile(r"(?<!\\)%")
 
 
 def main() -> None:
@@ -51,9 +56,14 @@ def compare(math_verify: ModuleType, gold: list[str], response: str) -> dict[str
 
 
 def as_latex(gold: str) -> str:
-    """An accepted answer in dollars, because math-verify looks for mathematics there."""
-    has_marks = any(mark in gold for mark in ("$", "\\boxed", "\\(", "\\["))
-    return gold if has_marks else f"${gold}$"
+    """An accepted answer in dollars, because math-verify looks for mathematics there. In LaTeX a bare `%`
+    begins a comment, and the `e` of `1e-05`, as Python writes a number, is Euler's."""
+    if _MARK.search(gold):
+        return gold
+    if number := _EXPONENT.fullmatch(gold.strip()):
+        gold = rf"{number[1]} \times 10^{{{int(number[2])}}}"
+    gold = _PERCENT.sub(r"\\%", gold)
+    return f"${gold}$"
 
 
 if __name__ == "__main__":
