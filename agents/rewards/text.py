@@ -27,8 +27,9 @@ def references(answer: object) -> list[str]:
 
 
 def last_number(text: str) -> float | None:
-    """The last number in `text`: `-3`, `1,234.5`, `.5`, `2e-3`; None if there is none."""
-    numbers = _NUMBER.findall(text)
+    """The last number in `text`: `-3`, `1,234.5`, `.5`, `2e-3`; None if there is none. The minus sign of
+    typography (U+2212) is one, too."""
+    numbers = _NUMBER.findall(text.replace("\u2212", "-"))
     return float(numbers[-1].replace(",", "")) if numbers else None
 
 
