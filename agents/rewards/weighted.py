@@ -13,7 +13,8 @@ class CombinedReward:
     """The sum of `rewards[n] * weights[n]` over the names in `weights`, which are computed concurrently.
 
     The metrics are `n`, the part's total before its weight, and `n/m` for each metric `m` of the part.
-    `turn_rewards` are summed turn by turn. The episode succeeds if every part that reports success does.
+    `turn_rewards` are summed turn by turn. The episode succeeds if every part does that reports success and
+    has a weight above 0.
     """
 
     name = "weighted"
@@ -55,8 +56,12 @@ class CombinedReward:
             metrics |= {f"{part}/{name}": value for name, value in result.metrics.items()}
             if result.turn_rewards is not None:
                 weighted_turns.append([weight * value for value in result.turn_rewards])
-        successes = [result.success for result in results if result.success is not None]
         weights = self._weights.values()
+        successes = [
+            result.success
+            for weight, result in zip(weights, results, strict=True)
+            if weight > 0 and result.success is not None
+        ]
         with boundary(RewardFailed, f"{reward_input.trajectory.where}: the weighted reward"):
             return RewardResult(
                 reward=sum(weight * result.reward for weight, result in zip(weights, results, strict=True)),

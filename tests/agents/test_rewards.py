@@ -346,6 +346,16 @@ def test_several_rewards_by_hand() -> None:
     assert after.metrics["reward/correct/f1"] == 0.75
 
 
+@pytest.mark.parametrize(("weight", "success"), [(0.5, False), (0.0, True), (-0.5, True)])
+def test_what_only_records_or_costs_does_not_decide_the_success(weight: float, success: bool) -> None:
+    rewards = {
+        "solved": reward(lambda: {"reward": 1.0, "success": True}),
+        "other": reward(lambda: {"reward": 0.0, "success": False}),
+    }
+    weighted_sum = CombinedReward({"solved": 1.0, "other": weight}, rewards=rewards)
+    assert compute(weighted_sum, make_reward_input("a")).success is success
+
+
 def test_parts_are_computed_side_by_side_and_fail_together() -> None:
     cancelled_parts = []
 
