@@ -121,6 +121,19 @@ async def test_a_page_and_its_actions_are_separated() -> None:
         assert actions == {"has_search_bar": True, "clickables": ["search"]}
 
 
+async def test_openenvs_session_id_is_no_item_of_webshop() -> None:
+    spec = get_env("webshop-mini")
+    if any(need.find_remedy() for need in spec.needs):
+        pytest.skip("webshop-mini needs something that is not installed")
+    async with listening(spec) as url, httpx.AsyncClient(base_url=url) as http:
+        opening = (await http.post("/reset", json={"item_id": "webshop-mini_0"})).json()
+        session: dict[str, Any] = {"session_id": opening["metadata"]["session_id"]}
+        step = (await http.post("/step", json={"action": {"text": "search[tea]"}, **session})).json()
+        assert "[SEP] Page 1 (Total results: " in step["observation"]["text"]
+        again = (await http.post("/reset", json={"item_id": "webshop-mini_0", **session})).json()
+        assert again["observation"] == opening["observation"]
+
+
 def fits(reply: Any, shape: Any) -> bool:
     """Whether an answer has the shape; an object may have more keys."""
     match shape:

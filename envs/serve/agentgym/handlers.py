@@ -4,6 +4,7 @@ from envs.network.server import RequestRejected
 from envs.remote.agentgym import dialect_of
 from envs.serve.agentgym.bodies import request_models
 from envs.serve.agentgym.families import family_of
+from envs.serve.openenv_bodies import HttpReset
 from envs.serve.sessions import EnvSession, EnvSessions
 from envs.serve.wire import HttpCall, validate
 from envs.types import Item
@@ -19,8 +20,9 @@ class AgentGym:
         self.models = request_models(self._dialect, needs_index=self.family.needs_reset)
 
     def accepts(self, body: object) -> bool:
-        """Whether a body is for this protocol, and not OpenEnv's."""
-        keys = self._dialect.session_key, self._dialect.item_key
+        """Whether a body is for this protocol, and not OpenEnv's: WebShop calls an item as OpenEnv calls a
+        session."""
+        keys = {self._dialect.session_key, self._dialect.item_key} - HttpReset.model_fields.keys()
         return isinstance(body, dict) and (
             any(key in body for key in keys) or isinstance(body.get("action"), str)
         )
