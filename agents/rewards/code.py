@@ -7,11 +7,13 @@ reference output is compared outside and never enters the sandbox.
 """
 
 import asyncio
+import json
 import os
 import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -82,8 +84,10 @@ def read_tests(tests: object, *, entry_point: str | None = None) -> list[Test]:
 
     Code, or a list of it (MBPP's `test_list`); with an `entry_point`, code that defines `check(candidate)`
     (HumanEval's `test`); a list of `{"input", "output"}`; or `{"inputs": […], "outputs": […]}` (APPS,
-    TACO). Raises `ValueError` for anything else and for an empty list.
+    TACO). Lists and objects may be written as JSON, as in APPS and TACO: as code, they would pass. Raises
+    `ValueError` for anything else and for an empty list.
     """
+    tests = _decode_json(tests)
     if isinstance(tests, str):
         tests = [tests if entry_point is None else f"{tests}\ncheck({entry_point})"]
     if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():
@@ -98,7 +102,17 @@ def read_tests(tests: object, *, entry_point: str | None = None) -> list[Test]:
     return [_read_test(test) for test in tests]
 
 
+def _decode_json(tests: object) -> object:
+    """The list or object of a text that is one; anything else as it is."""
+    if isinstance(tests, str):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(tests)
+            return value if isinstance(value, dict | list) else tests
+    return tests
+
+
 def _read_test(test: object) -> Test:
+    test = _decode_json(test)
     if isinstance(test, str):
         return test
     if isinstance(test, dict) and isinstance(test.get("input"), str) and isinstance(test.get("output"), str):

@@ -99,7 +99,12 @@ def test_tests_as_data_sets_have_them() -> None:
     assert read_tests("assert 1") == ["assert 1"]
     assert read_tests(["a", {"input": "1", "output": "2"}]) == ["a", InputOutput("1", "2")]
     assert read_tests({"inputs": ["1"], "outputs": ["2"]}) == [InputOutput("1", "2")]
-    for bad in ([], 3, [3], {"inputs": ["1"], "outputs": []}, {"input": "1"}, [{"input": 1, "output": "2"}]):
+    assert read_tests('{"inputs": ["1\\n"], "outputs": ["2"]}') == [InputOutput("1\n", "2")]
+    assert read_tests('["assert 1", "assert 2"]') == ["assert 1", "assert 2"]
+    assert read_tests(['{"input": "1", "output": "2"}']) == [InputOutput("1", "2")]
+    assert read_tests("[f(x) for x in 'ab']") == ["[f(x) for x in 'ab']"]
+    lists: tuple[object, ...] = ([], [3], [{"input": 1, "output": "2"}], "[]")
+    for bad in (*lists, 3, {"inputs": ["1"], "outputs": []}, {"input": "1"}, '{"input": "1"}'):
         with pytest.raises(ValueError, match="tests"):
             read_tests(bad)
     with pytest.raises(RewardFailed, match="`tests` is 3"):
