@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from textwrap import dedent
 
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.function import reward
@@ -72,11 +73,15 @@ Test = str | InputOutput
 
 
 def extract_code(response: str) -> str | None:
-    """The last Python code block (three backquotes) of `response`; None if there is none."""
+    """The last Python code block (three backquotes) of `response`, without the indentation of a list's entry;
+    None if there is none."""
     blocks = [
         match["code"] for match in _BLOCK.finditer(response) if (match["language"] or "").lower() in _PYTHON
     ]
-    return blocks[-1].removesuffix("\n").removesuffix("\r") if blocks else None
+    if not blocks:
+        return None
+    code = blocks[-1].removesuffix("\n").removesuffix("\r")
+    return dedent(code) if code.lstrip("\r\n").startswith((" ", "\t")) else code
 
 
 def read_tests(tests: object, *, entry_point: str | None = None) -> list[Test]:

@@ -90,7 +90,9 @@ def test_the_last_code_block() -> None:
     assert extract_code("`a`") is None
     assert extract_code("```bash\nls\n```\nNow:\n```python\nc\n```\nDone.") == "c"
     assert extract_code("```bash\nls\n```") is None
-    assert extract_code("so ```ls``` and\n1. this:\n   ```py\n   d = 1\n   ```\n") == "   d = 1"
+    assert extract_code("so ```ls``` and\n1. this:\n   ```py\n   d = 1\n   ```\n") == "d = 1"
+    assert extract_code("1. this:\n\n   ```py\n\n   if d:\n\n       e\n   ```") == "\nif d:\n\n    e"
+    assert extract_code("```\ntext = '''\n  \n'''\n```") == "text = '''\n  \n'''"
     assert extract_code("Run: ```python\r\ne\r\n```") == "e"
     assert extract_code("```python\nf```") == "f"
 
