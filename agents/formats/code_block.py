@@ -44,6 +44,8 @@ def code(text: str) -> ParsedTurn:
         if not is_python:
             return text[match.start() : end.end()], end.end()
         source = text[match.end() : end.start()].removeprefix("\n").removesuffix("\n")
+        indentation = len(match[0]) - len(match[0].lstrip(" "))
+        source = re.sub(rf"^[ ]{{0,{indentation}}}", "", source, flags=re.MULTILINE)
         if not source.strip():
             return Fragment(problem=f"Your block of code is empty. {HINT}"), end.end()
         return Fragment(calls=(ToolCall(TOOL, {ARGUMENT: source}),)), end.end()

@@ -86,6 +86,7 @@ def test_react_keeps_thoughts_apart() -> None:
     [
         ("Now:\n```python\na\n\nb\n```\nDone.", call("code_interpreter", code="a\n\nb")),
         ("<think>a</think>```python\nb\n```", call("code_interpreter", code="b")),
+        ("1. Run\n   ```python\n   if a:\n       b\n ```", call("code_interpreter", code="if a:\n    b")),
         ("```py\nx = '</think>'\n```", call("code_interpreter", code="x = '</think>'")),
         ("```python\nx\n```\n```text\nout\n```", call("code_interpreter", code="x")),
         ("````markdown\n```\n\n```Python\ny\n```", call("code_interpreter", code="y")),
