@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import traceback
+import types
 
 
 def execute(code: str, names: dict[str, object]) -> None:
@@ -41,7 +42,8 @@ def main() -> None:
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    names: dict[str, object] = {"__name__": "__main__"}
+    module = types.ModuleType("__main__")  # pickle, unittest and others look names up there
+    sys.modules["__main__"] = module
     process = os.getpid()
     print("ready", file=answers, flush=True)
     for line in requests:
@@ -52,7 +54,7 @@ def main() -> None:
         sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
         sys.stderr = sys.stdout
         try:
-            execute(request["code"], names)
+            execute(request["code"], vars(module))
         except SystemExit:
             pass
         except BaseException:

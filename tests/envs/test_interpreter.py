@@ -65,6 +65,19 @@ def test_variables_live_from_run_to_run_and_a_last_expression_is_shown(sandbox: 
     ] == ["hi\n", "21\n", "", "'ä'\n"]
 
 
+def test_libraries_find_what_the_code_defines_in_its_main_module(sandbox: Backend) -> None:
+    [pickled, tested, shared] = runs(
+        sandbox,
+        "import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A()))) is A",
+        "import doctest\ndef f():\n    '''\n    >>> 1 + 1\n    2\n    '''\ndoctest.testmod()",
+        "from multiprocessing import Pool\ndef square(x): return x * x\n"
+        "with Pool(2) as pool: print(pool.map(square, [2, 3]))",
+    )
+    assert pickled.output == "True\n"
+    assert tested.output == "TestResults(failed=0, attempted=1)\n"
+    assert shared.output == "[4, 9]\n"
+
+
 def test_errors_have_pythons_text(sandbox: Backend) -> None:
     [division, syntax, leaving, after] = runs(
         sandbox, "1\n1/0", "def f(:", "import sys; sys.exit(3)", "'still here'"
