@@ -143,8 +143,9 @@ def _messages(items: Sequence[dict[str, object]]) -> list[ChatTurn]:
     takes_calls = False  # whether calls that follow belong to the last message
     for position, data in enumerate(items):
         field = f"input[{position}]"
-        kind = data.get("type", "message")
-        if kind not in _ITEMS:
+        kind = data.get("type")
+        kind = "message" if kind is None else kind
+        if not isinstance(kind, str) or kind not in _ITEMS:
             why = f"{field}: items of type {kind!r} are not supported"
             raise RequestRejected(400, why, param=f"{field}.type")
         item = validate(_ITEMS[kind], data, parent=field)

@@ -197,6 +197,8 @@ async def test_an_answer_that_is_not_there_is_none_to_go_on_from() -> None:
         ({"input": []}, "input"),
         ({"input": 3}, "input"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"),
+        ({"input": [{"type": {}}]}, "input[0].type"),
+        ({"input": [{"type": None, "role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [QUESTION, {"role": "assistant", "content": "Yes."}]}, "input[1]"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content"),
