@@ -5,7 +5,7 @@ import re
 from agents.rewards.function import reward
 from agents.types import OTHER_SAMPLING, Trajectory
 
-_THINKING = re.compile(r"\A\s*(?:<think>)?((?:(?!</?think>).)*)</think>((?:(?!</?think>).)*)\Z", re.DOTALL)
+_THINKING = re.compile(r"\A\s*+(?:<think>)?((?:(?!</?think>).)*+)</think>((?:(?!</?think>).)*+)\Z", re.DOTALL)
 _ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 _NOT_COUNTED = ("answer", "summarize")
 """Tools that end or cut a conversation."""

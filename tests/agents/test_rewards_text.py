@@ -126,6 +126,13 @@ def test_think_format(text: str, result: str | None) -> None:
     assert value_of("think_format", text).reward == float(result is not None)
 
 
+def test_forms_are_found_in_time_linear_in_the_text() -> None:
+    """Quadratic time would take hours."""
+    assert after_thinking("\n" * 500_000) is None
+    assert after_thinking("\n" * 500_000 + "<think>t</think>a") == "a"
+    assert tagged_answer("<answer>" * 60_000) is None
+
+
 @pytest.mark.parametrize(
     ("text", "answer", "answer_alone", "ends"),
     [
