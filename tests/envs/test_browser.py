@@ -42,8 +42,6 @@ chromium = needs(CHROMIUM)
         ("type [3] [a [b] c] [0]", ElementAction("type", 3, "a [b] c", enter=False)),
         ("type [3] [abc] [1]", ElementAction("type", 3, "abc", enter=True)),
         ("type [3] [abc]", ElementAction("type", 3, "abc", enter=True)),
-        ("type [3] [1]", ElementAction("type", 3, "1", enter=True)),
-        ("type [3] [0] [0]", ElementAction("type", 3, "0", enter=False)),
         ("press [ctrl+a]", PageAction("press", "Control+a")),
         ("press [Meta+arrowdown]", PageAction("press", "Meta+ArrowDown")),
         ("scroll [down]", PageAction("scroll", "down")),

@@ -101,8 +101,8 @@ def _read(name: str, text: str) -> Action | None:
         case "click" | "hover" if match := _ELEMENT.match(text):
             return ElementAction(name, int(match[1]))
         case "type":
-            has_flag = text.endswith(("[0]", "[1]"))  # or it is the text that is typed
-            if match := (has_flag and _TYPE.match(text)) or _TYPE.match(f"{text} [1]"):
+            with_enter = text if text.endswith(("[0]", "[1]")) else f"{text} [1]"
+            if match := _TYPE.match(with_enter):
                 return ElementAction("type", int(match[1]), match[2], match[3] == "1")
         case "press" if match := _PRESS.match(text):
             keys = (_KEYS.get(key.lower(), key) for key in match[1].strip().split("+"))
