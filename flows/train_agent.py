@@ -100,6 +100,7 @@ def train(run: Run, *inputs: Receipt) -> Receipt:
     key = run.key(stage)
     with run.working(stage, is_resumed=claim_checkpoints(stage, if_changed=run.plan.if_changed)):
         session = run.training_session()
+        run.record_rounds()  # of a training that begins anew there are none, unlike in its earlier record
         after: tuple[object, ...] = inputs
         for index in range(session.num_rounds):
             name = f"round {index + 1}"

@@ -79,6 +79,7 @@ class Tracker:
         self._system: SystemMonitor | None = None
         self._failure: Exception | None = None
         self._promotion: Promotion | None = None
+        self._begins_anew = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._later(self._write_tags)  # connecting takes seconds: begin at once
         self._ending = threading.Lock()
@@ -92,7 +93,11 @@ class Tracker:
 
     def sync_training(self) -> None:
         """Record signs of a collapse, and the rounds that training has finished since the last call, with
-        their steps."""
+        their steps. If the recorded rounds were deleted, and training begins anew, another MLflow run records
+        it."""
+        # Now: a round may end before the thread comes to it.
+        if not any((self._workspace / "train").glob("rounds/*.json")):
+            self._begins_anew = True
         self._later(self._write_training)
 
     def finish(self) -> Promotion | None:
@@ -177,6 +182,15 @@ class Tracker:
         recorded_runs.mark_gone(client, experiment_id=experiment_of(client))
         return client, run_id
 
+    def _start_over(self, client: "MlflowClient", run_id: str) -> str:
+        """End the run as one that was stopped, and go on in a new one; returns its id."""
+        recorded_runs.end(client, run_id, status="KILLED")
+        self._start(client)
+        self._run = None  # until the new run is open, so that the next job opens it if this one fails
+        self._run = self._open()
+        self._write_tags(*self._run)
+        return self._run[1]
+
     def _start(self, client: "MlflowClient") -> str:
         experiment_id = experiment_of(client)
         tags = {
@@ -216,6 +230,9 @@ class Tracker:
             self._system.write(client, run_id)
 
     def _write_training(self, client: "MlflowClient", run_id: str) -> None:
+        if self._begins_anew and _children(client, client.get_run(run_id)):
+            run_id = self._start_over(client, run_id)  # MLflow cannot forget the steps of the one before
+        self._begins_anew = False
         log_item_files(client, run_id, self._item_files())
         parent, train = client.get_run(run_id), self._workspace / "train"
         steps = _read_steps(self._workspace)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -581,6 +582,31 @@ def test_other_parameters_are_another_run(workspace: Path, pipeline: Pipeline) -
     second, _ = runs_of(workspace)
     assert second.info.run_id != first.info.run_id
     assert second.data.params["seed"] == "9"
+
+
+@pytest.mark.heavy
+def test_a_training_that_begins_anew_is_another_run(workspace: Path, pipeline: Pipeline) -> None:
+    """As after `--if-changed restart`, with the same parameters: MLflow would keep the deleted steps."""
+    with Tracker("anew", pipeline=pipeline, workspace=workspace) as tracker:
+        write_round(workspace, 0, steps=(1, 2))
+        tracker.sync_training()
+    first, _ = runs_of(workspace)
+    shutil.rmtree(workspace / "train")
+    with Tracker("anew", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.tag({"git.commit": "abc"})
+        tracker.sync_training()
+        write_round(workspace, 1, steps=(3, 4))
+        tracker.sync_training()
+    second, rounds = runs_of(workspace)
+    assert second.info.run_id != first.info.run_id
+    assert [step for step, _ in series(second, "rollout/success")] == [3, 4]
+    assert sorted(rounds) == [2]
+    assert second.data.params["warmup.lr"] == "0.25"
+    assert second.data.tags["git.commit"] == "abc"
+    assert second.data.tags[WORKSPACE] == str(workspace.resolve())
+    ended_run = connect().get_run(first.info.run_id)
+    assert ended_run.info.status == "KILLED"
+    assert series(ended_run, "eval/quick/success") == [(2, 0.5)]
 
 
 def test_a_failing_run_is_marked_as_failed_and_its_error_propagates(
