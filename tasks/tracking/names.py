@@ -20,6 +20,10 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tasks.data.hashes import text_md5
+
+MAX_KEY = 250
+"""The most characters of a metric's or a parameter's name, MLflow's own limit."""
 _TRAIN_KEYS = """
     loss grad_norm kl kl_reference observation_loss clip_fraction lr value_loss value_clip_fraction
     value_mean explained_variance critic_grad_norm critic_lr entropy entropy_exact alerts rewinds
@@ -75,5 +79,8 @@ def summary_metric(key: str, *, group: str) -> str:
 
 
 def metric_key(key: str) -> str:
-    """Replace characters that MLflow does not allow, as in `webshop-mini:text?actions=false`."""
-    return re.sub(r"[^\w\-. :/]", "_", key, flags=re.ASCII)
+    """Replace what MLflow does not allow: characters, as in `webshop-mini:text?actions=false`, parts of a
+    path that name no file, as in `http://`, and, by the key's hash, the end of a key that is too long."""
+    text = re.sub(r"[^\w\-. :/]", "_", key, flags=re.ASCII)
+    text = "/".join("_" if part in ("", ".", "..") else part for part in text.split("/"))
+    return text if len(text) <= MAX_KEY else f"{text[: MAX_KEY - 9]}_{text_md5(key)[:8]}"

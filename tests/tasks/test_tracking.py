@@ -40,7 +40,7 @@ from tasks.tracking.connection import check_tracking, connect, experiment_of
 from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
 from tasks.tracking.facts import round_params
 from tasks.tracking.model import promote_best
-from tasks.tracking.names import step_metric
+from tasks.tracking.names import step_metric, summary_metric
 from tasks.tracking.record import is_recorded, write_record
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, WORKSPACE, heartbeat, mark_gone
 from tasks.tracking.traces import MAX_SPANS, evaluation_traces
@@ -805,6 +805,18 @@ def test_two_first_runs_at_once_make_one_database(tmp_path: Path, monkeypatch: p
 )
 def test_a_metric_is_in_the_section_of_its_kind(key: str, name: str) -> None:
     assert step_metric(key) == name
+
+
+@pytest.mark.usefixtures("workspace")
+def test_any_text_in_the_metadata_gives_a_metric_that_mlflow_accepts() -> None:
+    texts = ["http://x.org/a", "a/../b", "folder/", "", ".", "x" * 300, "x" * 300 + "y"]
+    names = {summary_metric(f"success_source_{text}", group="eval/quick") for text in texts}
+    assert len(names) == len(texts)
+    client = connect()
+    run_id = client.create_run(experiment_of(client)).info.run_id
+    for name in names:
+        client.log_metric(run_id, name, 0.5)
+    assert set(client.get_run(run_id).data.metrics) == names
 
 
 def recorded_evaluations(folder: Path) -> list[Any]:
