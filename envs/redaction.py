@@ -5,7 +5,7 @@ A server that rejects a request may repeat it, and the key with it. Known secret
 `WINGSPAN_TOKEN`, `OPENAI_API_KEY`, …), which worker processes inherit; and, in any text, what stands between
 `://user:` and `@`, or follows `Authorization: Bearer`. Texts are redacted where they enter an error
 (`envs/errors.py`, and every place that quotes a server, before it cuts the quotation), in the program's log
-(`clean_logs`), and in what MLflow receives.
+(`clean_logs`), in reports, and in what MLflow and Prefect receive.
 """
 
 import json
@@ -13,7 +13,10 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+T = TypeVar("T")
 
 REDACTION = "[redacted]"
 MIN_CHARS = 6
@@ -59,6 +62,12 @@ def redact(text: str) -> str:
     for pattern in _PATTERNS:
         text = pattern.sub(lambda match: (match.groupdict().get("between") or "") + REDACTION, text)
     return text
+
+
+def redact_values(values: T) -> T:
+    """Return JSON values, such as parameters, without the secrets in their texts."""
+    redacted: T = json.loads(redact(json.dumps(values)))
+    return redacted
 
 
 def without_password(uri: str) -> str:

@@ -10,14 +10,13 @@ The resource is the workspace, `wingspan.workspace.runs/NAME`, with the label `w
 adds the flow run. Secrets are removed.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envs.redaction import redact
+from envs.redaction import redact_values
 
 if TYPE_CHECKING:
     from tasks.tracking.model import Promotion
@@ -45,5 +44,5 @@ def emit(event: str, facts: Mapping[str, object], *, pipeline: str, workspace: P
                 "prefect.resource.name": str(workspace),
                 "wingspan.pipeline": pipeline,
             },
-            payload=json.loads(redact(json.dumps(payload))),
+            payload=redact_values(payload),
         )

@@ -24,6 +24,7 @@ import httpx
 from envs.errors import ConfigError, WingspanError, describe, to_line
 from envs.files import check_writable
 from envs.network.client import Backoff, TryAgain
+from envs.redaction import redact_values
 from flows.lineage.stages import Receipt
 
 if TYPE_CHECKING:
@@ -247,7 +248,8 @@ def pull_step() -> dict[str, Any]:
 def orchestrate(
     work: Callable[..., T], *, name: str, run_name: str, parameters: Mapping[str, object]
 ) -> tuple[T, Exception | None]:
-    """Call `work` with `parameters`, which Prefect's page shows, in a run of the flow `name`.
+    """Call `work` with `parameters`, which Prefect's page shows, in a run of the flow `name`; they are JSON
+    values, from which secrets are removed.
 
     Prefect orchestrates the work but does not own it: if its server dies, the work finishes, and the
     exception that left Prefect's record incomplete is returned besides the result. Raises what `work` raises,
@@ -268,7 +270,7 @@ def orchestrate(
 
     prefect_failure: Exception | None = None
     try:
-        flow(name=name, flow_run_name=lambda: run_name)(call)(**parameters)
+        flow(name=name, flow_run_name=lambda: run_name)(call)(**redact_values(dict(parameters)))
     except Exception as error:
         prefect_failure = error
     if failures:

@@ -15,7 +15,7 @@ from statistics import fmean
 
 from agents.huggingface.files import decoder
 from envs.files import write_atomically
-from envs.redaction import without_password
+from envs.redaction import redact_values, without_password
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import group_leaves, read_changes, read_pipeline_name
 from tasks.config.pipelines import Pipeline
@@ -72,6 +72,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     The page names what is missing. Returns the page's path.
     """
     results = read_results(workspace)
+    parameters = redact_values(pipeline.model_dump(mode="json"))
     changes = {mode: change_of(results, mode=mode) for mode in MODES}
     stages = stages_of(horizon_steps(results, pipeline=pipeline))
     all_groupings = groupings(results)
@@ -99,8 +100,8 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         dropped=dropped_by_place(results),
         phases=phase_table(results),
         is_offline=isinstance(pipeline.train, OfflineSettings),
-        parameters=group_leaves(pipeline.model_dump(mode="json")),
-        changed=read_changes(workspace),
+        parameters=group_leaves(parameters),
+        changed=redact_values(read_changes(workspace)),
         quick_items=count_quick_items(results),
         window=charts.smoothing_window(len(results.steps)),
         mlflow=mlflow_run(workspace),
@@ -108,7 +109,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         reproduce_command=reproduce_command(workspace),
     )
     path = write_page(workspace / "report", page=page, plots=plots)
-    text = json.dumps(pipeline.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    text = json.dumps(parameters, indent=2, ensure_ascii=False)
     write_atomically(path.with_name(ALL_PARAMETERS), text + "\n")
     metrics = main_figures(results, changes=changes)
     write_figures(workspace, metrics=metrics, results=results, groupings=all_groupings)

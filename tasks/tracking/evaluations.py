@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from envs.redaction import redact
 from tasks.config.parameters import flat
 from tasks.evaluation.record import EvaluationRecord
 from tasks.runs.folders import RECORD, UNRECORDED
@@ -33,7 +34,7 @@ def record_evaluation(record: EvaluationRecord, folder: Path) -> str:
         at_ms = round(1000 * time.time())
         series = metrics_of(evaluation_metrics(record), step=0, at_ms=at_ms, name=lambda key: metric_key(key))
         log_metrics(client, run_id, series)
-        client.log_artifact(run_id, str(folder / RECORD))
+        client.log_text(run_id, redact((folder / RECORD).read_text(encoding="utf-8")), RECORD)
         client.set_terminated(run_id, status="FINISHED")
     except BaseException:  # a stop as well: the next call records it in another run
         with suppress(Exception):

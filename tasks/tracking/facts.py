@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from envs.redaction import redact_values
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import read_changes
 from tasks.config.pipelines import Pipeline
@@ -45,7 +46,7 @@ def description(pipeline: Pipeline, *, name: str, workspace: Path) -> str:
         f"`{pipeline.model}` trained on {' and '.join(pipeline.data.envs)} by {train.algorithm.name}: "
         f"{train.steps} steps of {batch}. Workspace: `{workspace}`."
     ]
-    changes = read_changes(workspace)
+    changes = redact_values(read_changes(workspace))
     if changes:
         lines.append(f"\nParameters that differ from `{name}` in `pipelines.yaml`:\n")
         lines += [f"- `{key}`: {before} → {after}" for key, (before, after) in changes.items()]

@@ -49,7 +49,7 @@ from flows.lock import lock
 from flows.orchestrator.events import COLLAPSE, emit
 from flows.orchestrator.limits import hold_slots, missing_limits
 from flows.orchestrator.page import PrefectPage
-from flows.orchestrator.runs import TemporaryServer, check_server, server_url
+from flows.orchestrator.runs import TemporaryServer, check_server, orchestrate, server_url
 from flows.orchestrator.unfinished_runs import take_over
 from flows.plan import Plan
 from flows.run import Run
@@ -324,6 +324,19 @@ def test_secrets_reach_neither_artifacts_nor_events(
     assert artifacts[f"{NAME}-progress"].description == "step 0 of 4, round 1 of 2, waiting for [redacted]"
     assert "(https://mlflow.example)" in data_of(artifacts[f"{NAME}-links"])
     assert secret not in str([artifacts, events_of(client, run_id, prefix="prefect.artifact.")])
+
+
+def test_the_parameters_of_a_flow_run_have_no_password(client: SyncPrefectClient) -> None:
+    overrides = {"servers.textcraft.urls": ["http://any:s3cret-canary@host:8000"], "train.lr": 0.25}
+
+    def work(overrides: dict[str, object]) -> str:
+        return str(flow_run.id)
+
+    run_id, failure = orchestrate(work, name="toy", run_name="toy", parameters={"overrides": overrides})
+    assert failure is None
+    parameters = client.read_flow_run(UUID(run_id)).parameters
+    urls = ["http://[redacted]@host:8000"]
+    assert parameters == {"overrides": {"servers.textcraft.urls": urls, "train.lr": 0.25}}
 
 
 def test_outputs_are_assets_with_their_hashes(client: SyncPrefectClient, workspace: Path) -> None:

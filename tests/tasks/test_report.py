@@ -200,6 +200,18 @@ def test_the_headline(page: Page) -> None:
     assert "Greedy: 25.0% → 75.0%, +50.0 points (0.0 to +100.0)" in text
 
 
+def test_the_password_of_a_server_is_in_no_file_of_a_report(tmp_path: Path) -> None:
+    write_workspace(tmp_path)
+    servers = {"textcraft": {"urls": ["http://any:s3cret-canary@host:8000"]}}
+    pipeline = toy_pipeline(servers=servers)
+    write_changes(tmp_path, name="toy", changes=changed_parameters(pipeline, default=toy_pipeline()))
+    report(pipeline, tmp_path)
+    texts = {file.name: file.read_bytes() for file in (tmp_path / "report").iterdir()}
+    assert [name for name, text in texts.items() if b"s3cret-canary" in text] == []
+    for name in ("index.html", "parameters.json"):
+        assert b"http://[redacted]@host:8000" in texts[name]
+
+
 def test_the_main_figures_are_a_flat_file(workspace: Path) -> None:
     metrics = json.loads((workspace / "metrics.json").read_text())
     low, high = wilson(0.5, n=4)

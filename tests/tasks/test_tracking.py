@@ -29,7 +29,7 @@ from flows.cli.command_line import app
 from flows.commands.runs import run_rows
 from tasks.config.agent import JudgeBlock
 from tasks.config.parameters import changed_parameters, parameters_of, write_changes
-from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.config.pipelines import Pipeline, ServerSettings, load_pipeline
 from tasks.config.watch import WatchSettings
 from tasks.data.trajectories import write_trajectories
 from tasks.evaluation.outcomes import OUTCOMES
@@ -584,6 +584,17 @@ def test_other_parameters_are_another_run(workspace: Path, pipeline: Pipeline) -
     assert second.data.params["seed"] == "9"
 
 
+def test_the_password_of_a_server_is_not_in_the_description(workspace: Path, pipeline: Pipeline) -> None:
+    servers = {"textcraft": ServerSettings(urls=["http://any:s3cret-canary@host:8000"])}
+    secret_pipeline = pipeline.model_copy(update={"servers": servers})
+    write_changes(workspace, name="one", changes=changed_parameters(secret_pipeline, default=pipeline))
+    with Tracker("one", pipeline=secret_pipeline, workspace=workspace):
+        pass
+    parent, _ = runs_of(workspace)
+    assert "['http://[redacted]@host:8000']" in parent.data.tags["mlflow.note.content"]
+    assert "s3cret-canary" not in str(parent.to_dictionary())
+
+
 @pytest.mark.heavy
 def test_a_training_that_begins_anew_is_another_run(workspace: Path, pipeline: Pipeline) -> None:
     """As after `--if-changed restart`, with the same parameters: MLflow would keep the deleted steps."""
@@ -842,6 +853,19 @@ def test_an_evaluation_is_recorded_and_is_no_training(workspace: Path) -> None:
     folder.mkdir()
     assert read_record(Path(client.download_artifacts(run.info.run_id, file.name, str(folder)))) == record
     assert workspace.name not in [row[0] for row in run_rows()]
+
+
+def test_the_password_of_a_server_is_not_in_the_artifact_of_an_evaluation(workspace: Path) -> None:
+    record = record_of(FIRST)
+    servers = {"toy": {"urls": ["http://any:s3cret-canary@host:8000"]}}
+    record = record.model_copy(update={"settings": {"servers": servers}})
+    record.write(workspace)
+    record_evaluation(record, workspace)
+    (run,) = [run for run in recorded_evaluations(workspace) if run.info.run_name == workspace.name]
+    text = Path(connect().download_artifacts(run.info.run_id, "record.json")).read_text()
+    assert "http://[redacted]@host:8000" in text
+    assert "s3cret-canary" not in text
+    assert "s3cret-canary" not in str(run.to_dictionary())
 
 
 @pytest.mark.heavy
