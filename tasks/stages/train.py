@@ -289,13 +289,14 @@ class TrainSession:
         checkpoint = checkpoints.resume(self._checkpoints)
         for damage in checkpoint.damage:
             self._progress.on_note(f"training goes back to step {checkpoint.step}: {damage}")
-        for name in ("metrics.jsonl", ALERTS):
-            drop_steps_after(self._folder / name, checkpoint.step)
+        drop_steps_after(self._folder / "metrics.jsonl", checkpoint.step)
+        self._steps = read_steps(self._workspace)
+        # The alerts of a step are written before its line.
+        drop_steps_after(self._folder / ALERTS, int(self._steps[-1]["step"]) if self._steps else 0)
         for kind in ("step", "update"):
             for file in (self._folder / "trajectories").glob(f"{kind}_*.jsonl"):
                 if int(file.stem.removeprefix(f"{kind}_")) > checkpoint.step:
                     file.unlink()
-        self._steps = read_steps(self._workspace)
         self._progress.on_history(self._steps)
         drop_rounds_after(self._folder, checkpoint.step)
         if find_best(self._folder) is None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from envs.errors import ConfigError, DamagedFile, WingspanError
+from tasks.data.collapse import ALERTS, Alert
 from tasks.data.items import write_items
 from tasks.data.trajectories import write_trajectories
 from tasks.data.updates import TrajectoryUpdate, read_updates, update_file, write_updates
@@ -117,6 +118,24 @@ def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> N
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     assert steps == [{"step": 1, "success": 0.25}, {"step": 2, "success": 0.5, "alerts": 0}]
     assert read_updates(update_file(tmp_path / "train" / "trajectories", 2)) == [update]
+
+
+def test_an_alert_is_recorded_once_if_its_step_was_interrupted_before_its_line(tmp_path: Path) -> None:
+    train = tmp_path / "train"
+    checkpoint = train / "checkpoints" / "global_step_2"
+    checkpoint.mkdir(parents=True)
+    StepRecord(step=2, metrics={"kl": 0.5}, trajectories=[], updates=[]).write(checkpoint)
+    checkpoints.mark_complete(checkpoint.parent, step=2)
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    (train / "metrics.jsonl").write_text(json.dumps({"step": 1, "kl": 0.01}) + "\n")
+    # A step's alerts are written before its line, and a kill came between the two.
+    alert = Alert(monitor="kl", step=2, value=0.5, limit=0.1, text="the KL is 0.5")
+    (train / ALERTS).write_text(json.dumps(asdict(alert)) + "\n")
+    pipeline = toy_pipeline(Path("m"), train__watch={"window": 1, "max_kl": 0.1})
+    with TrainSession(pipeline, tmp_path, process=ScriptedProcess(lambda _: {})) as session:
+        session.train_round(0)
+    alerts = [json.loads(line) for line in (train / ALERTS).read_text().splitlines()]
+    assert [(alert["monitor"], alert["step"]) for alert in alerts] == [("kl", 2)]
 
 
 def test_an_export_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
