@@ -31,7 +31,8 @@ from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 from tasks.config.user_code import CODE, agent_code, algorithm_code, environment_code
 from tasks.data.hashes import path_md5, text_md5
 from tasks.data.items import items_md5
-from tasks.runs.folders import RUNS, relative_within
+from tasks.evaluation.outcomes import EVALUATION, OUTCOMES
+from tasks.runs.folders import EVALUATION_TRAJECTORIES, RUNS, relative_within
 from tasks.runs.rounds import read_rounds
 from tasks.verl.checkpoints import complete_steps
 
@@ -219,7 +220,8 @@ def find_difference(stage: Stage, receipt: Receipt) -> str | None:
 
 
 def claim_checkpoints(train: Stage, *, if_changed: IfChanged) -> bool:
-    """Clear `train/` unless it holds training to resume; returns whether it does.
+    """Clear `train/`, and with it the policy and its evaluation, unless it holds training to resume; returns
+    whether it does.
 
     Training that was completed is done anew where its inputs or its code have changed. Training that was
     interrupted resumes with other code, as after the fix of a bug; what happens where its inputs have changed
@@ -233,6 +235,8 @@ def claim_checkpoints(train: Stage, *, if_changed: IfChanged) -> bool:
     check_resume(train, if_changed=if_changed)
     shutil.rmtree(train.workspace / "train", ignore_errors=True)
     shutil.rmtree(train.workspace / "policy", ignore_errors=True)
+    for name in (EVALUATION, OUTCOMES, EVALUATION_TRAJECTORIES):
+        (train.workspace / name).unlink(missing_ok=True)
     _write_inputs(train)
     return False
 

@@ -25,7 +25,9 @@ from flows.lineage.stages import (
 from flows.run import STAGES
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
+from tasks.reporting.comparison.runs import UnfinishedRun, read_run
 from tasks.runs.rounds import RoundResult
+from tests.support.report_toy import write_workspace
 from tests.support.stage_files import AGENT_STAGES, changed_keys, keys, write_stage_files
 
 ROOT = Path(__file__).parents[2]
@@ -293,10 +295,10 @@ def test_own_code_that_is_not_there_is_named(project: Path) -> None:
 
 def test_finished_rounds_of_offline_training_are_not_lost_to_a_change(project: Path) -> None:
     name = "textcraft-agentevol-cpu"
-    for stage in declared_stages(name, pipeline=load_pipeline(name), workspace=Path("runs", name)).values():
-        for path in stage.deps:
-            if not path.exists():
-                path.mkdir(parents=True)
+    stages = declared_stages(name, pipeline=load_pipeline(name), workspace=Path("runs", name))
+    for path in stages["train"].deps:
+        if not path.exists():
+            path.mkdir(parents=True)
 
     def claim(overrides: dict[str, object] | None = None) -> bool:
         pipeline = load_pipeline(name, overrides=overrides)
@@ -312,6 +314,21 @@ def test_finished_rounds_of_offline_training_are_not_lost_to_a_change(project: P
         claim({"train.lr": 1.0})
     assert claim()
     assert finished_round.exists()
+
+
+def test_a_training_that_begins_anew_is_not_compared_by_the_evaluation_of_the_one_before(
+    project: Path,
+) -> None:
+    workspace = Path("runs", NAME)
+    write_workspace(workspace)
+    assert read_run(workspace).after == 0.5
+    train = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=workspace)["train"]
+    (workspace / FINISHED).write_text("the key of other code")
+    step = (workspace / "train" / "metrics.jsonl").read_text().splitlines()[0]
+    assert not claim_checkpoints(train, if_changed="refuse")
+    (workspace / "train" / "metrics.jsonl").write_text(step + "\n")
+    with pytest.raises(UnfinishedRun, match="has not been evaluated"):
+        read_run(workspace)
 
 
 def test_checkpoints_stay_for_the_same_training_and_go_for_any_other(project: Path) -> None:
