@@ -90,8 +90,9 @@ def split(data: DataSettings) -> Split:
 def training_order(items: Sequence[Item], data: DataSettings, *, seed: int | str) -> Iterator[int]:
     """The indices into `items` in the order in which training samples them, without end.
 
-    Parts take turns so that at every moment each has had its share, to within one item; within a part each
-    item comes once before any comes again. A pure function: the same arguments give the same order.
+    Parts take turns: next is the part that is furthest behind its share. None is ever a whole item ahead of
+    it; of many parts with very unequal weights, one may be a little more than an item behind. Within a part
+    each item comes once before any comes again. A pure function: the same arguments give the same order.
     """
     indices: dict[str, list[int]] = {name: [] for name in data.parts}
     for index, item in enumerate(items):
