@@ -37,8 +37,11 @@ def copy_outputs(stage: Stage, key: str) -> Path | None:
 
 def _copy(hashes: dict[str, str], source: Path, target: Path) -> bool:
     """Whether all outputs of `hashes` are now in `target`; a stage that has not finished has no hashes."""
-    if not hashes or not all(has_md5(source / name, md5) for name, md5 in hashes.items()):
+    try:
+        if not hashes or not all(has_md5(source / name, md5) for name, md5 in hashes.items()):
+            return False
+        for name in hashes:
+            copy_over(source / name, target / name)
+    except OSError:  # another command replaces or removes them, or they are another user's
         return False
-    for name in hashes:
-        copy_over(source / name, target / name)
     return all(has_md5(target / name, md5) for name, md5 in hashes.items())  # not changed meanwhile

@@ -285,3 +285,12 @@ def test_a_warm_up_that_was_changed_since_is_not_copied(project: Path) -> None:
     assert copy_outputs(stage, stage_key(stage)) is None
     shutil.rmtree(WORKSPACE / "warmup")
     assert copy_outputs(stage, stage_key(stage)) is None
+
+
+def test_a_warm_up_that_cannot_be_read_is_not_copied(project: Path) -> None:
+    """As where another run replaces it meanwhile."""
+    (WORKSPACE / "warmup").mkdir(parents=True, exist_ok=True)
+    (WORKSPACE / "warmup" / "gone").symlink_to("nowhere")
+    record(make_plan(), "prepare", "warmup")
+    stage = stage_elsewhere("warmup", "other")
+    assert copy_outputs(stage, stage_key(stage)) is None
