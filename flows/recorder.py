@@ -100,10 +100,13 @@ class Recorder:
         patch_md5 = earlier.patch_md5 if earlier else None
         if self._code is None:
             files = uncommitted_files(leave_out=[*map(Path, data)])
+            patch = (make_patch(files) if files else None) or None
             self._code = CodeVersion(
-                commit=head_commit(), uncommitted=None if files is None else tuple(files)
+                commit=head_commit(),
+                uncommitted=None if files is None else tuple(files),
+                changes_md5=None if patch is None else _md5(patch),
             )
-            patch_md5 = self._write_patch(files or [])
+            patch_md5 = self._write_patch(patch)
         return LineageRecord(
             pipeline=plan.name,
             workspace=str(plan.workspace),
@@ -120,15 +123,18 @@ class Recorder:
             stages=earlier.stages if earlier else {},
         )
 
-    def _write_patch(self, files: Iterable[str]) -> str | None:
-        """The MD5 of the patch; None if there is none, or if it would hold a secret."""
+    def _write_patch(self, patch: bytes | None) -> str | None:
+        """The MD5 of the file; None if there is no patch, or if it would hold a secret."""
         file = self._plan.workspace / PATCH
         file.unlink(missing_ok=True)
-        patch = make_patch(list(files)) if files else None
-        if not patch or redact(text := patch.decode(errors="surrogateescape")) != text:
+        if patch is None or redact(text := patch.decode(errors="surrogateescape")) != text:
             return None
         file.write_bytes(patch)
-        return hashlib.md5(patch, usedforsecurity=False).hexdigest()
+        return _md5(patch)
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def data_hashes(pipeline: Pipeline, stages: Mapping[str, Stage]) -> dict[str, str]:

@@ -30,6 +30,8 @@ class CodeVersion(Settings):
     uncommitted: tuple[str, ...] | None = ()
     """Files that differed from the commit, without data that is recorded by its hash; None if Git did not
     say."""
+    changes_md5: str | None = None
+    """The MD5 of the patch of these files, written or not; None without one, as of large files."""
 
 
 class StageRecord(Settings):

@@ -124,6 +124,16 @@ def test_training_that_went_on_with_other_code_says_so(project: Path) -> None:
     assert record(make_plan(), "train").stages["train"].resumed == ()
 
 
+def test_training_that_went_on_after_another_change_of_the_same_file_says_so(project: Path) -> None:
+    (project / "tasks/stages/train.py").write_text("first\n")
+    first = record(make_plan(), "train")
+    assert record(make_plan(), "train", is_resumed=True).stages["train"].resumed == ()
+    (project / "tasks/stages/train.py").write_text("second\n")
+    second = record(make_plan(), "train", is_resumed=True)
+    assert first.code.uncommitted == second.code.uncommitted == ("tasks/stages/train.py",)
+    assert second.stages["train"].resumed == (first.code,)
+
+
 def test_an_unfinished_stage_has_written_nothing(project: Path) -> None:
     plan = make_plan()
     Recorder(plan).begin(plan.stages["prepare"], key="k", is_resumed=False)
