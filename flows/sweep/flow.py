@@ -23,7 +23,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from agents.settings import Positive, Seed
-from envs.errors import WingspanError
+from envs.errors import ConfigError, WingspanError
 from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
@@ -242,6 +242,17 @@ class _Processes:
                 process.terminate()
 
 
+def describe(run: SweepRun, state: RunState) -> str:
+    """What a line says of a run besides its state."""
+    if state is not RunState.FINISHED:
+        return f", output in {run.workspace / LOG}"
+    try:
+        summary = read_run(run.workspace)
+    except ConfigError as error:  # the other runs go on, and the comparison at the end is refused
+        return f": {error}"
+    return f": success {summary.before:.3f} before training, {summary.after:.3f} after"
+
+
 class _Table:
     """The states of the runs, as lines of output and as a table in Prefect."""
 
@@ -256,11 +267,7 @@ class _Table:
         """Say that `run` is in `state` now."""
         self._states[run.name] = state
         number = [planned_run.name for planned_run in self._plan.runs].index(run.name) + 1
-        detail = f", output in {run.workspace / LOG}"
-        if state is RunState.FINISHED:
-            summary = read_run(run.workspace)
-            detail = f": success {summary.before:.3f} before training, {summary.after:.3f} after"
-        typer.echo(f"run {number} of {len(self._plan.runs)}, {run.name}, {state}{detail}")
+        typer.echo(f"run {number} of {len(self._plan.runs)}, {run.name}, {state}{describe(run, state)}")
         self._write()
 
     def _write(self) -> None:

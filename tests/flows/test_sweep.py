@@ -19,10 +19,11 @@ from flows.cli.options import parse_axes, parse_seeds
 from flows.commands.sweep_costs import list_sweep_costs, total_seconds
 from flows.lock import lock
 from flows.plan import find_disk_need
-from flows.sweep.flow import LOG, RunState, conclude, run_all, sweep
+from flows.sweep.flow import LOG, RunState, conclude, describe, run_all, sweep
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
 from tasks.config.parameters import write_changes
 from tasks.config.pipelines import load_pipeline
+from tasks.evaluation.outcomes import OUTCOMES
 from tasks.tracking.connection import connect
 from tasks.tracking.tracker import Tracker
 from tests.support.project import enter_linked_project
@@ -258,6 +259,20 @@ def test_a_run_that_fails_is_named_when_the_others_have_ended(project: Path) -> 
     with pytest.raises(WingspanError, match=rf"1 of 4 runs failed; {log} says why"):
         run_scripts(found, make_script(fails="lr=0.0001-seed0"))
     assert (found.runs[3].workspace / LOG).exists()
+
+
+def test_a_finished_run_that_cannot_be_compared_says_why(project: Path) -> None:
+    """As where every greedy episode of its evaluation failed."""
+    run = plan(seeds=[0, 1]).runs[0]
+    write_workspace(run.workspace)
+    assert describe(run, RunState.FINISHED) == ": success 0.250 before training, 0.500 after"
+    file = run.workspace / OUTCOMES
+    outcomes = json.loads(file.read_text())
+    outcomes["after"]["greedy"] = {item: [] for item in outcomes["after"]["greedy"]}
+    file.write_text(json.dumps(outcomes))
+    assert "has no greedy episode of the policy after training that counts" in describe(
+        run, RunState.FINISHED
+    )
 
 
 def test_a_sweep_that_is_stopped_ends_its_runs_and_starts_no_other(project: Path) -> None:
