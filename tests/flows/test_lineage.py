@@ -331,6 +331,30 @@ def test_a_training_that_begins_anew_is_not_compared_by_the_evaluation_of_the_on
         read_run(workspace)
 
 
+def test_a_stop_while_training_is_deleted_leaves_none_to_resume(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the mark of completion, what is left would be an interrupted training, and go on."""
+    train = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs", NAME))["train"]
+    assert not claim_checkpoints(train, if_changed="refuse")
+    checkpoint = train.workspace / "train" / "checkpoints" / "global_step_4"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "complete").write_text("{}")
+    (train.workspace / FINISHED).write_text("the key of other code")
+
+    def delete_one_file(folder: Path, **_: object) -> None:
+        (folder / "finished").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", delete_one_file)
+        with pytest.raises(KeyboardInterrupt):
+            claim_checkpoints(train, if_changed="refuse")
+    assert checkpoint.exists()
+    assert not claim_checkpoints(train, if_changed="refuse")
+    assert not checkpoint.exists()
+
+
 def test_checkpoints_stay_for_the_same_training_and_go_for_any_other(project: Path) -> None:
     def train_stage(overrides: dict[str, object] | None = None) -> Stage:
         pipeline = load_pipeline(NAME, overrides=overrides)
