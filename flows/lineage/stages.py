@@ -38,6 +38,9 @@ from tasks.verl.checkpoints import complete_steps
 
 STAGES_FILE = Path("dvc.yaml")
 LOCK_FILE = Path("dvc.lock")
+PROVISION = "provision"
+"""The stage that depends on the block `servers` as well, where a pipeline has it: DVC refuses a parameter
+that is not in the file."""
 FINISHED = Path("train", "finished")
 """The file in the workspace with the key of the training that was completed there."""
 INPUTS = Path("train", "inputs.json")
@@ -123,6 +126,8 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
             for block in body["params"]
             for key in block[str(PIPELINES_FILE)]
         ]
+        if stage_name == PROVISION and pipeline.servers:
+            keys.append("servers")
         stages[stage_name] = Stage(
             name=stage_name,
             workspace=workspace,

@@ -154,6 +154,16 @@ def test_contents_and_not_times_change_keys(project: Path) -> None:
     assert changed_keys(before, keys()) == {"provision", "warmup", "train", "report"}
 
 
+def test_environments_on_other_servers_are_provisioned_again(project: Path) -> None:
+    on_servers = [
+        load_pipeline(NAME, overrides={"servers": {"textcraft": {"urls": [url]}}})
+        for url in ("http://one:8000", "http://two:8000")
+    ]
+    first, second = map(keys, on_servers)
+    assert changed_keys(keys(), first) == {"provision", "report"}
+    assert changed_keys(first, second) == {"provision", "report"}
+
+
 def test_another_workspace_has_its_own_paths_and_the_same_keys(project: Path) -> None:
     other_workspace = Path("runs") / f"{NAME}-other"
     shutil.copytree(Path("runs") / NAME, other_workspace)
