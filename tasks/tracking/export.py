@@ -24,6 +24,8 @@ _FOLDERS: Mapping[PolicyChoice, Path] = {
     "best": Path("train", BEST),
     "start": Path("warmup"),
 }
+_STAGES: Mapping[PolicyChoice, str] = {"final": "train", "best": "train", "start": "warmup"}
+"""The stage that wrote the policy."""
 CARD = "README.md"
 
 
@@ -76,7 +78,8 @@ def make_card(workspace: Path, *, policy: PolicyChoice, is_adapter: bool) -> str
         lines += ["The adapter belongs to the policy of the warm-up (`--policy start`), not to `model`.", ""]
     if policy != "best" and (evaluation := read_evaluation(workspace)):
         lines += [facts.result(evaluation), ""]
-    lines += ["## Source", "", *(f"- {key}: `{value}`" for key, value in _origins(workspace).items())]
+    origins = _origins(workspace, stage=_STAGES[policy])
+    lines += ["## Source", "", *(f"- {key}: `{value}`" for key, value in origins.items())]
     lines += [f"- {name}: `{path_md5}`" for name, path_md5 in _data_sums(workspace).items()]
     if parameters:
         lines += ["", "## Parameters", "", "| parameter | value |", "| --- | --- |"]
@@ -84,15 +87,18 @@ def make_card(workspace: Path, *, policy: PolicyChoice, is_adapter: bool) -> str
     return "\n".join(lines) + "\n"
 
 
-def _origins(workspace: Path) -> dict[str, str]:
-    """Commit and versions of the run, which may differ from the present ones; empty if it recorded none."""
+def _origins(workspace: Path, *, stage: str) -> dict[str, str]:
+    """The commit by which `stage` ran, and the versions of the run; they may differ from the present ones.
+    Empty if the run recorded none."""
     if not (workspace / LINEAGE).exists():
         return {}
     lineage = read_lineage(workspace / LINEAGE)
+    # Later stages, such as a new report, may have run on other code.
+    code = lineage.stages[stage].code if stage in lineage.stages else lineage.code
     versions = {f"version.{name}": lineage.packages[name] for name in PACKAGES if name in lineage.packages}
     return {
-        "git.commit": lineage.code.commit or "none",
-        "git.dirty": dirty_tag(lineage.code.uncommitted),
+        "git.commit": code.commit or "none",
+        "git.dirty": dirty_tag(code.uncommitted),
         "python": lineage.python,
         **versions,
     }

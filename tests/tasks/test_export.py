@@ -12,6 +12,7 @@ import pytest
 
 from envs.errors import ConfigError
 from tasks.tracking.export import CARD, export_policy, push
+from tasks.tracking.lineage_record import CodeVersion
 from tasks.verl.policies import ADAPTER
 from tests.support.lineage_toy import lineage_of
 from tests.support.tiny_model import save_tiny_model
@@ -115,6 +116,14 @@ def test_the_card_names_the_commit_of_the_run(workspace: Path, tmp_path: Path) -
     assert f"- git.commit: `{'1' * 40}`\n- git.dirty: `false`\n" in card
     assert "- version.torch: `0.1`\n" in card
     assert "numpy" not in card
+
+
+def test_the_card_names_the_commit_that_trained_the_policy(workspace: Path, tmp_path: Path) -> None:
+    """Not that of a later stage: the report may have been made again since."""
+    lineage = lineage_of(workspace, commit="1" * 40)
+    lineage.model_copy(update={"code": CodeVersion(commit="2" * 40)}).write(workspace)
+    export_policy(workspace, policy="final", target=tmp_path / "out")
+    assert f"- git.commit: `{'1' * 40}`" in (tmp_path / "out" / "README.md").read_text().splitlines()
 
 
 def test_an_adapter_is_exported_alone_or_within_the_model(workspace: Path, tmp_path: Path) -> None:
