@@ -17,6 +17,7 @@ from tasks.evaluation.evaluate import default_folder, plan_evaluation
 from tasks.evaluation.evaluate import evaluate_policy as evaluate
 from tasks.evaluation.models import find_policy
 from tasks.evaluation.request import PolicyEvaluation
+from tasks.tracking.connection import check_tracking
 from tasks.tracking.evaluations import record_evaluation
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -50,6 +51,8 @@ def evaluate_policy(**values: Any) -> dict[str, object]:
     guard()
     with end_when_cancelled("finished episodes are kept, and this resumes"):
         evaluation = PolicyEvaluation(**values)
+        if evaluation.track:
+            check_tracking()
         policy = find_policy(evaluation)
         folder = evaluation.out or default_folder(policy, evaluation)
         plan = plan_evaluation(evaluation, policy, out=folder)

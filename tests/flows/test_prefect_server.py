@@ -541,6 +541,19 @@ def test_an_evaluation_marks_a_killed_one_in_its_folder(client: SyncPrefectClien
     assert result["rates"]["avg_at_1"]["mean"] == 0.5  # of the items 6 and 7
 
 
+@pytest.mark.usefixtures("client")
+def test_an_evaluation_that_mlflow_cannot_record_is_refused_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    with chat_server(lambda body: says("Action: 6")) as endpoint:
+        values = {"policy": endpoint.url, "envs": [SAY], "model": "toy", "max_turns": 1, "track": True}
+        evaluate: Callable[[], Any] = partial(evaluate_policy, **values, out=str(tmp_path / "out"))
+        with pytest.raises(ConfigError, match=r"MLFLOW_TRACKING_URI=.* does not answer"):
+            evaluate()
+    assert not (tmp_path / "out").exists()
+
+
 class _OnWaiting(logging.Handler):
     """Calls `act` when a run says that it waits for the server."""
 
