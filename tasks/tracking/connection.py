@@ -90,10 +90,15 @@ def experiment_of(client: "MlflowClient", *, name: str = EXPERIMENT) -> str:
 
 
 def has_run(client: "MlflowClient", run_id: str) -> bool:
-    """Whether the store has the run and nobody has deleted it."""
+    """Whether the store has the run and nobody has deleted it.
+
+    Raises `MlflowException` if the store does not answer.
+    """
     from mlflow.exceptions import MlflowException
 
     try:
         return bool(client.get_run(run_id).info.lifecycle_stage == "active")
-    except MlflowException:
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
         return False

@@ -36,7 +36,7 @@ from tasks.evaluation.outcomes import OUTCOMES
 from tasks.evaluation.record import read_record
 from tasks.runs.usage import Usage, write_usage
 from tasks.tracking.batches import MAX_PARAMS
-from tasks.tracking.connection import check_tracking, connect, experiment_of
+from tasks.tracking.connection import check_tracking, connect, experiment_of, has_run
 from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
 from tasks.tracking.facts import round_params
 from tasks.tracking.model import promote_best
@@ -51,6 +51,7 @@ from tests.support.chat_server import chat_server, says
 from tests.support.evaluation_toy import FIRST, record_of
 from tests.support.lineage_toy import lineage_of
 from tests.support.report_toy import write_evaluation
+from tests.support.sockets import free_port
 from tests.support.tracked_runs import start_tracked_runs
 from tests.support.waiting import wait_until
 
@@ -788,6 +789,19 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.heavy
+@pytest.mark.usefixtures("workspace")
+def test_a_store_that_does_not_answer_does_not_lack_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a resumed run would be recorded as another, beside one that seems to go on."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    assert not has_run(connect(), "0" * 32)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    gone = MlflowClient(tracking_uri=f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(MlflowException, match="Connection refused"):
+        has_run(gone, "0" * 32)
+
+
 def test_two_first_runs_at_once_make_one_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
