@@ -20,6 +20,8 @@ DEFAULT_URI = "sqlite:///mlflow.db"
 UI = "http://127.0.0.1:5000"
 """Where `mlflow ui` answers."""
 EXPERIMENT = "wingspan"
+MISSING = "RESOURCE_DOES_NOT_EXIST"
+"""MLflow's code of an error about something that its store does not have."""
 EXPERIMENT_TAGS = {
     "mlflow.experimentKind": "custom_model_development",  # else MLflow's pages open as for GenAI applications
     "mlflow.note.content": "Policies trained by Wingspan: a run per workspace, a nested run per round.",
@@ -99,6 +101,6 @@ def has_run(client: "MlflowClient", run_id: str) -> bool:
     try:
         return bool(client.get_run(run_id).info.lifecycle_stage == "active")
     except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+        if error.error_code != MISSING:
             raise
         return False

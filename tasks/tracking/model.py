@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from envs.errors import WingspanError
 from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, read_outcomes
 from tasks.evaluation.paired import PairedTest
-from tasks.tracking.connection import connect
+from tasks.tracking.connection import MISSING, connect
 from tasks.tracking.facts import UNCHANGED
 from tasks.tracking.record import read_record
 
@@ -148,7 +148,21 @@ def _successes(client: "MlflowClient", version: "ModelVersion", *, champion: str
     best = client.get_model_version(version.name, champion)
     if best.run_id is None or any(best.tags.get(key) != version.tags.get(key) for key in COMPARABLE):
         return None
+    if not _has_outcomes(client, best.run_id):
+        return None
     with TemporaryDirectory() as folder:
         return read_outcomes(Path(client.download_artifacts(best.run_id, OUTCOMES, folder)))["after"][
             "sampled"
         ]
+
+
+def _has_outcomes(client: "MlflowClient", run_id: str) -> bool:
+    """Whether the run is still there, with its outcomes among its artifacts."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return OUTCOMES in {file.path for file in client.list_artifacts(run_id)}
+    except MlflowException as error:
+        if error.error_code != MISSING:
+            raise
+        return False

@@ -467,6 +467,25 @@ def test_a_version_is_the_champion_if_a_paired_test_says_so(workspace: Path, pip
 
 
 @pytest.mark.heavy
+def test_a_champion_whose_outcomes_were_deleted_is_not_comparable(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    against = []
+    for name in ("1", "2"):
+        folder = workspace / name
+        write_round(folder, 0, steps=(1, 2))
+        write_results(folder, num_solved=8)
+        with Tracker("purged", pipeline=pipeline, workspace=folder) as tracker:
+            tracker.tag({"md5.data/test.jsonl": "a"})
+            tracker.finish()
+        run, _ = runs_of(folder)
+        Path(run.info.artifact_uri.removeprefix("file://"), OUTCOMES).unlink()
+        against.append(connect().get_model_version("purged", name).tags["test.against"])
+    assert against == ["the policy before training", "version 1, which is not comparable"]
+    assert connect().get_registered_model("purged").aliases == {"champion": 1, "challenger": 2}
+
+
+@pytest.mark.heavy
 def test_a_policy_that_did_not_change_gets_no_alias(workspace: Path, pipeline: Pipeline) -> None:
     """Although its episodes, which are sampled anew, were better by chance."""
     write_round(workspace, 0, steps=(1, 2))
