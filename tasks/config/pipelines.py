@@ -19,6 +19,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, mode
 from agents.horizon import Horizon
 from agents.settings import Seed, Settings, describe_invalid
 from envs.errors import ConfigError, describe, suggest, to_line
+from envs.redaction import without_password
 from tasks.config.agent import AgentSettings
 from tasks.config.base_model import BaseSettings
 from tasks.config.data import DataSettings
@@ -44,6 +45,11 @@ class ServerSettings(Settings):
     protocol: Literal["openenv", "agentgym"] = "openenv"
     token_from: str | None = None
     """Name of the environment variable that holds the servers' token; no file holds the token itself."""
+
+    @property
+    def recorded_urls(self) -> list[str]:
+        """`urls` as records have them: without users and passwords."""
+        return [without_password(url) for url in self.urls]
 
 
 class Pipeline(Settings):

@@ -75,7 +75,7 @@ def provision(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) 
 def _where(env: str, *, pipeline: Pipeline) -> dict[str, object]:
     """Packages and programs on this machine, or the servers, which do not report theirs."""
     if env in pipeline.servers:
-        return {"servers": list(pipeline.servers[env].urls)}
+        return {"servers": pipeline.servers[env].recorded_urls}
     spec = get_env(env)
     programs = {need.name: need.version() for need in spec.requirements if isinstance(need, Program)}
     return {"packages": {name: version(name) for name in spec.packages}, "programs": programs}

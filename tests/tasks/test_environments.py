@@ -174,7 +174,7 @@ def test_what_is_played_on_servers_needs_nothing_here(
     """But for the warm-up, whose demonstrations are played here."""
     with serve_env("textcraft") as server:
         monkeypatch.setattr("envs.builtin.textcraft.env.SPEC", replace(SPEC, requirements=(Absent(),)))
-        pipeline = on(textcraft={"urls": [server.url]})
+        pipeline = on(textcraft={"urls": [server.url.replace("://", "://any:pw@")]})
         with pytest.raises(MissingDependency, match="a cauldron; fetch one"):
             check_environments(pipeline)
         assert needed_here(pipeline) == {"textcraft", "a cauldron"}
