@@ -23,7 +23,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from agents.settings import Positive, Seed
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError, WingspanError, to_line
 from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
@@ -170,6 +170,7 @@ def run_all(
     runs = plan.unfinished
     changes: SimpleQueue[tuple[SweepRun, RunState]] = SimpleQueue()
     processes = _Processes(command=command, temporary=temporary)
+    start_errors: dict[str, OSError] = {}  # by the run's name
 
     def work(run: SweepRun) -> None:
         changes.put((run, RunState.RUNNING))
@@ -177,6 +178,8 @@ def run_all(
         try:
             if processes.run(run.arguments(plan.name), log=run.workspace / LOG) == 0:
                 state = RunState.FINISHED
+        except OSError as error:  # of its folder, its log or its process
+            start_errors[run.name] = error
         finally:
             changes.put((run, state))
 
@@ -195,9 +198,11 @@ def run_all(
             processes.stop()
             raise
     if failed_runs:
-        names = ", ".join(str(run.workspace / LOG) for run in failed_runs)
+        logs = [str(run.workspace / LOG) for run in failed_runs if run.name not in start_errors]
+        reasons = [f"{', '.join(logs)} says why"] if logs else []
+        reasons += [f"{name} could not be started ({to_line(error)})" for name, error in start_errors.items()]
         raise WingspanError(
-            f"{len(failed_runs)} of {len(plan.runs)} runs failed; {names} says why; "
+            f"{len(failed_runs)} of {len(plan.runs)} runs failed; {'; '.join(reasons)}; "
             "the same command runs them again"
         )
 
@@ -244,8 +249,11 @@ class _Processes:
 
 def describe(run: SweepRun, state: RunState) -> str:
     """What a line says of a run besides its state."""
+    log = run.workspace / LOG
+    if state is RunState.FAILED and not log.exists():
+        return ""  # it could not be started; the error at the end says why
     if state is not RunState.FINISHED:
-        return f", output in {run.workspace / LOG}"
+        return f", output in {log}"
     try:
         summary = read_run(run.workspace)
     except ConfigError as error:  # the other runs go on, and the comparison at the end is refused

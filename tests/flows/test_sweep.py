@@ -261,6 +261,24 @@ def test_a_run_that_fails_is_named_when_the_others_have_ended(project: Path) -> 
     assert (found.runs[3].workspace / LOG).exists()
 
 
+def test_a_run_that_cannot_be_started_says_why(project: Path) -> None:
+    found = plan("train.lr=1e-3,1e-4", seeds=[0, 1])
+    blocked, failed = found.runs[1], found.runs[2]
+    blocked.workspace.parent.mkdir(parents=True)
+    blocked.workspace.write_text("a file, where its folder should be")
+    cause = rf"{blocked.name} could not be started \(\[Errno 17\] File exists: '{blocked.workspace}'\)"
+    with pytest.raises(
+        WingspanError, match=f"2 of 4 runs failed; {failed.workspace / LOG} says why; {cause}"
+    ):
+        run_scripts(found, make_script(fails=failed.name))
+    assert describe(blocked, RunState.FAILED) == ""
+    assert describe(failed, RunState.FAILED) == f", output in {failed.workspace / LOG}"
+    with pytest.raises(
+        WingspanError, match=r"runs failed; .* \(\[Errno 2\] No such file.*: '/nowhere/wingspan'\)"
+    ):
+        run_scripts(found, ["/nowhere/wingspan"])
+
+
 def test_a_finished_run_that_cannot_be_compared_says_why(project: Path) -> None:
     """As where every greedy episode of its evaluation failed."""
     run = plan(seeds=[0, 1]).runs[0]
