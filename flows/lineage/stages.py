@@ -6,8 +6,8 @@ keys, receipts and `dvc.lock` agree. Besides the declared dependencies, a stage 
 agent or of the data depends on the files that they name: prompts and the user's code; training depends on the
 user's code of its algorithm and loss, and on the files of trajectories, or the teacher's folder, that the
 algorithm names; and whatever reads an environment's downloaded data set depends on its checksums. DVC does
-not know these unless they are in `agents` or `envs`. Leaves out: running anything, and DVC itself, whose
-import takes seconds.
+not know these unless they are in `agents` or `envs`, nor the parameters that `dvc.yaml` cannot name
+(`_undeclared_keys`). Leaves out: running anything, and DVC itself, whose import takes seconds.
 """
 
 import json
@@ -33,14 +33,11 @@ from tasks.data.hashes import path_md5, text_md5
 from tasks.data.items import items_md5
 from tasks.evaluation.outcomes import EVALUATION, OUTCOMES
 from tasks.runs.folders import EVALUATION_TRAJECTORIES, RUNS, relative_within
-from tasks.runs.rounds import read_rounds
+from tasks.runs.rounds import BEST, read_rounds
 from tasks.verl.checkpoints import complete_steps
 
 STAGES_FILE = Path("dvc.yaml")
 LOCK_FILE = Path("dvc.lock")
-PROVISION = "provision"
-"""The stage that depends on the block `servers` as well, where a pipeline has it: DVC refuses a parameter
-that is not in the file."""
 FINISHED = Path("train", "finished")
 """The file in the workspace with the key of the training that was completed there."""
 INPUTS = Path("train", "inputs.json")
@@ -126,8 +123,7 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
             for block in body["params"]
             for key in block[str(PIPELINES_FILE)]
         ]
-        if stage_name == PROVISION and pipeline.servers:
-            keys.append("servers")
+        keys += _undeclared_keys(stage_name, pipeline)
         stages[stage_name] = Stage(
             name=stage_name,
             workspace=workspace,
@@ -356,6 +352,16 @@ def _input_md5(path: Path) -> str:
 def _is_of_hub(path: Path) -> bool:
     """Whether the missing `path` may be the name of a model on a hub."""
     return not (path.parts[0] in (*CODE, DATA, str(RUNS)) or path.is_absolute() or path.suffix)
+
+
+def _undeclared_keys(stage: str, pipeline: Pipeline) -> list[str]:
+    """Parameters that `stage` uses and `dvc.yaml` does not name, because a pipeline need not have them: DVC
+    refuses one that is not in the file."""
+    if stage == "provision" and pipeline.servers:
+        return ["servers"]
+    if stage == "train" and pipeline.train.final_policy == BEST:
+        return ["evaluate.temperature"]  # of the quick evaluations, which decide the policy
+    return []
 
 
 def _is_kept(out: object) -> bool:

@@ -76,7 +76,9 @@ def evaluate_round(
     write_trajectories(episode_file(folder, steps.index), trajectories)
     evaluation = summarise(trajectories)
     seconds = steps.seconds + time.perf_counter() - start
-    result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
+    result = RoundResult(
+        **{**asdict(steps), "evaluation": evaluation, "temperature": spec.temperature, "seconds": seconds}
+    )
     best = find_best(folder)
     # Of equals, the earlier stays. A round in which no episode counted is never the best.
     if "success" in evaluation and (best is None or evaluation["success"] > best.evaluation["success"]):

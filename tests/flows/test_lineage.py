@@ -23,7 +23,7 @@ from flows.lineage.stages import (
     would_resume,
 )
 from flows.run import STAGES
-from tasks.config.pipelines import load_pipeline, read_yaml
+from tasks.config.pipelines import Pipeline, load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.reporting.comparison.runs import UnfinishedRun, read_run
 from tasks.runs.rounds import RoundResult
@@ -79,6 +79,7 @@ def test_caches_of_python_are_no_input(project: Path) -> None:
         ({"horizon.max_turns": [4, 8]}, {"train", "report"}),
         ({"evaluate.samples_per_item": 2}, {"evaluate", "report"}),
         ({"evaluate.quick_items": 2}, {"train", "evaluate", "report"}),
+        ({"evaluate.temperature": 0.5}, {"evaluate", "report"}),
         ({"seed": 3}, {"warmup", "train", "evaluate", "report"}),
     ],
 )
@@ -162,6 +163,29 @@ def test_environments_on_other_servers_are_provisioned_again(project: Path) -> N
     first, second = map(keys, on_servers)
     assert changed_keys(keys(), first) == {"provision", "report"}
     assert changed_keys(first, second) == {"provision", "report"}
+
+
+def test_training_that_chooses_the_best_policy_depends_on_the_temperature_of_quick_evaluations(
+    project: Path,
+) -> None:
+    def best(temperature: float) -> Pipeline:
+        values = {"train.final_policy": "best", "evaluate.temperature": temperature}
+        return load_pipeline(NAME, overrides=values)
+
+    assert changed_keys(keys(best(1.0)), keys(best(0.5))) == {"train", "evaluate", "report"}
+    workspace = Path("runs", NAME)
+    first, second = (
+        declared_stages(NAME, pipeline=best(temperature), workspace=workspace)["train"]
+        for temperature in (1.0, 0.5)
+    )
+    claim_checkpoints(first, if_changed="refuse")
+    round_0 = RoundResult(index=0, first_step=1, last_step=2, evaluation={}, seconds=1.0)
+    file = workspace / "train" / "rounds" / "00.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(asdict(round_0)))
+    with pytest.raises(ConfigError, match=r"from other inputs: evaluate\.temperature: 1\.0 → 0\.5\. Undo"):
+        claim_checkpoints(second, if_changed="refuse")
+    assert claim_checkpoints(first, if_changed="refuse")
 
 
 def test_another_workspace_has_its_own_paths_and_the_same_keys(project: Path) -> None:

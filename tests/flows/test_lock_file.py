@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.lineage.lock_file import locked_receipt
+from flows.lineage.lock_file import find_locked_changes, locked_receipt
 from flows.lineage.stages import Stage, declared_stages, default_workspace, find_difference
 from tasks.config.pipelines import load_pipeline
 from tests.support.dvc_toy import NAME, make_project
@@ -114,6 +114,15 @@ def test_a_stage_is_up_to_date_where_dvc_finds_it_so(
     by_dvc = {name.partition("@")[0] for name in json.loads(capsys.readouterr().out) if "@" in name}
     ours = {name for name, stage in stages().items() if not is_up_to_date(stage)}
     assert ours == by_dvc == changed_stages
+
+
+@pytest.mark.heavy
+def test_a_parameter_that_dvc_does_not_record_is_not_taken_for_the_one_of_the_entry(project: Path) -> None:
+    set_parameter("evaluate", "temperature", 0.5)
+    assert list(find_locked_changes(stages()["train"], name=NAME)) == []
+    set_parameter("train", "final_policy", "best")
+    changes = {"train.final_policy", "evaluate.temperature"}
+    assert set(find_locked_changes(stages()["train"], name=NAME)) == changes
 
 
 @pytest.mark.heavy

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,15 +10,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from agents.types import Trajectory
 from envs.errors import ConfigError, DamagedFile, WingspanError
+from envs.types import Item
 from tasks.data.collapse import ALERTS, Alert
 from tasks.data.items import write_items
 from tasks.data.trajectories import write_trajectories
 from tasks.data.updates import TrajectoryUpdate, read_updates, update_file, write_updates
 from tasks.errors import describe_remote
+from tasks.rollout.spec import RolloutSpec
 from tasks.runs.progress import Progress
-from tasks.runs.rounds import RoundResult, episode_file, find_best
-from tasks.stages.rounds import choose_best, drop_steps_after
+from tasks.runs.rounds import RoundResult, TrainedRound, episode_file, find_best, read_round
+from tasks.stages.rounds import choose_best, drop_steps_after, evaluate_round
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
@@ -74,6 +78,21 @@ def test_finished_rounds_are_read_and_nothing_starts(tmp_path: Path) -> None:
     with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
         assert session.num_rounds == 2
         assert session.evaluate_round(session.train_round(0)) == done
+
+
+def test_a_round_is_recorded_with_the_temperature_of_its_evaluation(tmp_path: Path) -> None:
+    pipeline = toy_pipeline(Path("m"), evaluate__temperature=0.5, rollout__temperature=1.3)
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(2))
+    temperatures: list[float] = []
+
+    def run(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
+        temperatures.append(spec.temperature)
+        return []
+
+    steps = TrainedRound(index=0, first_step=1, last_step=2, seconds=1.0)
+    result = evaluate_round(steps, pipeline, tmp_path, policy=Path("m"), run=run)
+    assert (result.temperature, temperatures) == (0.5, [0.5])
+    assert read_round(tmp_path / "train", 0) == result
 
 
 def test_the_last_round_is_as_long_as_the_steps_that_are_left(tmp_path: Path) -> None:
