@@ -54,14 +54,21 @@ class Recorder:
         earlier = self._read()
         record = self._describe(earlier)
         earlier_codes: tuple[CodeVersion, ...] = ()
+        servers: dict[str, tuple[str, ...]] = {}
+        if "rollout" in stage.params:  # it runs the agent's episodes
+            settings = self._plan.pipeline.servers
+            servers = {env: tuple(env_settings.recorded_urls) for env, env_settings in settings.items()}
         if is_resumed and (attempt := earlier.stages.get(stage.name) if earlier else None):
             earlier_codes = tuple(dict.fromkeys((*attempt.resumed, attempt.code)))
+            for env, urls in attempt.servers.items():
+                servers[env] = tuple(dict.fromkeys((*urls, *servers.get(env, ()))))
         entry = StageRecord(
             key=key,
             code=record.code,
             resumed=tuple(code for code in earlier_codes if code != record.code),
             params=tuple(stage.params),
             reads=hash_deps(stage),
+            servers=servers,
         )
         self._write(record, stage=stage.name, entry=entry)
 

@@ -72,6 +72,9 @@ def fact_rows(run: FoundRun, registration: Registration | None) -> Iterator[tupl
         parts += [f"{name} {version}" for name, version in record.packages.items()]
         parts += [f"data set {name}, receipt MD5 {md5}" for name, md5 in record.data_sets.items()]
         yield "environment", f"{env}: {', '.join(parts) or _BUILT_IN}"
+    for name, stage in lineage.stages.items():
+        for env, urls in stage.servers.items():
+            yield f"servers, {name}", f"{env}: {', '.join(urls)}"
     versions = [f"{name} {lineage.packages[name]}" for name in PACKAGES if name in lineage.packages]
     yield "packages", f"Python {lineage.python}, {', '.join(versions)}; {len(lineage.packages)} in all"
     yield "machine", lineage.machine

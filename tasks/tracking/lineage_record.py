@@ -48,6 +48,9 @@ class StageRecord(Settings):
     """File or folder → hash."""
     writes: dict[str, str] = Field(default={})
     """The same, relative to the workspace; empty until the stage has finished."""
+    servers: dict[str, tuple[str, ...]] = Field(default={})
+    """URLs without passwords, by environment, of the servers on which it ran episodes; of a stage that was
+    resumed, those of all its attempts. An environment that is not named ran on the run's own machines."""
 
 
 class EnvironmentRecord(Settings):

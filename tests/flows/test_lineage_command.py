@@ -83,6 +83,15 @@ def test_an_environment_names_its_code_unless_it_is_part_of_the_project(workspac
     assert f"environment   cows: code /elsewhere/cows, MD5 {'6' * 32}, numpy 2.0\n" in text
 
 
+def test_the_servers_of_each_stage_are_shown(workspace: Path) -> None:
+    lineage = lineage_of(workspace)
+    urls = ("http://one:8000", "http://two:8000")
+    train = lineage.stages["train"].model_copy(update={"servers": {"textcraft": urls}})
+    lineage.model_copy(update={"stages": {**lineage.stages, "train": train}}).write(workspace)
+    (line,) = [line for line in show(str(workspace)).splitlines() if line.startswith("servers")]
+    assert line.split() == ["servers,", "train", "textcraft:", "http://one:8000,", "http://two:8000"]
+
+
 @pytest.mark.parametrize("part", ["", "policy", "policy/weights", "train/checkpoints/global_step_4"])
 def test_anything_in_a_workspace_means_its_run(workspace: Path, part: str) -> None:
     run = find_run(str(workspace / part), downloads=Path("none"))

@@ -134,6 +134,30 @@ def test_training_that_went_on_after_another_change_of_the_same_file_says_so(pro
     assert second.stages["train"].resumed == (first.code,)
 
 
+def on_servers(*urls: str) -> Plan:
+    return make_plan({"servers": {"textcraft": {"urls": list(urls)}}})
+
+
+def test_each_stage_has_the_servers_on_which_it_ran_episodes(project: Path) -> None:
+    first = on_servers("http://any:pw@one:8000", "http://two:8000")
+    record(first, *first.stages)
+    lineage = record(on_servers("http://three:8000"), "provision")  # the other stages are up to date
+    urls = ("http://one:8000", "http://two:8000")
+    assert {name: stage.servers for name, stage in lineage.stages.items() if stage.servers} == {
+        "provision": {"textcraft": ("http://three:8000",)},
+        "train": {"textcraft": urls},
+        "evaluate": {"textcraft": urls},
+    }
+
+
+def test_training_that_went_on_elsewhere_has_the_servers_of_all_attempts(project: Path) -> None:
+    record(on_servers("http://one:8000"), "train")
+    record(on_servers("http://two:8000"), "train", is_resumed=True)
+    resumed = record(make_plan(), "train", is_resumed=True).stages["train"]
+    assert resumed.servers == {"textcraft": ("http://one:8000", "http://two:8000")}
+    assert record(make_plan(), "train").stages["train"].servers == {}
+
+
 def test_an_unfinished_stage_has_written_nothing(project: Path) -> None:
     plan = make_plan()
     Recorder(plan).begin(plan.stages["prepare"], key="k", is_resumed=False)
