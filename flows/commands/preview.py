@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError, list_names
+from envs.redaction import redact_values
 from flows.lineage.lock_file import find_locked_changes, locked_receipt
 from flows.lineage.stages import (
     LOCK_FILE,
@@ -80,7 +81,7 @@ def list_options(plan: Plan, forecasts: Sequence[Forecast]) -> list[tuple[str, s
         if not forecast.runs:
             continue
         params = plan.pipeline.model_dump(mode="json", include=set(plan.stages[forecast.stage].params))
-        for block, values in group_leaves(params).items():
+        for block, values in group_leaves(redact_values(params)).items():
             options = ", ".join(f"{key}: {value}" for key, value in values.items() if value is not None)
             if options and block not in [name for _, name, _ in rows]:
                 rows.append((forecast.stage, block, options))

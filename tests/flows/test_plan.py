@@ -22,7 +22,7 @@ from envs.errors import ConfigError, MissingDependency
 from envs.files import check_writable, write_atomically
 from flows.cli.command_line import app
 from flows.commands.inventory import pipeline_rows
-from flows.commands.preview import list_notes, preview
+from flows.commands.preview import Forecast, list_notes, list_options, preview
 from flows.lineage.stages import (
     IfChanged,
     cache_key,
@@ -414,6 +414,16 @@ def test_what_training_does_not_reach_is_noted(
     project: Path, name: str, overrides: dict[str, Any], notes: list[str]
 ) -> None:
     assert list_notes(make_plan(name, overrides=overrides, workspace=None)) == notes
+
+
+def test_the_parameters_of_the_plan_have_no_passwords(project: Path) -> None:
+    overrides = {"servers": {"textcraft": {"urls": ["http://any:s3cret@one:8000"]}}}
+    plan = make_plan(NAME, overrides=overrides, workspace=None)
+    options = list_options(plan, [Forecast("provision", runs=True, reason="it has not run")])
+    rows = [row for row in options if row[1] == "servers.textcraft"]
+    assert rows == [
+        ("provision", "servers.textcraft", "urls: ['http://[redacted]@one:8000'], protocol: openenv")
+    ]
 
 
 @pytest.mark.heavy
