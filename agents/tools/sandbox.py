@@ -45,7 +45,7 @@ def code_interpreter(
         finally:
             await interpreter.close()
         if run.end_reason is not None:
-            raise ToolError(f"{run.output}[the code was ended: {run.end_reason}]")
+            raise ToolError(run.output_with(f"[the code was ended: {run.end_reason}]"))
         return run.output or "(no output)"
 
     return code_interpreter

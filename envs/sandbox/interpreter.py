@@ -24,6 +24,8 @@ from envs.errors import EnvCrashed
 from envs.sandbox.backend import Backend, SandboxLimits, check
 
 START_TIMEOUT_S = 30.0
+REPORT_S = 1.0
+"""The time after a run's limit in which the interpreter may still send the output until then."""
 WATCH_S = 0.1
 """The time between two checks of the memory and CPU time of all processes."""
 MAX_REPLY = 4 << 20
@@ -36,9 +38,16 @@ class Execution:
     """The result of one run."""
 
     output: str
-    """Both streams in order; a long output is cut in the middle."""
+    """Both streams in order; a long output is cut in the middle. A run that exceeds its time limit leaves
+    its output until then, unless it is in a call that Python cannot interrupt (`os.system`); one that the
+    interpreter ends for another reason leaves nothing."""
     end_reason: str | None
     """Why the interpreter ended with this run; None if it is still alive."""
+
+    def output_with(self, note: str) -> str:
+        """The output, and below it `note`."""
+        end = "" if self.output.endswith("\n") or not self.output else "\n"
+        return f"{self.output}{end}{note}"
 
 
 class Interpreter:
@@ -79,23 +88,22 @@ class Interpreter:
         process = await self._start()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         watch = asyncio.create_task(self._watch_limits())
-        answer = asyncio.create_task(self._exchange(process, code))
-        output: str | None = None
+        answer = asyncio.create_task(self._exchange(process, code, limit_s))
+        is_alive = False
         try:
             done, _ = await asyncio.wait(
-                {watch, answer}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+                {watch, answer}, timeout=limit_s + REPORT_S, return_when=asyncio.FIRST_COMPLETED
             )
-            if answer in done and (output := answer.result()) is not None:
-                return Execution(output, end_reason=None)
+            if answer in done and (execution := answer.result()) is not None:
+                is_alive = execution.end_reason is None
+                return execution
             if watch in done:
                 return Execution("", end_reason=f"it took more than {watch.result()}")
-            return Execution(
-                "", end_reason="its process died" if done else f"it took longer than {limit_s:g} s"
-            )
+            return Execution("", end_reason="its process died" if done else _late(limit_s))
         finally:
             watch.cancel()
             answer.cancel()
-            if output is None:
+            if not is_alive:
                 await self.close()
 
     async def close(self) -> None:
@@ -143,19 +151,26 @@ class Interpreter:
         )
         return self._process
 
-    async def _exchange(self, process: asyncio.subprocess.Process, code: str) -> str | None:
-        """Return the output of `code`; None if the interpreter dies or answers no JSON."""
+    async def _exchange(
+        self, process: asyncio.subprocess.Process, code: str, timeout_s: float
+    ) -> Execution | None:
+        """Return the interpreter's answer; None if it dies or answers no JSON."""
         assert process.stdin is not None
         assert process.stdout is not None
         self._runs += 1
-        request = {"number": self._runs, "code": code, "output_chars": self._output_chars}
+        request = {
+            "number": self._runs,
+            "code": code,
+            "output_chars": self._output_chars,
+            "timeout_s": timeout_s,
+        }
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             await process.stdin.drain()
             while True:
                 answer = json.loads(await process.stdout.readline())
                 if answer["number"] == self._runs:
-                    return str(answer["output"])
+                    return Execution(str(answer["output"]), _late(timeout_s) if answer["is_late"] else None)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -176,6 +191,10 @@ class Interpreter:
             if taken_s - before_s > self._limits.cpu_s:
                 return f"{self._limits.cpu_s:g} s of CPU time"
             await asyncio.sleep(WATCH_S)
+
+
+def _late(timeout_s: float) -> str:
+    return f"it took longer than {timeout_s:g} s"
 
 
 def _take_more(processes: Sequence[psutil.Process], max_bytes: int, *, exact: bool) -> bool:

@@ -1,17 +1,24 @@
 """The program in the sandbox of `envs/sandbox/interpreter.py`; it imports only the standard library.
 
-It reads one `{"number", "code", "output_chars"}` per line, runs the code with both standard streams
-redirected to a file, and answers `{"number", "output"}`. Its own pipes move to descriptors that code does not
-write to by default.
+It reads one `{"number", "code", "output_chars", "timeout_s"}` per line, runs the code with both standard
+streams redirected to a file, and answers `{"number", "output", "is_late"}`. If the code still runs after
+`timeout_s` seconds, it answers with the output until then, and its owner kills it. Its own pipes move to
+descriptors that code does not write to by default.
 """
 
 import ast
-import contextlib
-import json
+import builtins
 import os
 import sys
 import traceback
 import types
+from contextlib import suppress
+from json import dumps, loads
+from os import _exit, close, dup, dup2, fdopen, fstat, getpid, memfd_create, pread, write
+from signal import ITIMER_REAL, SIGALRM, setitimer, signal
+
+# Code that replaces `print` or `os.close` replaces it for itself, not for the functions below.
+globals()["__builtins__"] = dict(vars(builtins))
 
 
 def execute(code: str, names: dict[str, object]) -> None:
@@ -37,45 +44,66 @@ def shorten(text: str, limit: int) -> str:
 
 def main() -> None:
     """Answer requests until the input ends."""
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests = fdopen(dup(0), "r", encoding="utf-8")
+    answers = fdopen(dup(1), "w", encoding="utf-8")
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1, 2):
-        os.dup2(null, standard)
+        dup2(null, standard)
     module = types.ModuleType("__main__")  # pickle, unittest and others look names up there
+    vars(module)["__builtins__"] = builtins
     sys.modules["__main__"] = module
-    process = os.getpid()
-    print("ready", file=answers, flush=True)
+    process = getpid()
+
+    def flush() -> None:
+        for stream in (output, sys.stdout):  # code may have put another there
+            with suppress(Exception):
+                stream.flush()
+
+    def answer(*, is_late: bool) -> None:
+        limit = request["output_chars"]
+        size = fstat(file).st_size
+        head = pread(file, 4 * limit, 0)
+        tail = pread(file, 4 * limit, max(len(head), size - 4 * limit))
+        text = shorten((head + tail).decode("utf-8", errors="replace"), limit)
+        answers.write(dumps({"number": request["number"], "output": text, "is_late": is_late}) + "\n")
+        answers.flush()
+
+    def answer_late(*_: object) -> None:
+        if getpid() == process:  # not a fork that set an alarm
+            flush()
+            answer(is_late=True)
+
+    signal(SIGALRM, answer_late)  # once: code may have a handler for all of its runs
+    answers.write("ready\n")
+    answers.flush()
     for line in requests:
-        request = json.loads(line)
-        file = os.memfd_create("output")
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
-        sys.stderr = sys.stdout
+        request = loads(line)
+        file = memfd_create("output")
+        dup2(file, 1)
+        dup2(file, 2)
+        output = fdopen(dup(1), "w", encoding="utf-8", errors="replace")
+        sys.stdout = sys.stderr = output
+        setitimer(ITIMER_REAL, request["timeout_s"])
         try:
             execute(request["code"], vars(module))
         except SystemExit:
             pass
-        except BaseException:
-            kind, error, trace = sys.exc_info()
+        except BaseException as error:
+            trace = error.__traceback__
             while trace is not None and trace.tb_frame.f_code.co_filename != "<code>":
                 trace = trace.tb_next  # this program's own frames
-            traceback.print_exception(kind, error, trace, file=sys.stdout)
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-        if os.getpid() != process:  # a fork that the code made: only its parent answers requests
-            os._exit(0)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        size = os.fstat(file).st_size
-        limit = request["output_chars"]
-        head = os.pread(file, 4 * limit, 0)
-        tail = os.pread(file, 4 * limit, max(len(head), size - 4 * limit))
-        os.close(file)
-        text = (head + tail).decode("utf-8", errors="replace")
-        answer = {"number": request["number"], "output": shorten(text, limit)}
-        print(json.dumps(answer), file=answers, flush=True)
+            report = "".join(traceback.format_exception(type(error), error, trace))
+            flush()
+            with suppress(OSError):
+                write(file, report.encode("utf-8", errors="replace"))
+        flush()
+        if getpid() != process:  # a fork that the code made: only its parent answers requests
+            _exit(0)
+        setitimer(ITIMER_REAL, 0)
+        dup2(null, 1)
+        dup2(null, 2)
+        answer(is_late=False)
+        close(file)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class Workspace:
         if run.end_reason is None:
             return Reply(run.output)
         return Reply(
-            f"[the sandbox was ended: {run.end_reason}; its variables and files are gone]",
+            run.output_with(f"[the sandbox was ended: {run.end_reason}; its variables and files are gone]"),
             is_error=True,
             has_ended=True,
         )

@@ -193,7 +193,7 @@ def test_what_hangs_beside_python_takes_no_files_along() -> None:
         shell("sleep 60"),
         ("grep", {"pattern": "(a+)+b"}),
         shell("cat f"),
-        code("while True: pass"),
+        code("print('step 1')\nwhile True: pass"),
         shell("cat f"),
         timeout_s=2,
     )
@@ -202,7 +202,7 @@ def test_what_hangs_beside_python_takes_no_files_along() -> None:
     assert "it took longer than 2 s" in search.observation
     assert (loop.status, loop.observation) == (
         ToolStatus.RAISED,
-        "[the sandbox was ended: it took longer than 2 s; its variables and files are gone]",
+        "step 1\n[the sandbox was ended: it took longer than 2 s; its variables and files are gone]",
     )
     assert "No such file" in missing_file.observation
 

@@ -91,6 +91,48 @@ def test_errors_have_pythons_text(sandbox: Backend) -> None:
     assert (leaving.output, after.output) == ("", "'still here'\n")
 
 
+@pytest.mark.parametrize(
+    ("code", "output"),
+    [
+        ("import builtins\nbuiltins.print = lambda *_, **__: None\n'kept'", "'kept'\n"),
+        ("import builtins\nshown = []\nbuiltins.print = shown.append\nprint(1)\nshown", "[1]\n"),
+        ("import builtins\nfor name in ('print', 'max', 'repr', 'eval'): delattr(builtins, name)", ""),
+        ("import os, json\nos.getpid = os.pread = os.close = json.dumps = lambda *_: 0", ""),
+        ("import sys\nprint('a')\nsys.stdout = None", "a\n"),
+        ("import sys\nprint('a')\nsys.stdout.close()", "a\n"),
+        ("import io, sys\nprint(1)\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\nprint(2)", "1\n2\n"),
+    ],
+)
+def test_code_that_replaces_what_the_interpreter_uses_is_answered(
+    sandbox: Backend, code: str, output: str
+) -> None:
+    executions = runs(sandbox, f"x = 1\n{code}", "x")
+    assert executions == [Execution(output, end_reason=None), Execution("1\n", end_reason=None)]
+
+
+def test_an_error_is_reported_where_standard_output_is_not_the_interpreters(sandbox: Backend) -> None:
+    code = "import io, sys\nprint('a')\nsys.stdout = io.StringIO()\nprint('hidden')\n1/0"
+    [run] = runs(sandbox, code)
+    assert run.output.startswith("a\nTraceback")
+    assert run.output.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize(
+    "wait",
+    ["while True: pass", "import time; time.sleep(60)", "import subprocess; subprocess.run(['sleep', '60'])"],
+)
+def test_a_run_that_takes_too_long_keeps_its_output(sandbox: Backend, wait: str) -> None:
+    [run] = runs(sandbox, f"print('step 1')\n{wait}", timeout_s=1)
+    assert run == Execution("step 1\n", end_reason="it took longer than 1 s")
+
+
+def test_code_may_have_its_own_alarm(sandbox: Backend) -> None:
+    define = "import signal\ndef stop(*_): raise TimeoutError\n_ = signal.signal(signal.SIGALRM, stop)"
+    use = "signal.alarm(1)\ntry: signal.pause()\nexcept TimeoutError: print('late')"
+    [_, own, later] = runs(sandbox, define, use, "'alive'")
+    assert (own.output, later.output) == ("late\n", "'alive'\n")
+
+
 def test_threads_and_processes_run(sandbox: Backend) -> None:
     code = """
 import subprocess, threading
