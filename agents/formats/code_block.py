@@ -3,8 +3,8 @@
 import re
 
 from agents.formats.calls import ParsedTurn, ToolCall
+from agents.formats.fences import ClosingFences, write_block
 from agents.formats.scan import (
-    Ends,
     Fragment,
     give_up,
     limit_text,
@@ -20,8 +20,9 @@ TOOL, ARGUMENT = "code_interpreter", "code"
 
 HINT = "Write one ```python block, closed by ``` on a line of its own, or answer without code."
 
-_MARKS = marks(r"(?:^|(?<=</think>))[ ]{0,3}`{3,}+[ \t]*+(?P<language>[\w+.-]*+)[^`\n]*+$", re.MULTILINE)
-_END = re.compile(r"^[ ]{0,3}`{3,}+[ \t]*+$", re.MULTILINE)
+_FENCE = r"[ ]{0,3}(?P<fence>`{3,}+)[ \t]*+"
+_MARKS = marks(rf"(?:^|(?<=</think>)){_FENCE}(?P<language>[\w+.-]*+)[^`\n]*+$", re.MULTILINE)
+_END = re.compile(rf"^{_FENCE}$", re.MULTILINE)
 _PYTHON = frozenset({"python", "py", "python3"})
 
 
@@ -32,11 +33,11 @@ def code(text: str) -> ParsedTurn:
     Source: AgentFly's code agent; fences are CommonMark's. Two python blocks are refused: the second was
     written without the output of the first.
     """
-    ends = Ends(_END, text)
+    ends = ClosingFences(_END, text)
 
     def read(text: str, match: re.Match[str]) -> tuple[Fragment | str, int]:
         is_python = match["language"].lower() in _PYTHON
-        end = ends.after(match.end())
+        end = ends.after(match)
         if end is None:
             if is_python:
                 return Fragment(problem=f"Your code has no end. {HINT}"), give_up(text, match.end())
@@ -59,5 +60,5 @@ def code(text: str) -> ParsedTurn:
 
 def write_code(turn: ParsedTurn) -> str:
     """The call's code as a block, or the answer."""
-    blocks = [f"```python\n{call.arguments[ARGUMENT]}\n```" for call in turn.calls]
+    blocks = [write_block(str(call.arguments[ARGUMENT]), language="python") for call in turn.calls]
     return write_thinking(turn.thought, "\n\n".join(blocks) or str(turn.answer))

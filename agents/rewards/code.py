@@ -19,6 +19,7 @@ from functools import cache
 from textwrap import dedent
 
 from agents.clients.rate_limit import ConcurrencyLimiter
+from agents.formats.fences import ClosingFences
 from agents.rewards.function import reward
 from agents.rewards.text import verdict
 from envs.errors import EnvCrashed
@@ -37,12 +38,14 @@ TOTAL_TIMEOUT_S = 180.0
 OUTPUT_CHARS = 200_000
 """The most characters of one test; a program that prints more fails it."""
 
-_BLOCK = re.compile(
-    r"(?:^[ \t]*```[ \t]*(?P<language>[^\s`]*)[^\n`]*|```[ \t]*(?:python3?|py)[ \t]*)\r?\n"
-    r"(?P<code>.*?)(?:(?<=\n)[ \t]*)?```",
-    re.DOTALL | re.IGNORECASE | re.MULTILINE,
+_OPENING = re.compile(
+    r"(?P<line>^[ \t]*+)?(?<!`)(?P<fence>`{3,}+)[ \t]*+"
+    r"(?(line)(?P<language>[^\s`]*+)[^\n`]*+|(?:python3?|py)[ \t]*+\r?)\n",
+    re.IGNORECASE | re.MULTILINE,
 )
-"""A block of any language that opens a line, or of Python anywhere; a closing fence opens no other."""
+"""A block of any language that opens a line, or of Python anywhere."""
+_CLOSING = re.compile(r"(?:^[ \t]*+)?(?P<fence>`{3,}+)", re.MULTILINE)
+"""Anywhere: models also write it behind the last line of the code."""
 _PYTHON = ("", "py", "python", "python3")
 _LIMITER = ConcurrencyLimiter(os.cpu_count() or 1)
 
@@ -73,14 +76,19 @@ Test = str | InputOutput
 
 
 def extract_code(response: str) -> str | None:
-    """The last Python code block (three backquotes) of `response`, without the indentation of a list's entry;
-    None if there is none."""
-    blocks = [
-        match["code"] for match in _BLOCK.finditer(response) if (match["language"] or "").lower() in _PYTHON
-    ]
-    if not blocks:
+    """The last Python code block of `response`, without the indentation of a list's entry; None if there is
+    none."""
+    closing_fences = ClosingFences(_CLOSING, response)
+    block: str | None = None
+    position = 0
+    while opening := _OPENING.search(response, position):
+        closing = closing_fences.after(opening)
+        position = (closing or opening).end()
+        if closing and (opening["language"] or "").lower() in _PYTHON:
+            block = response[opening.end() : closing.start()]
+    if block is None:
         return None
-    code = blocks[-1].removesuffix("\n").removesuffix("\r")
+    code = block.removesuffix("\n").removesuffix("\r")
     return dedent(code) if code.lstrip("\r\n").startswith((" ", "\t")) else code
 
 

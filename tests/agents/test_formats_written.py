@@ -73,6 +73,14 @@ def test_an_action_of_an_environment_is_a_call_of_act(format: str) -> None:
     assert replace(agent.parse(agent.write(turn)), first_call_end=0) == turn
 
 
+def test_code_with_a_fence_is_written_within_longer_ones() -> None:
+    call = ToolCall("code_interpreter", {"code": "text = '''\n````\n'''"})
+    turn = ParsedTurn(thought="", calls=(call,))
+    text = FORMATS["code"].write(turn)
+    assert text.startswith("`````python\n")
+    assert FORMATS["code"].parse(text).calls == turn.calls
+
+
 def test_an_action_of_two_lines_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'action' cannot express the turn 'Action: a\\nb'"):
         FormatAgent("action").write(ParsedTurn(thought="", action="a\nb"))

@@ -95,6 +95,9 @@ def test_the_last_code_block() -> None:
     assert extract_code("```\ntext = '''\n  \n'''\n```") == "text = '''\n  \n'''"
     assert extract_code("Run: ```python\r\ne\r\n```") == "e"
     assert extract_code("```python\nf```") == "f"
+    assert extract_code("````python\ng = 'a'\n```\nh\n`````\n") == "g = 'a'\n```\nh"
+    assert extract_code("````text\n```python\nno\n```\n````") is None
+    assert extract_code("````text\n```python\ni\n```") == "i"
 
 
 def test_tests_as_data_sets_have_them() -> None:
