@@ -171,7 +171,8 @@ def test_no_answer_no_wrong_answer_and_no_first_page_is_right() -> None:
         other_answers = [
             a for other_task in strings if answers(other_task) != answers(task) for a in answers(other_task)
         ]
-        for answer in ("", "I do not know", *other_answers):
+        all_answers = ", ".join([*other_answers, *answers(task)])
+        for answer in ("", "I do not know", *other_answers, all_answers):
             assert worth(task, answer) == 0.0, (task.intent, answer)
         assert worth(task, answers(task)[0]) == 1.0
     for task in tasks().values():
