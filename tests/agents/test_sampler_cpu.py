@@ -7,11 +7,13 @@ import math
 import random
 import subprocess
 import sys
+import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from contextvars import Context
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, TypeVarTuple
 
 import numpy as np
 import pytest
@@ -542,6 +544,32 @@ async def test_a_cancelled_request_makes_room(folder: Path) -> None:
             params = SamplingParams(max_tokens=2)
             completion = await sampler.sample([1, 2], params=params, episode_id=episode)
         assert len(completion.token_ids) == 2
+
+
+_Args = TypeVarTuple("_Args")
+
+
+def test_a_loop_that_closes_while_it_is_answered_ends_nothing(sampler: CpuSampler) -> None:
+    has_stopped = threading.Event()
+
+    class ClosingLoop(asyncio.SelectorEventLoop):
+        """Another thread's callback comes just after it was closed."""
+
+        def call_soon_threadsafe(
+            self, callback: Callable[[*_Args], object], *args: *_Args, context: Context | None = None
+        ) -> asyncio.Handle:
+            has_stopped.wait()
+            self.close()
+            return super().call_soon_threadsafe(callback, *args, context=context)
+
+    loop = ClosingLoop()
+    loop.set_exception_handler(lambda *_: None)  # of the request that nobody waits for any more
+    request = loop.create_task(sampler.sample([VOCAB], params=SamplingParams(max_tokens=1), episode_id="bad"))
+    loop.run_until_complete(asyncio.sleep(0))
+    has_stopped.set()
+    assert asyncio.run(sampler.stats()).sampled_tokens == 0
+    assert loop.is_closed()
+    assert not request.done()
 
 
 async def test_a_broken_engine_fails_everyone_and_recovers(

@@ -229,7 +229,7 @@ def _resolver(future: "asyncio.Future[_Result]") -> Callable[[_Result | Exceptio
             future.set_result(result)
 
     def resolve(result: _Result | Exception) -> None:
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed, perhaps only now
             loop.call_soon_threadsafe(settle, result)
 
     return resolve
