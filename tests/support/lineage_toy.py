@@ -51,7 +51,12 @@ def main():
     clocks = {"seconds": time.time(), "envs_live/toy": os.getpid()}
     steps = [{"step": n, "reward": n * success, **clocks} for n in (1, 2, 3)]
     (workspace / "train" / "metrics.jsonl").write_text("".join(json.dumps(step) + "\\n" for step in steps))
-    evaluation = {"before": {"sampled": {"success": 0.25}}, "after": {"sampled": {"success": success}}}
+    rates = {"before": 0.25, "after": success}
+    counts = {"episodes": 8, "dropped": 0}
+    evaluation = {
+        policy: {mode: {**counts, "success": rate} for mode in ("sampled", "greedy")}
+        for policy, rate in rates.items()
+    }
     (workspace / "evaluation.json").write_text(json.dumps(evaluation))
     (workspace / "policy" / "weights").write_text(str(success))
     records = {key: value for key, value in os.environ.items() if key.startswith(("MLFLOW_", "PREFECT_"))}
