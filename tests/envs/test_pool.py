@@ -193,11 +193,10 @@ async def test_a_cancelled_waiter_and_a_cancelled_user_leave_no_hole() -> None:
         assert make.instances[0].is_closed
 
 
-@pytest.mark.parametrize("ticks", range(6))
-async def test_cancellation_at_any_moment_of_a_grant(ticks: int) -> None:
-    pool = EnvPool(Factory(ToyEnv), capacity=1)
+async def cancel_user(pool: EnvPool, *, ticks: int) -> "asyncio.Task[None]":
+    """Warm an instance of `pool`; returns a user of it, cancelled after `ticks` turns of the loop."""
     async with pool.lease():
-        pass  # one warm instance
+        pass
 
     async def user() -> None:
         async with pool.lease():
@@ -207,6 +206,13 @@ async def test_cancellation_at_any_moment_of_a_grant(ticks: int) -> None:
     for _ in range(ticks):
         await asyncio.sleep(0)
     task.cancel()
+    return task
+
+
+@pytest.mark.parametrize("ticks", range(6))
+async def test_cancellation_at_any_moment_of_a_grant(ticks: int) -> None:
+    pool = EnvPool(Factory(ToyEnv), capacity=1)
+    task = await cancel_user(pool, ticks=ticks)
     await asyncio.gather(task, return_exceptions=True)
     async with pool.lease(timeout_s=1):
         metrics = pool.metrics
@@ -217,17 +223,7 @@ async def test_cancellation_at_any_moment_of_a_grant(ticks: int) -> None:
 async def test_closing_at_any_moment_of_a_grant_that_is_cancelled(ticks: int) -> None:
     make = Factory(ToyEnv)
     pool = EnvPool(make, capacity=1)
-    async with pool.lease():
-        pass  # one warm instance
-
-    async def user() -> None:
-        async with pool.lease():
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(user())
-    for _ in range(ticks):
-        await asyncio.sleep(0)
-    task.cancel()
+    task = await cancel_user(pool, ticks=ticks)
     await pool.close()
     await asyncio.gather(task, return_exceptions=True)
     await wait_until_async(lambda: pool.metrics.live == 0)
