@@ -116,7 +116,7 @@ def read_tests(tests: object, *, entry_point: str | None = None) -> list[Test]:
 
 
 def _decode_json(tests: object) -> object:
-    """The list or object of a text that is one; anything else as it is."""
+    """Return the list or object that a JSON text holds, and anything else unchanged."""
     if isinstance(tests, str):
         with suppress(ValueError, RecursionError):
             value = json.loads(tests)

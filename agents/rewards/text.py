@@ -27,8 +27,8 @@ def references(answer: object) -> list[str]:
 
 
 def last_number(text: str) -> float | None:
-    """The last number in `text`: `-3`, `1,234.5`, `.5`, `2e-3`; None if there is none. The minus sign of
-    typography (U+2212) is one, too."""
+    """The last number in `text`: `-3`, `1,234.5`, `.5`, `2e-3`; None if there is none. U+2212 counts
+    as a minus sign, too."""
     numbers = _NUMBER.findall(text.replace("\u2212", "-"))
     return float(numbers[-1].replace(",", "")) if numbers else None
 
