@@ -1,6 +1,6 @@
 """The cost of serving: TextCraft behind `wingspan serve-env`, stepped over loopback by Wingspan's client.
 
-    python -m bench.serve --clients 64 --steps 30000 --protocol openenv
+    python -m bench.serve --clients 64 --steps 30000 --protocol wingspan
     python -m bench.serve --abandon 10000
 
 Prints one JSON object. With `--steps`, all clients step their own sessions at the same time, in this process
@@ -151,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="cost of serving an environment")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--steps", type=int, default=30_000)
-    parser.add_argument("--protocol", choices=["openenv", "agentgym"], default="openenv")
+    parser.add_argument("--protocol", choices=["wingspan", "agentgym"], default="wingspan")
     parser.add_argument("--abandon", type=int, help="leave so many sessions behind, instead")
     arguments = parser.parse_args()
     if arguments.abandon is not None:

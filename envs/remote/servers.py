@@ -8,21 +8,21 @@ is one; a failure that no retry can fix raises `ConfigError`.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from envs.errors import ConfigError, EnvCrashed
 from envs.network.client import is_http_url
 from envs.registry import EnvSpec
-from envs.remote.links import AgentGymLink, OpenEnvLink, ServerFull, ServerUnreachable, SessionLost
+from envs.remote.agentgym_link import AgentGymLink
+from envs.remote.link import Link, ServerFull, ServerUnreachable, SessionLost
+from envs.remote.wingspan_link import Connections
 from envs.types import Environment, Item, StepResult
 
-WireProtocol = Literal["openenv", "agentgym"]
-
-Link = AgentGymLink | OpenEnvLink
-_LINKS: dict[str, type[Link]] = {"openenv": OpenEnvLink, "agentgym": AgentGymLink}
+WireProtocol = Literal["wingspan", "agentgym"]
 
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
 """How long a server that did not answer is avoided: doubled each time until it answers again."""
@@ -33,11 +33,25 @@ POLL_S = 0.2
 _log = logging.getLogger(__name__)
 
 
+def _agentgym(url: str, token: str | None, timeout_s: float) -> Callable[[], Link]:
+    return partial(AgentGymLink, url, token, timeout_s)
+
+
+def _wingspan(url: str, token: str | None, timeout_s: float) -> Callable[[], Link]:
+    return Connections(url, token, timeout_s=timeout_s).make_link
+
+
+_LINKS = {"wingspan": _wingspan, "agentgym": _agentgym}
+"""Protocol → what makes the links to a server, by its URL, token and time limit for a request."""
+
+
 @dataclass(slots=True, eq=False)
 class _Server:
     """One URL and the state of its server."""
 
     url: str
+    make_link: Callable[[], Link]
+    """A new session there, which begins with its first reset."""
     live: int = 0
     """Instances of this process there."""
     rest_s: float = 0.0
@@ -75,7 +89,7 @@ class Servers:
         self,
         urls: Sequence[str],
         *,
-        protocol: WireProtocol = "openenv",
+        protocol: WireProtocol = "wingspan",
         token: str | None = None,
         request_timeout_s: float = 120.0,
         patience_s: float = 60.0,
@@ -90,22 +104,20 @@ class Servers:
         for url in urls:
             if not is_http_url(url):
                 raise ConfigError(f"servers: {url!r} is not like http://host:8000")
-        if protocol not in _LINKS:
+        make_link = _LINKS.get(protocol)
+        if make_link is None:
             raise ConfigError(f"servers: unknown protocol {protocol!r}; there are: {', '.join(_LINKS)}")
-        self._servers = [_Server(url.rstrip("/")) for url in dict.fromkeys(urls)]
-        self._link = _LINKS[protocol]
-        self._token = token
-        self._request_timeout_s = request_timeout_s
+        self._servers = [
+            _Server(url, make_link(url, token, request_timeout_s))
+            for url in dict.fromkeys(url.rstrip("/") for url in urls)
+        ]
         self._patience_s = patience_s
+        self.has_states = protocol == "wingspan"
+        """Whether answers carry the keys of states."""
 
     def make(self) -> Environment:
         """A new instance; it finds its server at the first reset."""
         return RemoteEnv(self)
-
-    @property
-    def has_states(self) -> bool:
-        """Whether answers carry the keys of states."""
-        return self._link is OpenEnvLink
 
     @property
     def live(self) -> dict[str, int]:
@@ -130,7 +142,7 @@ class Servers:
                 unavailable.clear()
                 await asyncio.sleep(POLL_S)
                 continue
-            env.connect(server, self._link(server.url, self._token, self._request_timeout_s))
+            env.connect(server, server.make_link())
             try:
                 return await env.reset_session(item)
             except (ServerFull, SessionLost, ServerUnreachable):

@@ -1,7 +1,8 @@
-"""The server of one environment: both protocols on one port, authorisation, start and end.
+"""The server of one environment: three protocols on one port, authorisation, start and end.
 
-`POST /reset` and `POST /step` belong to both protocols: a body with one of AgentGym's keys (`id`, `data_idx`,
-…), or whose action is a string, is AgentGym's; any other is OpenEnv's. For `GET /state` the query decides.
+`POST /reset` and `POST /step` belong to AgentGym's protocol and to OpenEnv's: a body with one of AgentGym's
+keys (`id`, `data_idx`, …), or whose action is a string, is AgentGym's; any other is OpenEnv's. For
+`GET /state` the query decides.
 """
 
 import asyncio
@@ -36,11 +37,13 @@ from envs.network.server import (
 from envs.redaction import register_secret
 from envs.registry import EnvSpec
 from envs.remote.agentgym import greeting
+from envs.remote.wingspan import PATH
 from envs.serve.agentgym.handlers import AgentGym
 from envs.serve.limits import ServerLimits
 from envs.serve.openenv import OpenEnv
 from envs.serve.routes import EnvRoute, constant, make_openapi, protocol_routes
 from envs.serve.sessions import EnvSessions
+from envs.serve.wingspan import SharedConnection
 from envs.serve.wire import HttpCall
 from envs.types import Observation
 
@@ -82,8 +85,12 @@ class EnvServer:
                     for route in (*routes, metrics)
                 ),
                 WebSocketRoute("/ws", self._socket),
+                WebSocketRoute(PATH, self._shared_socket),
                 WebSocketRoute("/{path:path}", self._unknown_socket),
-                Route("/ws", self._endpoint(EnvRoute("GET", "/ws", self._upgrade, ""))),
+                *(
+                    Route(path, self._endpoint(EnvRoute("GET", path, self._upgrade, "")))
+                    for path in ("/ws", PATH)
+                ),
             ],
             exception_handlers={HTTPException: self._not_routed},
         )
@@ -161,14 +168,25 @@ class EnvServer:
         raise RequestRejected(426, "this path is for WebSocket connections")
 
     async def _socket(self, socket: WebSocket) -> None:
+        owner = await self._admit(socket)
+        if owner is not None:
+            await self._openenv.talk(socket, owner)
+            self.sessions.metrics.count_answer("/ws", 101)
+
+    async def _shared_socket(self, socket: WebSocket) -> None:
+        owner = await self._admit(socket)
+        if owner is not None:
+            await SharedConnection(self.sessions, socket, owner=owner).serve()
+            self.sessions.metrics.count_answer(PATH, 101)
+
+    async def _admit(self, socket: WebSocket) -> str | None:
+        """The owner of a WebSocket's sessions; None if it was refused."""
         try:
-            owner = self._owner(socket.headers)
+            return self._owner(socket.headers)
         except RequestRejected as rejection:
             await socket.send_denial_response(_rejection_response(socket, rejection))
-            self.sessions.metrics.count_answer("/ws", rejection.status)
-            return
-        await self._openenv.talk(socket, owner)
-        self.sessions.metrics.count_answer("/ws", 101)
+            self.sessions.metrics.count_answer(socket.url.path, rejection.status)
+            return None
 
     async def _unknown_socket(self, socket: WebSocket) -> None:
         await socket.send_denial_response(json_response({"detail": "Not Found"}, status=404))
@@ -230,5 +248,5 @@ async def serve(
     server = EnvServer(spec, limits=limits, tokens=tokens)
     async with server.listening(host, port) as bound_port:
         url = f"http://{host}:{bound_port}"
-        say(f"{spec.name} at {url}, by AgentGym's protocol and OpenEnv's; Ctrl-C stops it")
+        say(f"{spec.name} at {url}, by Wingspan's protocol, AgentGym's and OpenEnv's; Ctrl-C stops it")
         await stop.wait()

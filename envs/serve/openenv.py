@@ -26,7 +26,7 @@ from envs.serve.openenv_bodies import (
     StateQuery,
 )
 from envs.serve.sessions import EnvSession, EnvSessions
-from envs.serve.wire import HttpCall, read_json, validate
+from envs.serve.wire import HttpCall, fault_text, read_json, validate
 from envs.types import Item, StepResult
 
 _CODES = {422: "VALIDATION_ERROR", 429: "CAPACITY_REACHED", 503: "CAPACITY_REACHED", 409: "SESSION_ERROR"}
@@ -115,12 +115,8 @@ class OpenEnv:
         if request.item_id is None:
             item = random.Random(request.seed).choice(self._train)
             return replace(item, metadata={**item.metadata, **request.metadata})
-        name, _, index = request.item_id.rpartition("_")
-        if name != self._spec.name or not (index.isascii() and index.isdecimal() and len(index) <= 16):
-            fault = f"{request.item_id[:60]!r} is no item of {self._spec.name!r}, e.g. '{self._spec.name}_12'"
-            raise RequestRejected(422, [{"loc": [location, "item_id"], "msg": fault, "type": "value_error"}])
-        return self._sessions.item(
-            int(index), field=(location, "item_id"), seed=request.seed or 0, metadata=request.metadata
+        return self._sessions.find_item(
+            request.item_id, field=(location, "item_id"), seed=request.seed or 0, metadata=request.metadata
         )
 
 
@@ -197,7 +193,7 @@ def _error(rejection: RequestRejected) -> dict[str, object]:
     if not isinstance(rejection.detail, list):
         code = _CODES.get(rejection.status, "EXECUTION_ERROR")
         return {"type": "error", "data": {"message": rejection.detail, "code": code}}
-    text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in rejection.detail)
+    text = fault_text(rejection.detail)
     code = {"json_invalid": "INVALID_JSON", "unknown_type": "UNKNOWN_TYPE"}.get(
         rejection.detail[0]["type"], "VALIDATION_ERROR"
     )

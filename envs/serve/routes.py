@@ -72,7 +72,7 @@ def constant(content: object) -> Handler:
 def protocol_routes(
     gym: AgentGym, spec: EnvSpec, *, reset: Handler, step: Handler, state: Handler
 ) -> list[EnvRoute]:
-    """The routes of both protocols; `reset`, `step` and `state` are those that choose between the two."""
+    """The routes of AgentGym's protocol and OpenEnv's; `reset`, `step` and `state` choose between the two."""
     family, models = gym.family, gym.models
     get, post = partial(EnvRoute, "GET"), partial(EnvRoute, "POST")
     create: _Request = {"body": models.create}

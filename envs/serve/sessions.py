@@ -150,6 +150,16 @@ class EnvSessions:
             raise RequestRejected(422, [fault]) from None
         return replace(item, seed=seed or item.seed, metadata={**item.metadata, **(metadata or {})})
 
+    def find_item(
+        self, item_id: str, *, field: tuple[str, ...], seed: int, metadata: Mapping[str, object]
+    ) -> Item:
+        """The item of an id; raises `RequestRejected` 422 for the request's `field` if there is none."""
+        name, _, index = item_id.rpartition("_")
+        if name != self.spec.name or not (index.isascii() and index.isdecimal() and len(index) <= 16):
+            fault = f"{item_id[:60]!r} is no item of {self.spec.name!r}, e.g. '{self.spec.name}_12'"
+            raise RequestRejected(422, [{"loc": [*field], "msg": fault, "type": "value_error"}])
+        return self.item(int(index), field=field, seed=seed, metadata=metadata)
+
     def touch(self, session: EnvSession) -> None:
         """Restart its idle time."""
         session.used_at = time.monotonic()

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
@@ -44,6 +44,13 @@ def validate(model: type[M], data: object, *, location: str = "body") -> M:
             for fault in error.errors(include_url=False, include_context=False, include_input=False)
         ]
         raise RequestRejected(422, faults) from None
+
+
+def fault_text(detail: Any) -> str:
+    """The `detail` of a rejected request in one line: wrong fields with their places."""
+    if not isinstance(detail, list):
+        return str(detail)
+    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in detail)
 
 
 def read_json(raw: bytes | str) -> object:

@@ -36,7 +36,7 @@ def serve_env(
     ] = _ENV_DEFAULTS.step_timeout_s,
     max_body_bytes: MaxBodyBytes = _ENV_DEFAULTS.max_body_bytes,
 ) -> None:
-    """Serve an environment over HTTP, with AgentGym's protocol and OpenEnv's, until Ctrl-C."""
+    """Serve an environment over HTTP, with three protocols, until Ctrl-C."""
     import asyncio
 
     from envs.registry import get_env

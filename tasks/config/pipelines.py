@@ -42,7 +42,7 @@ class ServerSettings(Settings):
 
     urls: Annotated[list[str], Field(min_length=1)]
     """The least busy one gets the next episode; one that is dead is left out."""
-    protocol: Literal["openenv", "agentgym"] = "openenv"
+    protocol: Literal["wingspan", "agentgym"] = "wingspan"
     token_from: str | None = None
     """Name of the environment variable that holds the servers' token; no file holds the token itself."""
 

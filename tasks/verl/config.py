@@ -391,7 +391,7 @@ def _check_states(pipeline: Pipeline) -> None:
             continue
         if get_env(spec.name).has_states:
             raise ConfigError(
-                f"{algorithm}; servers.{spec.name}.protocol agentgym cannot carry any; use protocol: openenv"
+                f"{algorithm}; servers.{spec.name}.protocol agentgym cannot carry any; use protocol: wingspan"
             )
         raise ConfigError(
             f"{algorithm}; {spec.name} has none; use another algorithm, or give it a state_key "

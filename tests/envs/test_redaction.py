@@ -114,7 +114,7 @@ def environment(protocol: WireProtocol) -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize("status", [200, 401, 500])
-@pytest.mark.parametrize("ask", [web_search, judge, environment("agentgym"), environment("openenv")])
+@pytest.mark.parametrize("ask", [web_search, judge, environment("agentgym"), environment("wingspan")])
 def test_nor_do_other_servers(
     ask: Callable[[str], None], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

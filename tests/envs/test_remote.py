@@ -91,7 +91,7 @@ def without_states(trajectory: Trajectory) -> Trajectory:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+@pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
 @pytest.mark.parametrize(
     ("env", "positions"),
     [
@@ -125,7 +125,7 @@ async def test_a_remote_episode_is_the_local_one(
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+@pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
 async def test_a_killed_servers_episodes_are_played_elsewhere(
     protocol: WireProtocol, textcraft: ServerProcess
 ) -> None:
@@ -190,7 +190,7 @@ async def test_instances_are_spread_and_a_dead_server_comes_back() -> None:
                 await env.close()
 
 
-@pytest.mark.parametrize("protocol", ["openenv", pytest.param("agentgym", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("protocol", ["wingspan", pytest.param("agentgym", marks=pytest.mark.heavy)])
 async def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol) -> None:
     spec = get_env("textcraft")
     async with listening(spec, limits=ServerLimits(max_sessions=1)) as small, listening(spec) as large:
@@ -213,7 +213,7 @@ async def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol)
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+@pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
 async def test_a_session_that_expired_between_episodes_costs_nothing(protocol: WireProtocol) -> None:
     limits = ServerLimits(idle_s=0.2)
     async with listening(get_env("textcraft"), limits=limits, tokens=("secret",)) as url:
@@ -239,7 +239,7 @@ async def test_a_session_that_expired_between_episodes_costs_nothing(protocol: W
                 await stranger.reset(make_item(1))
 
 
-@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+@pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
 async def test_a_server_that_was_restarted_between_episodes_is_not_left_out(
     protocol: WireProtocol, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -254,7 +254,7 @@ async def test_a_server_that_was_restarted_between_episodes_is_not_left_out(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+@pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
 async def test_a_server_that_never_answers_is_left_out(protocol: WireProtocol) -> None:
     hung = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     silent = f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]}"
@@ -283,7 +283,7 @@ async def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
 
     textcraft = get_env("textcraft")
     async with listening(replace(textcraft, make=Hangs)) as silent, listening(textcraft) as url:
-        servers = Servers([silent, url], protocol="openenv")
+        servers = Servers([silent, url], protocol="wingspan")
         first = servers.make()
         assert await first.reset(make_item(1)) == "begun"
         with pytest.raises(TimeoutError):
@@ -294,7 +294,7 @@ async def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
         await second.close()
 
 
-@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+@pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
 async def test_a_server_of_another_environment_is_refused(
     protocol: WireProtocol, textcraft: ServerProcess
 ) -> None:
@@ -337,7 +337,7 @@ async def test_agentgyms_own_servers_are_known_by_their_own_names(
         await env.close()
 
 
-@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+@pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
 async def test_what_no_retry_fixes_is_an_error_of_one_line(
     protocol: WireProtocol, textcraft: ServerProcess
 ) -> None:

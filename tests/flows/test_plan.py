@@ -422,7 +422,7 @@ def test_the_parameters_of_the_plan_have_no_passwords(project: Path) -> None:
     options = list_options(plan, [Forecast("provision", runs=True, reason="it has not run")])
     rows = [row for row in options if row[1] == "servers.textcraft"]
     assert rows == [
-        ("provision", "servers.textcraft", "urls: ['http://[redacted]@one:8000'], protocol: openenv")
+        ("provision", "servers.textcraft", "urls: ['http://[redacted]@one:8000'], protocol: wingspan")
     ]
 
 

@@ -201,7 +201,7 @@ def test_a_conversation_without_any_state_is_refused_when_it_comes_to_that() -> 
                 "data": {"parts": {"textcraft": {}}},
                 "servers": {"textcraft": {"urls": ["http://h:1"], "protocol": "agentgym"}},
             },
-            "servers.textcraft.protocol agentgym cannot carry any; use protocol: openenv",
+            "servers.textcraft.protocol agentgym cannot carry any; use protocol: wingspan",
         ),
     ],
 )

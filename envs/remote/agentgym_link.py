@@ -1,44 +1,21 @@
-"""The two protocols on the client's side: one link is one session on one server.
-
-A link raises `ServerUnreachable`, `ServerFull` or `SessionLost`; `EnvCrashed` if the environment fails on the
-server; `ConfigError` for a request that no server accepts.
-"""
+"""AgentGym's protocol on the client's side, over HTTP."""
 
 import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NoReturn, Unpack
+from typing import Any, Unpack
 
 import httpx
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from envs.errors import ConfigError, EnvCrashed, describe, to_line
+from envs.errors import ConfigError, EnvCrashed, describe
 from envs.network.client import RequestOptions, tls_context
-from envs.redaction import register_secret
 from envs.remote.agentgym import ACTIONS, dialect_of, find_other_env
+from envs.remote.link import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, ServerUnreachable, detail_of, fail, headers
 from envs.types import Item, StepResult
 
-CONNECT_TIMEOUT_S = 10.0
-CLOSE_TIMEOUT_S = 3.0
-"""The time for the last message; a server that misses it closes the session once it is idle."""
 KEEP_ALIVE_S = 4.0
 """How long a connection may be idle: shorter than the 5 s of AgentGym's servers, which then close it."""
-
-MAX_MESSAGE_BYTES = 16 << 20
-
-
-class ServerUnreachable(Exception):
-    """The server did not answer, or reports that it cannot work."""
-
-
-class ServerFull(Exception):
-    """The server has no room for another session."""
-
-
-class SessionLost(Exception):
-    """The server no longer knows the session."""
 
 
 class AgentGymLink:
@@ -49,7 +26,7 @@ class AgentGymLink:
 
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
         self._url = url
-        self._headers = _headers(token)
+        self._headers = headers(token)
         self._timeout_s = timeout_s
         self._http: httpx.AsyncClient | None = None
         self._session_id: int | None = None
@@ -167,7 +144,7 @@ class AgentGymLink:
         response = await self._request(method, path, **options)
         raw = response.content
         if response.status_code != 200:
-            _fail(response.status_code, _detail(raw), url=f"{self._url}{path}", creates=path == "/create")
+            fail(response.status_code, detail_of(raw), url=f"{self._url}{path}", creates=path == "/create")
         try:
             content = json.loads(raw)
         except ValueError:
@@ -184,133 +161,3 @@ class AgentGymLink:
             raise ConfigError(
                 f"{self._url} answers without {name!r}: it is no AgentGym server of {self._env}"
             ) from None
-
-
-class OpenEnvLink:
-    """A session by OpenEnv's WebSocket, with texts as in `envs/serve/openenv.py`."""
-
-    def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
-        self._url = f"{url}/ws"
-        self._headers = _headers(token)
-        self._timeout_s = timeout_s
-        self._socket: ClientConnection | None = None
-        self.state: str | None = None
-        """The key of the state that the last answer describes."""
-
-    async def reset(self, item: Item) -> str:
-        """Start an episode, in a new session at the first call; returns the first observation."""
-        if self._socket is None:
-            self._socket = await self._connect()
-        request = {"item_id": item.item_id, "seed": item.seed, "metadata": dict(item.metadata)}
-        return self._read_result(await self._ask("reset", request)).observation
-
-    async def step(self, action: str) -> StepResult:
-        """One action."""
-        return self._read_result(await self._ask("step", {"text": action}))
-
-    async def close(self) -> None:
-        """End the session; never raises."""
-        socket, self._socket = self._socket, None
-        if socket is not None:
-            await socket.close()
-
-    async def _connect(self) -> ClientConnection:
-        try:
-            return await connect(
-                f"ws{self._url.removeprefix('http')}",
-                additional_headers=self._headers,
-                open_timeout=min(CONNECT_TIMEOUT_S, self._timeout_s),
-                close_timeout=CLOSE_TIMEOUT_S,
-                ping_interval=None,  # `request_timeout_s` decides when a server counts as dead
-                compression=None,
-                max_size=MAX_MESSAGE_BYTES,
-                proxy=None,
-            )
-        except InvalidStatus as error:
-            response = error.response
-            _fail(response.status_code, _detail(response.body), url=self._url, creates=True)
-        except (WebSocketException, TimeoutError, OSError) as error:
-            raise ServerUnreachable(describe(error)) from error
-
-    async def _ask(self, kind: str, data: dict[str, object]) -> Any:
-        socket = self._socket
-        if socket is None:
-            raise RuntimeError("step before reset")
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                with suppress(ConnectionClosed):  # the server's last message may still be unread
-                    await socket.send(json.dumps({"type": kind, "data": data}))
-                message = await socket.recv()
-        except TimeoutError as error:
-            raise ServerUnreachable(f"{kind}: no answer within {self._timeout_s:g} s") from error
-        except (WebSocketException, OSError) as error:
-            # The session was idle for too long, or the server died: the next connection shows which.
-            raise SessionLost(f"{kind}: {describe(error)}") from error
-        try:
-            answer = json.loads(message)
-            answer_type, content = answer["type"], answer["data"]
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{self._url} answers {message[:60]!r}: it is no OpenEnv server") from None
-        if answer_type == "error":
-            self._fail(content)
-        return content
-
-    def _fail(self, error: Mapping[str, object]) -> NoReturn:
-        message = error.get("message", "no reason given")
-        match error.get("code"):
-            case "CAPACITY_REACHED":
-                raise ServerFull(message)
-            case "VALIDATION_ERROR" | "UNKNOWN_TYPE" | "INVALID_JSON":
-                raise ConfigError(f"{self._url}: {message}")
-            case _:
-                raise EnvCrashed(f"{self._url}: {message}")
-
-    def _read_result(self, data: Mapping[str, Any]) -> StepResult:
-        observation = data["observation"]
-        if "text" not in observation:
-            raise ConfigError(
-                f"{self._url} answers {sorted(observation)} where 'text' is expected: not our server"
-            )
-        self.state = (data.get("metadata") or {}).get("state_key")
-        return StepResult(
-            observation["text"],
-            data["reward"] or 0.0,
-            terminated=observation["terminated"],
-            truncated=observation["truncated"],
-            success=observation["success"],
-            metrics=observation["metrics"],
-        )
-
-
-def _headers(token: str | None) -> dict[str, str]:
-    register_secret(token)
-    return {} if token is None else {"Authorization": f"Bearer {token}"}
-
-
-def _fail(status: int, detail: str, *, url: str, creates: bool) -> NoReturn:
-    """Raise the error that a status other than 200 means."""
-    if status in (401, 403):
-        raise ConfigError(
-            f"{url} answers {status}: {detail}; give the token that the server was started with"
-        )
-    if status == 429:
-        raise ServerFull(detail)
-    if status in (404, 410) and not creates:
-        raise SessionLost(detail)
-    if status in (502, 503) or (creates and status >= 500):
-        raise ServerUnreachable(f"{status}: {detail}")
-    if status >= 500:
-        raise EnvCrashed(f"{url} answers {status}: {detail}")
-    raise ConfigError(f"{url} answers {status}: {detail}; is it an environment server, and `protocol` right?")
-
-
-def _detail(raw: bytes | bytearray | None) -> str:
-    """The message of an error's body, on one line."""
-    raw = raw or b""
-    text = raw.decode(errors="replace")
-    with suppress(ValueError):
-        content = json.loads(raw)
-        if isinstance(content, dict):
-            detail = content.get("detail", content)
-            text = json.dumps(detail) if isinstance(detail, list) else str(detail)
-    return to_line(text, limit=300)

@@ -1,0 +1,389 @@
+"""Sessions that share a connection: the messages, and what one session's trouble costs the others."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from envs.errors import ConfigError, EnvCrashed
+from envs.remote.servers import Servers
+from envs.remote.wingspan_link import SESSIONS_PER_CONNECTION, batches
+from envs.serve.limits import ServerLimits
+from envs.types import Item, StepResult
+from tests.support.http_server import serving
+from tests.support.serving import listening, wait_for_metric
+from tests.support.toy import ToyEnv, toy_item, toy_spec
+from tests.support.waiting import wait_until_async
+
+ITEM = toy_item(1)
+OPENING = "Goal: reach 3."
+
+
+class Waits(ToyEnv):
+    """Waits in a step "wait" for ever."""
+
+    async def step(self, action: str) -> StepResult:
+        if action == "wait":
+            await asyncio.Event().wait()
+        return await super().step(action)
+
+
+class Wire:
+    """A TCP proxy before a server: it counts connections, holds answers back, and cuts connections."""
+
+    def __init__(self, port: int) -> None:
+        self.url = ""
+        self.connections = 0
+        self.flows = asyncio.Event()
+        """Answers pass while it is set."""
+        self.flows.set()
+        self._port = port
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers.append(writer)
+        await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer, self.flows))
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event | None = None
+    ) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                if flows is not None:
+                    await flows.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def cut(self, index: int) -> None:
+        """Break one connection, in the order in which they were made."""
+        self._writers[index].transport.abort()
+
+
+@asynccontextmanager
+async def wire_to(url: str) -> AsyncIterator[Wire]:
+    wire = Wire(int(url.rpartition(":")[2]))
+    server = await asyncio.start_server(wire.carry, "127.0.0.1", 0)
+    async with server:
+        wire.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield wire
+
+
+@asynccontextmanager
+async def talking(url: str, **options: Any) -> AsyncIterator[ClientConnection]:
+    async with connect(f"{url.replace('http', 'ws')}/sessions", **options) as socket:
+        yield socket
+
+
+async def ask(socket: ClientConnection, *requests: dict[str, object]) -> dict[int, dict[str, Any]]:
+    """The answers, by the id of their request."""
+    await socket.send(json.dumps(requests))
+    answers: dict[int, dict[str, Any]] = {}
+    while len(answers) < len(requests):
+        answers |= {answer["id"]: answer for answer in json.loads(await socket.recv())}
+    return answers
+
+
+def reset(request_id: int, session: int) -> dict[str, object]:
+    return {
+        "id": request_id,
+        "session": session,
+        "type": "reset",
+        "item_id": "toy_1",
+        "metadata": {"target": 3},
+    }
+
+
+def step(request_id: int, session: int, action: str) -> dict[str, object]:
+    return {"id": request_id, "session": session, "type": "step", "action": action}
+
+
+async def test_one_message_may_serve_several_sessions_and_an_error_is_its_requests_alone() -> None:
+    async with listening(toy_spec(ToyEnv)) as url, talking(url) as socket:
+        answers = await ask(socket, reset(0, 0), reset(1, 7))
+        assert [answers[i]["observation"] for i in (0, 1)] == [OPENING, OPENING]
+        answers = await ask(socket, step(2, 0, "add 1"), step(3, 7, "add 2"), step(4, 8, "add 1"))
+        assert answers[2]["observation"] == "The total is 1."
+        assert answers[3] == {
+            "id": 3,
+            "observation": "The total is 2.",
+            "reward": 0.0,
+            "terminated": False,
+            "truncated": False,
+            "success": False,
+            "metrics": {},
+            "state_key": "2",
+        }
+        assert answers[4]["error"] == {"status": 404, "detail": "there is no session 8; reset it"}
+        answers = await ask(socket, step(5, 7, "add 1"))
+        assert (answers[5]["terminated"], answers[5]["success"], answers[5]["reward"]) == (True, True, 1.0)
+        answers = await ask(socket, step(6, 7, "add 1"), reset(7, 0) | {"item_id": "other_1"})
+        assert answers[6]["error"]["status"] == 409
+        assert answers[7]["error"]["status"] == 422
+        assert "request.item_id: 'other_1' is no item of 'toy'" in answers[7]["error"]["detail"]
+        await socket.send(json.dumps([{"id": 8, "session": 7, "type": "close"}]))
+        await wait_for_metric(url, 'wingspan_sessions_live{env="toy"}', 1)
+        answers = await ask(socket, step(9, 7, "add 1"), step(10, 0, "add 1"))
+        assert answers[9]["error"]["status"] == 404
+        assert answers[10]["observation"] == "The total is 2."
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("{", "body: not JSON"),
+        ('{"id": 1}', "a message is an array of requests"),
+        ('[{"id": 1, "session": 0, "type": "look"}]', "request: Input tag 'look'"),
+        ('[{"id": 1, "session": 0, "type": "step"}]', "request.step.action: Field required"),
+        ('[{"id": -1, "session": 0, "type": "close"}]', "request.close.id"),
+        ("[1]", "request: Input should be a valid dictionary"),
+    ],
+)
+async def test_a_message_that_cannot_be_answered_ends_the_connection(message: str, reason: str) -> None:
+    env = ToyEnv()
+    async with listening(toy_spec(lambda: env)) as url, talking(url) as socket:
+        await ask(socket, reset(0, 0))
+        await socket.send(message)
+        with pytest.raises(ConnectionClosed) as closing:
+            await socket.recv()
+        assert closing.value.rcvd is not None
+        assert closing.value.rcvd.code == 1002
+        assert closing.value.rcvd.reason.startswith(reason)
+        await wait_until_async(lambda: env.is_closed)
+
+
+async def test_sessions_end_with_their_connection_and_are_seen_by_no_other() -> None:
+    envs: list[ToyEnv] = []
+
+    def make() -> ToyEnv:
+        envs.append(ToyEnv())
+        return envs[-1]
+
+    async with listening(toy_spec(make)) as url, talking(url) as socket:
+        async with talking(url) as other:
+            await ask(other, reset(0, 0), reset(1, 1))
+            await ask(socket, reset(0, 5))
+            assert (await ask(socket, step(1, 0, "add 1")))[1]["error"]["status"] == 404
+            other.transport.abort()
+        await wait_until_async(lambda: [env.is_closed for env in envs] == [True, True, False])
+        assert (await ask(socket, step(2, 5, "add 1")))[2]["observation"] == "The total is 1."
+
+
+@given(
+    messages=st.lists(st.integers(0, 10**30).map(lambda number: b"%d" % number), min_size=1),
+    max_bytes=st.integers(2, 80),
+)
+def test_batches_are_all_messages_in_order_each_as_large_as_allowed(
+    messages: Sequence[bytes], max_bytes: int
+) -> None:
+    arrays = [json.loads(batch) for batch in batches(messages, max_bytes=max_bytes)]
+    assert [number for array in arrays for number in array] == [int(message) for message in messages]
+    sizes = [len(batch) for batch in batches(messages, max_bytes=max_bytes)]
+    assert all(size <= max_bytes or len(array) == 1 for size, array in zip(sizes, arrays, strict=True))
+    for array, following in pairwise(arrays):
+        more = [*array, following[0]]
+        assert len(json.dumps(more, separators=(",", ":"))) > max_bytes
+
+
+async def test_a_broken_connection_ends_its_own_sessions_only() -> None:
+    async with listening(toy_spec(ToyEnv)) as url, wire_to(url) as wire:
+        servers = Servers([wire.url])
+        envs = [servers.make() for _ in range(SESSIONS_PER_CONNECTION + 6)]
+        openings = await asyncio.gather(*(env.reset(ITEM) for env in envs))
+        assert set(openings) == {OPENING}
+        assert wire.connections == 2
+        wire.cut(1)
+        results = await asyncio.gather(*(env.step("add 1") for env in envs), return_exceptions=True)
+        kinds = [type(result) for result in results]
+        assert kinds == [StepResult] * SESSIONS_PER_CONNECTION + [EnvCrashed] * 6
+        assert await envs[-1].reset(ITEM) == OPENING
+        for env in envs:
+            await env.close()
+        assert servers.live == {wire.url: 0}
+        await wait_for_metric(url, 'wingspan_sessions_live{env="toy"}', 0)
+
+
+async def test_a_session_that_hangs_delays_no_other_and_each_has_its_own_time() -> None:
+    async with listening(toy_spec(Waits)) as url, wire_to(url) as wire:
+        servers = Servers([wire.url], request_timeout_s=0.5)
+        hung, other, late = (servers.make() for _ in range(3))
+        for env in (hung, other, late):
+            await env.reset(ITEM)
+        waiting = asyncio.create_task(hung.step("wait"))
+        for number in (1, 2):
+            assert (await other.step("add 1")).observation == f"The total is {number}."
+        assert not waiting.done()
+        with pytest.raises(EnvCrashed, match=r"step: no answer within 0\.5 s"):
+            await waiting
+        assert (await other.step("add 1")).success
+        with pytest.raises(EnvCrashed, match="no answer within"):
+            await late.step("wait")
+        assert wire.connections == 1
+        for env in (hung, other, late):
+            await env.close()
+
+
+async def test_an_answer_that_comes_after_its_step_was_given_up_is_no_later_ones() -> None:
+    async with listening(toy_spec(ToyEnv)) as url, wire_to(url) as wire:
+        env = Servers([wire.url]).make()
+        await env.reset(ITEM)
+        wire.flows.clear()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(env.step("add 1"), 0.1)
+        again = asyncio.create_task(env.reset(ITEM))
+        await asyncio.sleep(0.1)
+        assert not again.done()
+        wire.flows.set()
+        assert await again == OPENING
+        assert (await env.step("add 1")).observation == "The total is 1."
+        await env.close()
+
+
+async def test_who_gives_up_while_connecting_takes_nobody_along() -> None:
+    async with listening(toy_spec(ToyEnv)) as url, wire_to(url) as wire:
+        servers = Servers([wire.url])
+        wire.flows.clear()
+        hasty, patient = servers.make(), servers.make()
+        first, second = asyncio.create_task(hasty.reset(ITEM)), asyncio.create_task(patient.reset(ITEM))
+        await wait_until_async(lambda: wire.connections == 1)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        wire.flows.set()
+        assert await second == OPENING
+        assert servers.live == {wire.url: 1}
+        assert wire.connections == 1
+        await patient.close()
+
+
+async def test_what_nobody_waits_for_is_not_connected() -> None:
+    hung = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    async with hung:
+        servers = Servers([f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]}"])
+        starting = asyncio.create_task(servers.make().reset(ITEM))
+        await asyncio.sleep(0.1)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await asyncio.sleep(0)
+        running = [str(task.get_coro()) for task in asyncio.all_tasks()]
+        assert not [name for name in running if "_Connection" in name]
+
+
+async def test_a_request_that_is_too_large_is_refused_and_breaks_nothing() -> None:
+    async with listening(toy_spec(ToyEnv), limits=ServerLimits(max_body_bytes=2000)) as url:
+        servers = Servers([url])
+        envs = [servers.make() for _ in range(20)]
+        await asyncio.gather(*(env.reset(ITEM) for env in envs))  # several messages: of 20 × 100 bytes
+        large = Item(item_id="toy_1", env="toy", metadata={"target": 3, "hint": "x" * 2000})
+        with pytest.raises(ConfigError, match=r"a reset of 2\d\d\d bytes is .*--max-body-bytes, 2000"):
+            await servers.make().reset(large)
+        with pytest.raises(ConfigError, match="a step of 2"):
+            await envs[0].step("add " + "1" * 2000)
+        results = await asyncio.gather(*(env.step("add 1") for env in envs))
+        assert {result.observation for result in results} == {"The total is 1."}
+        for env in envs:
+            await env.close()
+
+
+def test_the_same_servers_serve_one_event_loop_after_another() -> None:
+    """The first one ends with a session open, as a rollout that fails does."""
+    servers: list[Servers] = []
+
+    async def main(*, closes: bool) -> None:
+        async with listening(toy_spec(ToyEnv), port=ports[0]) as url:
+            ports[0] = int(url.rpartition(":")[2])
+            servers.append(servers[0] if servers else Servers([url]))
+            env = servers[0].make()
+            assert await env.reset(ITEM) == OPENING
+            if closes:
+                await env.close()
+
+    ports = [0]
+    asyncio.run(main(closes=False))
+    asyncio.run(main(closes=True))
+
+
+@pytest.mark.parametrize("reply", ["hello", '{"id": 0}', "[1]", "[{}]", '[{"id": [0]}]', '[{"id": 0}]'])
+async def test_a_server_of_another_kind_is_named(reply: str) -> None:
+    async def talk(socket: WebSocket) -> None:
+        await socket.accept(headers=[(b"wingspan-max-bytes", b"1000")])
+        await socket.receive_bytes()
+        await socket.send_text(reply)
+        await socket.receive()
+
+    async def plain(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.receive()
+
+    routes = [WebSocketRoute("/a/sessions", talk), WebSocketRoute("/b/sessions", plain)]
+    async with serving(Starlette(routes=routes)) as url:
+        for path in "ab":
+            with pytest.raises(ConfigError, match=f"{url}/{path}/sessions sends .*it is no Wingspan server"):
+                await Servers([f"{url}/{path}"]).make().reset(ITEM)
+
+
+async def test_a_step_under_way_is_answered_when_the_server_stops() -> None:
+    may_end, is_inside = asyncio.Event(), asyncio.Event()
+
+    class Slow(ToyEnv):
+        async def step(self, action: str) -> StepResult:
+            is_inside.set()
+            await may_end.wait()
+            return await super().step(action)
+
+    async with AsyncExitStack() as stopping:
+        env = Servers([await stopping.enter_async_context(listening(toy_spec(Slow)))]).make()
+        await env.reset(ITEM)
+        waiting = asyncio.create_task(env.step("add 1"))
+        await is_inside.wait()
+        stop = asyncio.create_task(stopping.aclose())
+        await asyncio.sleep(0.05)
+        may_end.set()
+        assert (await waiting).observation == "The total is 1."
+        await stop
+        with pytest.raises(EnvCrashed):
+            await env.step("add 1")
+        await env.close()
+
+
+async def test_a_crash_on_the_server_is_its_sessions_alone() -> None:
+    envs = iter([ToyEnv(crash_at=1), ToyEnv(), ToyEnv()])
+    async with listening(toy_spec(lambda: next(envs))) as url, wire_to(url) as wire:
+        servers = Servers([wire.url])
+        broken, sound = servers.make(), servers.make()
+        for env in (broken, sound):
+            await env.reset(ITEM)
+        with pytest.raises(EnvCrashed, match="the toy broke"):
+            await broken.step("add 1")
+        with pytest.raises(EnvCrashed, match="session"):
+            await broken.step("add 1")
+        assert (await sound.step("add 1")).observation == "The total is 1."
+        assert await broken.reset(ITEM) == OPENING  # in a new session of the same connection
+        assert wire.connections == 1
+        for env in (broken, sound):
+            await env.close()
+
+
+async def test_instances_on_a_server_with_tokens_share_only_their_own_tokens_connection() -> None:
+    async with listening(toy_spec(ToyEnv), tokens=("one", "two")) as url, wire_to(url) as wire:
+        envs = [Servers([wire.url], token=token).make() for token in ("one", "two")]
+        for env in envs:
+            await env.reset(replace(ITEM, seed=3))
+        assert wire.connections == 2
+        for env in envs:
+            await env.close()
