@@ -6,7 +6,6 @@ done again: its episodes, its policy, its evaluation.
 """
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -202,12 +201,7 @@ class OfflineSession:
                 self._progress.on_step(line)
 
             self._policy(steps.index).parent.mkdir(parents=True, exist_ok=True)
-            train_apart(
-                request,
-                environment=environment_of(self._pipeline),
-                on_step=write,
-                threads=os.cpu_count() or 1,
-            )
+            train_apart(request, environment=environment_of(self._pipeline), on_step=write)
         file = self._folder / "metrics.jsonl"
         drop_steps_after(file, steps.first_step - 1)
         earlier = file.read_text() if file.exists() else ""

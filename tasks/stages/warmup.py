@@ -16,6 +16,10 @@ from tasks.runs.progress import SILENT, Progress
 from tasks.verl.process import environment_of
 from tasks.verl.sft import SftRequest, columns_of, train_apart
 
+SHORT = 100
+"""Steps up to which a warm-up on a CPU has one thread: the trainer starts up meanwhile, and threads that
+compete for cores slow each other down. A longer one goes on after that, and has all cores."""
+
 
 def warmup(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> Path:
     """Train on the items of `data/train.jsonl`; returns `workspace/warmup`, the policy with its tokenizer.
@@ -43,7 +47,11 @@ def warmup(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
             micro_batch_tokens=pipeline.train.micro_batch_tokens,
             **columns_of(demonstrations),
         )
-        # One thread: the trainer starts up meanwhile, and spinning threads slow each other down.
-        lines = train_apart(request, environment=environment_of(pipeline), on_step=progress.on_step)
+        lines = train_apart(
+            request,
+            environment=environment_of(pipeline),
+            on_step=progress.on_step,
+            threads=1 if settings.steps <= SHORT else None,
+        )
     write_atomically(target / "metrics.jsonl", "".join(line + "\n" for line in lines))
     return target

@@ -76,12 +76,13 @@ def train_apart(
     *,
     environment: Mapping[str, str],
     on_step: Callable[[Mapping[str, float]], object],
-    threads: int = 1,
+    threads: int | None = None,
 ) -> list[str]:
     """Train as `request` says; returns the JSON lines of its steps, each of which `on_step` gets at once.
 
-    `environment`: `tasks.verl.process.environment_of` the pipeline. Raises `WingspanError` with the last line
-    of the process if that fails.
+    `environment`: `tasks.verl.process.environment_of` the pipeline. `threads`: of torch on a CPU; by default
+    all cores, or as many as `environment` allows. Raises `WingspanError` with the last line of the process
+    if that fails.
     """
     lines = []
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +92,7 @@ def train_apart(
         with (Path(folder) / "log").open("w+") as log:
             with subprocess.Popen(
                 [*interpreter, "-m", type(request).__module__, str(path)],
-                env={**os.environ, **environment, "WINGSPAN_THREADS": str(threads)},
+                env={**os.environ, **environment, **({"WINGSPAN_THREADS": str(threads)} if threads else {})},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
