@@ -13,8 +13,10 @@ from agents.prompting.images import has_vision
 from agents.samplers.vllm import find_python
 from envs.errors import ConfigError
 from envs.files import check_writable
+from envs.redaction import redact
 from envs.registry import Split
 from flows.lineage.stages import (
+    LOCK_FILE,
     IfChanged,
     Stage,
     check_inputs,
@@ -32,8 +34,8 @@ from tasks.config.capacity import checkpoint_bytes, disk_bytes, read_config, rea
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, check_reward, check_vision
 from tasks.config.offline import OfflineSettings, check_offline
-from tasks.config.parameters import read_pipeline_name
-from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.config.parameters import parameters_of, read_pipeline_name
+from tasks.config.pipelines import PIPELINES_FILE, Pipeline, load_pipeline
 from tasks.config.prompts import check_prompts
 from tasks.config.variables import trainer_variables
 from tasks.data.files import check_data
@@ -161,6 +163,8 @@ def check_preparation(plan: Plan, stages: Iterable[Stage]) -> Split:
     """The items of `plan`. Raises as `check_plan`, but not for what training alone needs; of `stages`, the
     files that they read must be there."""
     pipeline = plan.pipeline
+    if plan.is_tracked:
+        check_secrets(plan)
     check_environments(pipeline)
     check_data(pipeline.data)
     check_agent(pipeline)
@@ -174,6 +178,18 @@ def check_preparation(plan: Plan, stages: Iterable[Stage]) -> Split:
             check_yaml()
     check_inputs(stages)
     return items
+
+
+def check_secrets(plan: Plan) -> None:
+    """Raise `ConfigError` for a parameter that holds a secret, which DVC would write into `dvc.lock`."""
+    for key, value in parameters_of(plan.pipeline).items():
+        if redact(text := str(value)) != text:
+            raise ConfigError(
+                f"{PIPELINES_FILE}: pipelines.{plan.name}.{key} holds a password or another secret, which "
+                f"DVC would write into {LOCK_FILE}; put it into an environment variable and name that "
+                "variable (token_from of servers, key_from of a judge or teacher), or give the parameter by "
+                "--set"
+            )
 
 
 def check_model(pipeline: Pipeline) -> None:

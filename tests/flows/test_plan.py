@@ -332,6 +332,27 @@ def test_a_run_without_a_policy_to_serve_is_refused(project: Path) -> None:
         check_run(make_plan("textcraft-agentevol-cpu", overrides={}, workspace=None, serve_policy=str(port)))
 
 
+def test_a_secret_in_the_file_of_pipelines_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = {"textcraft": {"urls": ["http://one:8000", "http://any:s3cret-canary@two:8000"]}}
+    check({"servers": servers})  # in a workspace that DVC does not track
+    with edit_yaml(project / "pipelines.yaml") as document:
+        document["pipelines"][NAME]["servers"] = servers
+    message = refusal({})
+    assert message.startswith(f"pipelines.yaml: pipelines.{NAME}.servers.textcraft.urls holds a password")
+    assert "dvc.lock" in message
+    assert "token_from" in message
+    assert "s3cret" not in message
+
+    with edit_yaml(project / "pipelines.yaml") as document:
+        block = document["pipelines"][NAME]
+        block["servers"]["textcraft"] = {"urls": ["http://one:8000"], "token_from": "ENV_TOKEN"}
+        block["description"] = "its token is s3cret-canary"
+    monkeypatch.setenv("ENV_TOKEN", "s3cret-canary")
+    assert f"pipelines.{NAME}.description holds" in refusal({})
+    monkeypatch.setenv("ENV_TOKEN", "another-token")
+    check({})
+
+
 @pytest.mark.heavy
 def test_one_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
     with edit_yaml(project / "pipelines.yaml") as document:
