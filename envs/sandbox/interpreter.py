@@ -38,9 +38,9 @@ class Execution:
     """The result of one run."""
 
     output: str
-    """Both streams in order; a long output is cut in the middle. A run that exceeds its time limit leaves
-    its output until then, unless it is in a call that Python cannot interrupt (`os.system`); one that the
-    interpreter ends for another reason leaves nothing."""
+    """Both streams in order; a long output is cut in the middle. A run that exceeds a limit leaves its output
+    until then, unless it is in a call that Python cannot interrupt, such as `os.system` at the time limit; a
+    run whose process dies leaves nothing."""
     end_reason: str | None
     """Why the interpreter ended with this run; None if it is still alive."""
 
@@ -69,6 +69,7 @@ class Interpreter:
         self._process: asyncio.subprocess.Process | None = None
         self._label = ""
         self._first: int | None = None
+        self._own: list[psutil.Process] = []  # those before the code starts others; the last runs the code
         self._runs = 0
 
     @property
@@ -76,10 +77,11 @@ class Interpreter:
         """Whether its process has died since the last run."""
         return self._process is not None and self._process.returncode is not None
 
-    async def run(self, code: str, *, timeout_s: float | None = None) -> Execution:
+    async def run(self, code: str, *, timeout_s: float | None = None, is_separate: bool = False) -> Execution:
         """Execute `code` as at a prompt: the value of a final expression is printed.
 
-        `timeout_s` replaces `run_timeout_s` for this run.
+        `timeout_s` replaces `run_timeout_s` for this run. `is_separate`: it shares neither variables nor
+        built-in names with the other runs.
         Raises `MissingDependency` if the backend does not work, `EnvCrashed` if no interpreter starts.
         """
         if self.has_died:
@@ -88,7 +90,9 @@ class Interpreter:
         process = await self._start()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         watch = asyncio.create_task(self._watch_limits())
-        answer = asyncio.create_task(self._exchange(process, code, limit_s))
+        answer = asyncio.create_task(
+            self._exchange(process, code, timeout_s=limit_s, is_separate=is_separate)
+        )
         is_alive = False
         try:
             done, _ = await asyncio.wait(
@@ -98,7 +102,8 @@ class Interpreter:
                 is_alive = execution.end_reason is None
                 return execution
             if watch in done:
-                return Execution("", end_reason=f"it took more than {watch.result()}")
+                output = await self._output_until_now(answer)
+                return Execution(output, end_reason=f"it took more than {watch.result()}")
             return Execution("", end_reason="its process died" if done else _late(limit_s))
         finally:
             watch.cancel()
@@ -149,10 +154,11 @@ class Interpreter:
         self._first = await asyncio.to_thread(
             self._backend.first_process, self._process.pid, label=self._label
         )
+        self._own = [] if self._first is None else _list_processes(self._first)
         return self._process
 
     async def _exchange(
-        self, process: asyncio.subprocess.Process, code: str, timeout_s: float
+        self, process: asyncio.subprocess.Process, code: str, *, timeout_s: float, is_separate: bool
     ) -> Execution | None:
         """Return the interpreter's answer; None if it dies or answers no JSON."""
         assert process.stdin is not None
@@ -161,6 +167,7 @@ class Interpreter:
         request = {
             "number": self._runs,
             "code": code,
+            "is_separate": is_separate,
             "output_chars": self._output_chars,
             "timeout_s": timeout_s,
         }
@@ -173,6 +180,22 @@ class Interpreter:
                     return Execution(str(answer["output"]), _late(timeout_s) if answer["is_late"] else None)
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    async def _output_until_now(self, answer: asyncio.Task[Execution | None]) -> str:
+        """Kill the processes that the code has started, and return its output until now; empty if there is no
+        `answer` within `REPORT_S`, or if the code takes twice its memory meanwhile."""
+        with suppress(psutil.Error):
+            self._own[-1].send_signal(signal.SIGALRM)  # as at its time limit
+        for _ in range(round(REPORT_S / WATCH_S)):
+            for process in _list_processes(self._own[0].pid):
+                if process not in self._own:
+                    with suppress(psutil.Error):
+                        process.kill()
+            done, _ = await asyncio.wait({answer}, timeout=WATCH_S)
+            if done or _take_more(self._own, 2 * self._limits.memory_mb << 20, exact=False):
+                break
+        execution = answer.result() if answer.done() else None
+        return "" if execution is None else execution.output
 
     async def _watch_limits(self) -> str:
         """Return the limit that the processes of the sandbox exceed together, once they do."""

@@ -1,9 +1,9 @@
 """The program in the sandbox of `envs/sandbox/interpreter.py`; it imports only the standard library.
 
-It reads one `{"number", "code", "output_chars", "timeout_s"}` per line, runs the code with both standard
-streams redirected to a file, and answers `{"number", "output", "is_late"}`. If the code still runs after
-`timeout_s` seconds, it answers with the output until then, and its owner kills it. Its own pipes move to
-descriptors that code does not write to by default.
+It reads one `{"number", "code", "is_separate", "output_chars", "timeout_s"}` per line, runs the code with
+both standard streams redirected to a file, and answers `{"number", "output", "is_late"}`. If the code still
+runs after `timeout_s` seconds, or when the owner sends SIGALRM, it answers with the output until then, and
+its owner kills it. Its own pipes move to descriptors that code does not write to by default.
 """
 
 import ast
@@ -18,20 +18,37 @@ from os import _exit, close, dup, dup2, fdopen, fstat, getpid, memfd_create, pre
 from signal import ITIMER_REAL, SIGALRM, setitimer, signal
 
 # Code that replaces `print` or `os.close` replaces it for itself, not for the functions below.
-globals()["__builtins__"] = dict(vars(builtins))
+OWN_BUILTINS = dict(vars(builtins))
+globals()["__builtins__"] = OWN_BUILTINS
 
 
-def execute(code: str, names: dict[str, object]) -> None:
-    """Execute `code` as at a prompt: the value of a final expression is printed."""
+def set_builtins(names: dict[str, object]) -> None:
+    """Make `names` the built-in names of every module, the standard library's included."""
+    for name in vars(builtins).keys() - names.keys():
+        del vars(builtins)[name]
+    vars(builtins).update(names)
+
+
+def execute(code: str, names: dict[str, object], code_builtins: dict[str, object]) -> None:
+    """Execute `code` as at a prompt: the value of a final expression is printed.
+
+    `code_builtins`: the built-in names as earlier code has left them, and afterwards as this code does.
+    """
     tree = ast.parse(code, "<code>")
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         tree.body.pop()
-    exec(compile(tree, "<code>", "exec"), names)
-    if isinstance(last, ast.Expr):
-        value = eval(compile(ast.Expression(last.value), "<code>", "eval"), names)
-        if value is not None:
-            print(repr(value))
+    set_builtins(code_builtins)
+    try:
+        exec(compile(tree, "<code>", "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<code>", "eval"), names)
+            if value is not None:
+                print(repr(value))
+    finally:
+        code_builtins.clear()
+        code_builtins.update(vars(builtins))
+        set_builtins(OWN_BUILTINS)
 
 
 def shorten(text: str, limit: int) -> str:
@@ -53,6 +70,7 @@ def main() -> None:
     vars(module)["__builtins__"] = builtins
     sys.modules["__main__"] = module
     process = getpid()
+    code_builtins = dict(OWN_BUILTINS)
 
     def flush() -> None:
         for stream in (output, sys.stdout):  # code may have put another there
@@ -70,6 +88,7 @@ def main() -> None:
 
     def answer_late(*_: object) -> None:
         if getpid() == process:  # not a fork that set an alarm
+            set_builtins(OWN_BUILTINS)
             flush()
             answer(is_late=True)
 
@@ -85,7 +104,10 @@ def main() -> None:
         sys.stdout = sys.stderr = output
         setitimer(ITIMER_REAL, request["timeout_s"])
         try:
-            execute(request["code"], vars(module))
+            if request["is_separate"]:
+                execute(request["code"], {"__builtins__": builtins}, dict(OWN_BUILTINS))
+            else:
+                execute(request["code"], vars(module), code_builtins)
         except SystemExit:
             pass
         except BaseException as error:

@@ -101,16 +101,15 @@ class Workspace:
 
     async def _do(self, program: str, **request: object) -> Reply:
         request_json = json.dumps({"seconds": self._timeout_s, **request})
-        # One expression, so that it adds no name to the variables of the agent's code.
         code = (
-            f'__import__("subprocess").run([__import__("sys").executable, "-I", "-c", {program!r}], '
-            f'input={request_json!r}, text=True, cwd="/work") and None'
+            f'import subprocess, sys\nprogram = [sys.executable, "-I", "-c", {program!r}]\n'
+            f'_ = subprocess.run(program, input={request_json!r}, text=True, cwd="/work")'
         )
-        return await self._run(code, timeout_s=self._timeout_s + GRACE_S)
+        return await self._run(code, timeout_s=self._timeout_s + GRACE_S, is_separate=True)
 
-    async def _run(self, code: str, *, timeout_s: float) -> Reply:
+    async def _run(self, code: str, *, timeout_s: float, is_separate: bool = False) -> Reply:
         async with self._turn:
-            run = await self._interpreter.run(code, timeout_s=timeout_s)
+            run = await self._interpreter.run(code, timeout_s=timeout_s, is_separate=is_separate)
         if run.end_reason is None:
             return Reply(run.output)
         return Reply(

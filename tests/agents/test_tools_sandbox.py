@@ -91,6 +91,19 @@ def test_files_shell_and_python_see_each_others_work() -> None:
 
 
 @needs_sandbox
+def test_tools_work_without_the_built_in_names_that_code_has_deleted() -> None:
+    assert observations(
+        (
+            "code_session",
+            {"code": "import builtins\ndel builtins.len, builtins.isinstance, builtins.__import__"},
+        ),
+        create("a.txt", "one"),
+        shell("cat a.txt"),
+        ("code_session", {"code": "'len' in vars(builtins), 'sys' in globals()"}),
+    )[2:] == ["one", "(False, False)\n"]
+
+
+@needs_sandbox
 def test_a_file_is_read_by_lines() -> None:
     results = run_calls(
         create("f", "one\r\ntwo\n\nfour"),

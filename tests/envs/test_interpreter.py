@@ -97,6 +97,8 @@ def test_errors_have_pythons_text(sandbox: Backend) -> None:
         ("import builtins\nbuiltins.print = lambda *_, **__: None\n'kept'", "'kept'\n"),
         ("import builtins\nshown = []\nbuiltins.print = shown.append\nprint(1)\nshown", "[1]\n"),
         ("import builtins\nfor name in ('print', 'max', 'repr', 'eval'): delattr(builtins, name)", ""),
+        ("import builtins\ndel builtins.len, builtins.isinstance", ""),
+        ("import builtins\nvars(builtins).clear()", ""),
         ("import os, json\nos.getpid = os.pread = os.close = json.dumps = lambda *_: 0", ""),
         ("import sys\nprint('a')\nsys.stdout = None", "a\n"),
         ("import sys\nprint('a')\nsys.stdout.close()", "a\n"),
@@ -108,6 +110,19 @@ def test_code_that_replaces_what_the_interpreter_uses_is_answered(
 ) -> None:
     executions = runs(sandbox, f"x = 1\n{code}", "x")
     assert executions == [Execution(output, end_reason=None), Execution("1\n", end_reason=None)]
+
+
+def test_built_in_names_stay_as_the_code_has_left_them(sandbox: Backend) -> None:
+    codes = (
+        "import builtins as b\nb.input = lambda: 'typed'\nb.twice = lambda x: 2 * x\ndel b.len",
+        "1/0",
+        "twice(input())",
+        "len([])",
+    )
+    [_, error, later, deleted] = runs(sandbox, *codes)
+    assert error.output.endswith("ZeroDivisionError: division by zero\n")
+    assert later.output == "'typedtyped'\n"
+    assert deleted.output.splitlines()[-1].startswith("NameError: name 'len' is not defined")
 
 
 def test_an_error_is_reported_where_standard_output_is_not_the_interpreters(sandbox: Backend) -> None:
@@ -124,6 +139,36 @@ def test_an_error_is_reported_where_standard_output_is_not_the_interpreters(sand
 def test_a_run_that_takes_too_long_keeps_its_output(sandbox: Backend, wait: str) -> None:
     [run] = runs(sandbox, f"print('step 1')\n{wait}", timeout_s=1)
     assert run == Execution("step 1\n", end_reason="it took longer than 1 s")
+
+
+def test_a_late_run_keeps_its_output_without_the_built_in_names_of_libraries(sandbox: Backend) -> None:
+    code = "import builtins\nprint('step 1')\ndel builtins.isinstance, builtins.len\nwhile True: pass"
+    [run] = runs(sandbox, code, timeout_s=1)
+    assert run == Execution("step 1\n", end_reason="it took longer than 1 s")
+
+
+@pytest.mark.parametrize(
+    ("use", "limit"),
+    [
+        ("while True: pass", "0.6 s of CPU time"),
+        ("if os.fork() == 0:\n    while True: pass\nos.wait()", "0.6 s of CPU time"),
+        ("os.system('while true; do true; done')", "0.6 s of CPU time"),
+        (
+            "while True:\n    f = os.memfd_create('m')\n    for _ in range(15): os.write(f, bytes(1 << 20))",
+            "256 MB of memory",
+        ),
+        (
+            "for _ in range(4):\n    if os.fork() == 0:\n        a = b'x' * (100 << 20)\n"
+            "        time.sleep(60)\nos.wait()",
+            "256 MB of memory",
+        ),
+    ],
+)
+def test_a_run_that_uses_too_much_keeps_its_output(sandbox: Backend, use: str, limit: str) -> None:
+    limits = SandboxLimits(memory_mb=256, cpu_s=0.6)
+    [run, after] = runs(sandbox, f"import os, time\nprint('step 1')\n{use}", "1", limits=limits, timeout_s=60)
+    assert run == Execution("step 1\n", end_reason=f"it took more than {limit}")
+    assert after == Execution("1\n", end_reason=None)
 
 
 def test_code_may_have_its_own_alarm(sandbox: Backend) -> None:
@@ -316,6 +361,15 @@ for _ in range(20):
         a = [bytearray(b'x') * (1 << 20) for _ in range(400)]
         time.sleep(60)
 time.sleep(60)""",
+    "processes that go on": """
+import os, signal, time
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+while True:
+    try:
+        if os.fork() == 0:
+            a = b'x' * (200 << 20)
+            time.sleep(60)
+    except OSError: pass""",
     "nameless files": """
 import os
 while True:
