@@ -107,7 +107,7 @@ def memory_needs(
     `device_bytes`: its memory, 0 if that is unknown; `nodes`: over which a CPU's workers are spread.
     """
     if pipeline.backend.device == "cpu":
-        needs = _of_node(pipeline, size, memory=device_bytes, nodes=nodes)
+        needs = _of_node(pipeline, size, memory=device_bytes, nodes=nodes, phases=phases)
     else:
         needs = _of_gpu(pipeline, size, gpu=device_bytes)
     return [need for need in needs if need.phase in phases]
@@ -119,7 +119,7 @@ def find_memory_needs(pipeline: Pipeline) -> list[Need]:
     size = read_model_size(pipeline.model)
     if size is None:
         return []
-    here = phases_here()
+    here = phases_here(pipeline)
     smallest = min(device_memories(pipeline.backend.device), default=0)
     needs = [
         *((need, THIS_MACHINE) for need in memory_needs(pipeline, size, device_bytes=smallest, phases=here)),
@@ -128,10 +128,16 @@ def find_memory_needs(pipeline: Pipeline) -> list[Need]:
     return [replace(need, room_name=need.room_name.format(place=place)) for need, place in needs]
 
 
-def phases_here() -> Collection[Phase]:
-    """The phases for which this machine needs its memory: all, or with a cluster (`RAY_ADDRESS`) the
-    supervised training, which is a process of the command's own."""
-    return (Phase.TRAIN_SUPERVISED,) if cluster_address() else tuple(Phase)
+def phases_here(pipeline: Pipeline) -> Collection[Phase]:
+    """The phases for which this machine needs its memory: all, or with a cluster (`RAY_ADDRESS`) those of the
+    command's own processes.
+
+    These are supervised training and, on a CPU, the sampling of `tasks/evaluation/policy.py`: for the final
+    evaluation and for offline algorithms.
+    """
+    if not cluster_address():
+        return tuple(Phase)
+    return (Phase.TRAIN_SUPERVISED, *((Phase.SAMPLE,) if pipeline.backend.device == "cpu" else ()))
 
 
 def check_memory(pipeline: Pipeline) -> None:
@@ -140,7 +146,7 @@ def check_memory(pipeline: Pipeline) -> None:
     With a cluster, that is the part of `phases_here`: its nodes are checked when training connects to them.
     Nothing is checked for a model whose size is unknown.
     """
-    check_devices(pipeline, device_memories(pipeline.backend.device), phases=phases_here())
+    check_devices(pipeline, device_memories(pipeline.backend.device), phases=phases_here(pipeline))
 
 
 def check_devices(
@@ -248,9 +254,13 @@ def _of_vllm(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> Need:
     return Need(phase=Phase.SAMPLE, parts=parts, room=share, room_name=name)
 
 
-def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) -> list[Need]:
-    """What one of so many nodes needs for its workers and samplers, in fp32; without gradient
-    checkpointing."""
+def _of_node(
+    pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int, phases: Collection[Phase]
+) -> list[Need]:
+    """What one of so many nodes needs for its workers and samplers, in fp32; without gradient checkpointing.
+
+    A node that trains by an online algorithm has samplers meanwhile, and is not asked for `Phase.SAMPLE`.
+    """
     backend, train, rollout = pipeline.backend, pipeline.train, pipeline.rollout
     workers = backend.workers // nodes
     tokens, num_samplers = train.micro_batch_tokens, workers * backend.samplers
@@ -258,14 +268,6 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
     saved = 4 * tokens * size.layers * (8 * size.width + 2 * size.kv_width + 4 * size.mlp_width)
     logits = CPU_LOGIT_BYTES * tokens * size.vocabulary
     episodes = -(-rollout.items_per_step * rollout.group_size // (num_samplers * nodes))
-    of_one = 4 * _numbers_per_token(size) * rollout.context_length
-    cache = min(CPU_CACHE_BYTES, of_one * min(backend.max_sequences, episodes))
-    sampling = {
-        "samplers' weights": num_samplers * 4 * size.parameters,
-        "keys and values": num_samplers * cache,
-        "vLLM's processes": num_samplers * VLLM_PROCESS_BYTES if backend.rollout == "vllm-cpu" else 0,
-        "processes": PROCESSES_BYTES,
-    }
     room, needs = int(USABLE * memory), []
     if _is_supervised(pipeline):
         parts = {
@@ -275,7 +277,8 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
             "processes": PROCESSES_BYTES,
         }
         needs.append(_to_train_supervised(pipeline, parts, room=room, room_name="{place}"))
-    if isinstance(train, OfflineSettings):
+    if isinstance(train, OfflineSettings) or Phase.TRAIN not in phases:
+        sampling = _samplers_parts(pipeline, size, count=1, episodes=backend.max_sequences)
         needs.append(Need(phase=Phase.SAMPLE, parts=sampling, room=room, room_name="{place}"))
         return needs
     training = {
@@ -285,8 +288,22 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
         "activations": workers * saved,
         "logits": workers * logits,
     }
+    sampling = _samplers_parts(pipeline, size, count=num_samplers, episodes=episodes)
     needs.append(Need(phase=Phase.TRAIN, parts=training | sampling, room=room, room_name="{place}"))
     return needs
+
+
+def _samplers_parts(pipeline: Pipeline, size: ModelSize, *, count: int, episodes: int) -> dict[str, int]:
+    """What so many samplers on a CPU need, each with so many episodes at once, and the run's processes."""
+    backend = pipeline.backend
+    of_one = 4 * _numbers_per_token(size) * pipeline.rollout.context_length
+    cache = min(CPU_CACHE_BYTES, of_one * min(backend.max_sequences, episodes))
+    return {
+        "samplers' weights": count * 4 * size.parameters,
+        "keys and values": count * cache,
+        "vLLM's processes": count * VLLM_PROCESS_BYTES if backend.rollout == "vllm-cpu" else 0,
+        "processes": PROCESSES_BYTES,
+    }
 
 
 def _teacher_bytes(pipeline: Pipeline, size: ModelSize) -> int:

@@ -102,7 +102,7 @@ def check_nodes(pipeline: Pipeline, placement: Placement, *, environment: Mappin
                 memories[node["NodeID"]],
                 nodes=placement.nodes,
                 place=f"node {name}",
-                phases={*Phase} - {*phases_here()},
+                phases={*Phase} - {*phases_here(pipeline)},
             )
 
 

@@ -321,7 +321,34 @@ def test_beside_a_cluster_this_machine_needs_the_memory_of_the_warm_up(
         check_memory(pipeline)
     check_memory(pipeline.model_copy(update={"warmup": None}))  # the rest is for the nodes
     places = [(need.phase, need.room_name, need.room > 0) for need in find_memory_needs(pipeline)]
-    assert places == [(Phase.TRAIN_SUPERVISED, "this machine", True), (Phase.TRAIN, "the cluster", False)]
+    assert places == [
+        (Phase.TRAIN_SUPERVISED, "this machine", True),
+        (Phase.SAMPLE, "this machine", True),
+        (Phase.TRAIN, "the cluster", False),
+    ]
+
+
+def test_beside_a_cluster_this_machine_needs_the_memory_to_sample_for_evaluations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """3B in fp32 and 4.5 GB of processes are 16.8 GB; keys and values have up to 2 GB more."""
+    memories = [17 * 10**9]
+    monkeypatch.setattr(memory, "read_model_size", lambda _: QWEN_3B)
+    monkeypatch.setattr(memory, "device_memories", lambda _: memories)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    pipeline = load_pipeline("textcraft-cpu", overrides={"warmup": None, "backend.samplers": 4})
+    sampling, training = find_memory_needs(pipeline)
+    assert (sampling.phase, training.phase) == (Phase.SAMPLE, Phase.TRAIN)
+    episodes = 4 * 2 * 36 * 256 * pipeline.rollout.context_length * pipeline.backend.max_sequences
+    assert sampling.total == 4 * 3_085_938_688 + min(2 * 10**9, episodes) + 4_500_000_000
+    with pytest.raises(ConfigError, match=r"GB to sample, and this machine has 16\.1 GB"):
+        check_memory(pipeline)
+    memories[:] = [20 * 10**9]
+    check_memory(pipeline)  # the nodes train
+
+    offline = find_memory_needs(load_pipeline("textcraft-dpo-cpu"))
+    assert [need.room_name for need in offline] == ["this machine", "this machine"]
+    assert offline[1].total == sampling.total
 
 
 def test_this_machines_memory_is_that_of_its_container() -> None:
