@@ -225,6 +225,26 @@ def test_the_split_has_the_papers_sizes_and_every_level_on_both_sides() -> None:
         assert {item.metadata["level"] for item in items} == set(range(1, 41))
 
 
+def test_some_test_items_equal_training_items() -> None:
+    """docs/environments.md names them. Equal are the mission, its steps, the agent's place and all cells."""
+
+    def content(index: int) -> tuple[object, ...]:
+        level = make_level(index)
+        contents = [cell.contains and cell.contains.encode() for cell in level.grid.grid if cell is not None]
+        return (
+            level.mission,
+            level.max_steps,
+            level.pprint_grid(),
+            level.grid.encode().tobytes(),
+            str(contents),
+        )
+
+    items = split(0)
+    levels = {content(item.index) for item in items.train}
+    equal_items = [item.index for item in items.test if content(item.index) in levels]
+    assert equal_items == [156, 212, 358, 436, 439, 532, 636, 758]
+
+
 def test_turning_there_and_back_is_no_other_state() -> None:
     env = BabyAIEnv()
     reset(env, 0)

@@ -68,6 +68,28 @@ def test_no_product_is_in_both_splits(shop: Shop) -> None:
         assert len(split.train) == 900
 
 
+def test_a_third_of_the_test_goals_ask_for_what_a_training_goal_asks_for(shop: Shop) -> None:
+    """docs/webshop.md has the numbers."""
+
+    def wish(item: Item) -> tuple[str, frozenset[str], frozenset[tuple[str, str]]]:
+        goal = shop.find_goal(item.index)
+        return goal.product.query, frozenset(goal.attributes), frozenset(goal.options)
+
+    def words(item: Item) -> str:
+        return shop.find_goal(item.index).instruction
+
+    counts = []
+    for seed in (0, 1, 2):
+        split = get_env("webshop-mini").split(seed)
+        assert not {*map(words, split.train)} & {*map(words, split.test)}
+        wishes = {*map(wish, split.train)}
+        counts.append(sum(wish(item) in wishes for item in split.test))
+    assert counts == [36, 35, 29]
+    first = get_env("webshop-mini").split(0)
+    texts = {words(item).partition(", and price")[0] for item in first.train}
+    assert sum(words(item).partition(", and price")[0] in texts for item in first.test) == 1
+
+
 def test_no_two_words_are_similar(shop: Shop) -> None:
     words = {word for department in DEPARTMENTS for word in (*department.attributes, *department.materials)}
     assert not [pair for pair in itertools.combinations(sorted(words), 2) if are_similar(*pair)]
