@@ -12,7 +12,6 @@ import typer
 from envs.errors import ConfigError, describe
 from flows.cli.options import IfChanged, PipelineName, Settings, Workspace, parse_secrets, parse_settings
 from flows.program import PROGRAM, REPRODUCTION
-from tasks.runs.steps import read_steps
 
 if TYPE_CHECKING:
     from flows.plan import Plan
@@ -52,6 +51,7 @@ def run(
     from flows.plan import check_run, make_plan
     from tasks.evaluation.outcomes import POLICIES
     from tasks.runs.rounds import explain_unchanged
+    from tasks.runs.steps import read_steps
 
     is_reproduction = REPRODUCTION in os.environ
     guard(if_killed="" if is_reproduction else _resume_line(DIED))

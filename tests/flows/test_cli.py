@@ -327,7 +327,7 @@ def test_help_imports_nothing_heavy(project: Path) -> None:
         "import sys; from typer.testing import CliRunner; from flows.cli.command_line import app\n"
         "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
         "heavy = {'torch', 'verl', 'ray', 'mlflow', 'prefect', 'dvc', 'numpy', 'pydantic', 'yaml'}\n"
-        "print(sorted((heavy | {'envs.requirements.data_sets'}) & set(sys.modules)))"
+        "print(sorted((heavy | {'msgspec', 'envs.requirements.data_sets'}) & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
