@@ -222,13 +222,16 @@ class _Circuit:
         def keep(module: Any, args: Any, kwargs: Any) -> None:
             states.append(kwargs["hidden_states"][0].clone())
 
-        attention = self._model.model.layers[layer].self_attn
-        hook = attention.register_forward_pre_hook(keep, with_kwargs=True)
+        decoder = self._model.model
+        layers = decoder.layers
+        hook = layers[layer].self_attn.register_forward_pre_hook(keep, with_kwargs=True)
+        decoder.layers = layers[: layer + 1]  # the later ones, and the logits, are not read
         try:
             for ids in self._sequences:
-                self._model(input_ids=torch.tensor([ids]))
+                decoder(input_ids=torch.tensor([ids]))
         finally:
             hook.remove()
+            decoder.layers = layers
         return _Seen(torch.cat(states), self._sequences, end=self._end)
 
 
