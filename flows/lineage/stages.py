@@ -234,7 +234,10 @@ def claim_checkpoints(train: Stage, *, if_changed: IfChanged) -> bool:
         _write_inputs(train)
         return True
     check_resume(train, if_changed=if_changed)
-    (train.workspace / INPUTS).unlink(missing_ok=True)  # first: without it, nothing of `train/` is resumed
+    # First: without these, nothing of `train/` is resumed. In this order: if this process ends between the
+    # two, a completed training is still marked as one.
+    for mark in (INPUTS, FINISHED):
+        (train.workspace / mark).unlink(missing_ok=True)
     shutil.rmtree(train.workspace / "train", ignore_errors=True)
     shutil.rmtree(train.workspace / "policy", ignore_errors=True)
     for name in (EVALUATION, OUTCOMES, EVALUATION_TRAJECTORIES):

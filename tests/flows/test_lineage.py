@@ -1,6 +1,7 @@
 """Keys and receipts agree with DVC, and change with exactly what a stage depends on."""
 
 import json
+import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -368,7 +369,7 @@ def test_a_training_that_begins_anew_is_not_compared_by_the_evaluation_of_the_on
 def test_a_stop_while_training_is_deleted_leaves_none_to_resume(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the mark of completion, what is left would be an interrupted training, and go on."""
+    """Whichever files are left, they would be an interrupted training, and go on."""
     train = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs", NAME))["train"]
     assert not claim_checkpoints(train, if_changed="refuse")
     checkpoint = train.workspace / "train" / "checkpoints" / "global_step_4"
@@ -376,17 +377,45 @@ def test_a_stop_while_training_is_deleted_leaves_none_to_resume(
     (checkpoint / "complete").write_text("{}")
     (train.workspace / FINISHED).write_text("the key of other code")
 
-    def delete_one_file(folder: Path, **_: object) -> None:
-        (folder / "finished").unlink()
+    def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", delete_one_file)
+        patch.setattr(shutil, "rmtree", stop)
         with pytest.raises(KeyboardInterrupt):
             claim_checkpoints(train, if_changed="refuse")
     assert checkpoint.exists()
     assert not claim_checkpoints(train, if_changed="refuse")
     assert not checkpoint.exists()
+
+
+def test_a_completed_training_that_was_partly_deleted_is_not_resumed_by_its_own_parameters(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop leaves the mark of completion, and the user takes the change of parameters back."""
+
+    def train_stage(overrides: dict[str, object]) -> Stage:
+        pipeline = load_pipeline(NAME, overrides=overrides)
+        return declared_stages(NAME, pipeline=pipeline, workspace=Path("runs", NAME))["train"]
+
+    train = train_stage({})
+    assert not claim_checkpoints(train, if_changed="refuse")
+    checkpoints = train.workspace / "train" / "checkpoints"
+    for step in (4, 8):
+        (checkpoints / f"global_step_{step}").mkdir(parents=True)
+        (checkpoints / f"global_step_{step}" / "complete").write_text("{}")
+    (train.workspace / FINISHED).write_text(stage_key(train))
+
+    def delete_one_checkpoint(folder: Path, **_: object) -> None:
+        os.remove(folder / "checkpoints" / "global_step_8" / "complete")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", delete_one_checkpoint)
+        with pytest.raises(KeyboardInterrupt):
+            claim_checkpoints(train_stage({"train.lr": 1.0}), if_changed="refuse")
+    assert not claim_checkpoints(train, if_changed="refuse")
+    assert not checkpoints.exists()
 
 
 def test_checkpoints_stay_for_the_same_training_and_go_for_any_other(project: Path) -> None:
