@@ -26,6 +26,8 @@ def copy_outputs(stage: Stage, key: str) -> Path | None:
     if stage.name not in REUSED:
         return None
     for file in sorted(stage.workspace.parent.glob(f"*/{LINEAGE}")):
+        if file.parent.resolve() == stage.workspace.resolve():  # a copy deletes its target first
+            continue
         try:
             record = read_lineage(file).stages.get(stage.name)
         except ConfigError:  # of another version, or being replaced

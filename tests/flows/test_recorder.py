@@ -312,6 +312,16 @@ def test_a_warm_up_from_other_inputs_is_not_copied(project: Path) -> None:
     assert copy_outputs(stage, stage_key(stage)) is None
 
 
+def test_a_warm_up_is_not_copied_over_itself(project: Path) -> None:
+    """As where Prefect has lost its receipt: the stage runs again, and what it wrote stays until then."""
+    record(make_plan(), "prepare", "warmup")
+    stage, before = make_plan().stages["warmup"], path_md5(WORKSPACE / "warmup")
+    assert copy_outputs(stage, stage_key(stage)) is None
+    assert path_md5(WORKSPACE / "warmup") == before
+    other = stage_elsewhere("warmup", "other")
+    assert copy_outputs(other, stage_key(other)) == WORKSPACE
+
+
 def test_a_warm_up_that_was_changed_since_is_not_copied(project: Path) -> None:
     record(make_plan(), "prepare", "warmup")
     (WORKSPACE / "warmup" / "added").touch()
