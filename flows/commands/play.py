@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import cached_property
 
 from rich.console import Console
+from rich.text import Text
 
 from agents.rollout.group import Callbacks
 from agents.rollout.scripted import run_console
@@ -132,7 +133,7 @@ class _Person:
     def _show_help(self) -> None:
         text = f"{HELP}\n\n{self._spec.instructions}\n"
         is_terminal = self._console.is_terminal  # whose lines break between words
-        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=not is_terminal)
+        self._console.print(Text(text, style="dim"), soft_wrap=not is_terminal)
 
     def _show(self, message: Message) -> None:
         for image in message.images:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, pairwise
+from math import isfinite
 from operator import itemgetter
 from statistics import fmean
 
@@ -19,14 +20,27 @@ _STAGE_STYLES = ("green", "cyan", "blue", "magenta")
 
 
 def draw_sparkline(values: Sequence[float], *, width: int) -> str:
-    """`values` on one line of at most `width` characters, from their least to their largest."""
+    """`values` on one line of at most `width` characters, from their least to their largest; a blank where
+    one is NaN or infinite."""
     if not values:
         return ""
     columns = min(width, len(values))
     edges = [len(values) * column // columns for column in range(columns + 1)]
-    means = [fmean(values[first:end]) for first, end in pairwise(edges)]
-    low, spread = min(means), max(means) - min(means)
-    return "".join(_EIGHTHS[1 + round((mean - low) / spread * 7) if spread else 4] for mean in means)
+    means = [_finite_mean(values[first:end]) for first, end in pairwise(edges)]
+    finite_means = [mean for mean in means if mean is not None]
+    low = min(finite_means, default=0.0)
+    spread = max(finite_means, default=0.0) - low
+
+    def character(mean: float | None) -> str:
+        if mean is None:
+            return " "
+        return _EIGHTHS[1 + round((mean - low) / spread * 7) if spread else 4]
+
+    return "".join(map(character, means))
+
+
+def _finite_mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if all(map(isfinite, values)) else None
 
 
 def draw_rate(

@@ -9,7 +9,7 @@ from rich.text import Text
 
 def print_plain(text: str, *, console: Console, style: str | None = None) -> None:
     """Print `text` verbatim, without wrapping its lines."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def print_table(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -118,13 +119,18 @@ def curves_artifact(rounds: Sequence["RoundResult"], steps: Sequence[Step]) -> R
 
 def sparkline(values: Sequence[float], *, bars: int = MAX_BARS) -> str:
     """A bar for each value, at most `bars`: means over equal shares. Rates (all within 0 and 1) begin at 0
-    and end at 1; other values at their least and their most."""
+    and end at 1; other values at their least and their most. A share with a NaN or an infinite value has a
+    blank."""
     width = min(bars, len(values))
     edges = [index * len(values) // width for index in range(width + 1)]
-    means = [fmean(values[start:end]) for start, end in pairwise(edges)]
-    low, high = (0.0, 1.0) if all(0 <= value <= 1 for value in values) else (min(means), max(means))
+    shares = [values[start:end] for start, end in pairwise(edges)]
+    means = [fmean(share) if all(map(isfinite, share)) else None for share in shares]
+    finite_means = [mean for mean in means if mean is not None]
+    low, high = min(finite_means, default=0.0), max(finite_means, default=0.0)
+    if all(0 <= value <= 1 for value in values if isfinite(value)):
+        low, high = 0.0, 1.0
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+    return "".join(BARS[round((mean - low) * scale)] if mean is not None else " " for mean in means)
 
 
 def links_artifact(workspace: Path, *, evaluation: Evaluation | None, is_recorded: bool) -> RunArtifact:

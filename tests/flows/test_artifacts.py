@@ -1,5 +1,6 @@
 """The text of a run's artifacts in Prefect."""
 
+from math import inf, nan
 from pathlib import Path
 
 from flows.orchestrator.artifacts import artifact_key, sparkline
@@ -16,3 +17,10 @@ def test_a_curve_is_as_high_as_its_values() -> None:
     assert sparkline([-3, 5]) == "▁█"
     assert sparkline([7, 7]) == "▁▁"
     assert sparkline(range(120), bars=8) == "▁▂▃▄▅▆▇█"
+
+
+def test_a_value_that_is_no_number_leaves_a_gap_in_the_curve() -> None:
+    assert sparkline([0.0, nan, 0.5, inf, 1.0]) == "▁ ▅ █"
+    assert sparkline([-3, -inf, inf, 5], bars=4) == "▁  █"
+    assert sparkline([1, 3, nan, inf, -inf, 9], bars=3) == "▁  "
+    assert sparkline([nan, nan]) == "  "

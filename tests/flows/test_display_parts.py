@@ -1,15 +1,19 @@
 """What the display of a run is made of: plots, the forecast of the time left, the episode that is played."""
 
+import io
 import json
+from math import inf, nan
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item, Message
 from flows.display.forecast import forecast_steps
 from flows.display.frame import draw_episode, make_harmless
 from flows.display.plots import draw_rate, draw_sparkline
+from flows.display.tables import print_plain
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import planned_turns
 from tasks.rollout import current_episode
@@ -22,6 +26,12 @@ def test_a_sparkline_goes_from_the_least_value_to_the_largest() -> None:
     assert draw_sparkline([1, 3, 5, 7, 9, 11], width=3) == "▁▅█"  # the means 2, 6, 10
     assert draw_sparkline([2, 2], width=4) == "▄▄"
     assert draw_sparkline([], width=4) == ""
+
+
+def test_a_value_that_is_no_number_leaves_a_gap_in_the_sparkline() -> None:
+    assert draw_sparkline([0, nan, 7, inf, 3], width=10) == "▁ █ ▄"
+    assert draw_sparkline([1, 3, inf, -inf, 9, 11], width=3) == "▁ █"
+    assert draw_sparkline([nan, nan], width=4) == "  "
 
 
 def test_a_rate_is_drawn_by_step_to_an_axis_that_says_where_the_horizon_changes() -> None:
@@ -61,6 +71,14 @@ def test_planned_turns_are_those_of_the_schedule() -> None:
     assert [turns(1), turns(pipeline.train.steps)] == [horizon.max_turns[0], horizon.max_turns[-1]]
     adaptive = horizon.model_validate({"type": "adaptive", "max_turns": [4, 8]})
     assert planned_turns(pipeline.model_copy(update={"horizon": adaptive})) is None
+
+
+def test_plain_text_is_printed_as_it_is() -> None:
+    """Rich would replace the names of its emoji, also where markup is off."""
+    text = "[bold]ratio 1:100:5, runs/a:key:b :smile:"
+    file = io.StringIO()
+    print_plain(text, console=Console(file=file, width=20))
+    assert file.getvalue() == text + "\n"
 
 
 @pytest.mark.parametrize("code", list("\x1b\x9b\x07\r\x7f\u202e\u2066\u200d\ud800"))
