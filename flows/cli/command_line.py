@@ -5,6 +5,7 @@ Nothing heavy is imported before a command needs it: `wingspan --help` answers w
 
 import errno
 import gc
+import io
 import os
 import sys
 import traceback
@@ -121,6 +122,9 @@ def run_app() -> None:
     # Else Prefect's client prints a notice when it is first imported, and reports how it is used.
     os.environ.setdefault("DO_NOT_TRACK", "1")
     clean_logs()
+    # A terminal that is not UTF-8 lacks characters, which must not end a run; standard error has their codes.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         status = app(standalone_mode=False)  # returns the status of typer.Exit, None otherwise
         if status == STOPPED:

@@ -146,6 +146,11 @@ def _parse_value(text: str, *, option: str) -> object:
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        value: object = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"{option}: the value is not YAML; quote it") from None
+    try:
+        json.dumps(value)
+    except TypeError:
+        raise ConfigError(f"{option}: JSON has no such value, e.g. it is a date in YAML; quote it") from None
+    return value

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from envs.errors import ConfigError
 from flows.cli.command_line import app, one_line
-from flows.cli.options import parse_settings
+from flows.cli.options import parse_axes, parse_settings
 from flows.lock import lock
 from flows.plan import check_plan, make_plan
 from tasks.config.capacity import read_model_size
@@ -230,6 +230,13 @@ def test_without_runs_it_is_said_where_they_would_be(
 
 
 @pytest.mark.heavy
+def test_a_terminal_that_lacks_a_character_ends_no_command(tmp_path: Path) -> None:
+    done = wingspan("envs", "babyai", cwd=tmp_path, PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "package minigrid   ? is here\n" in done.stdout
+
+
+@pytest.mark.heavy
 def test_pipelines_are_listed(project: Path) -> None:
     names = read_yaml(ROOT / "pipelines.yaml")["pipelines"]
     counts = {"episodes": 8, "dropped": 0}
@@ -390,6 +397,16 @@ def test_a_disk_that_fills_up_is_one_line_wherever_it_is_noticed() -> None:
     worker_error.__cause__ = RuntimeError("PytorchStreamWriter failed: No space left on device")
     assert "disk is full" in (one_line(worker_error) or "")
     assert one_line(ValueError("a bug")) is None
+
+
+@pytest.mark.parametrize("value", ["2024-01-01", "[a, 2024-01-01]"])
+def test_a_date_of_yaml_is_no_value_of_a_parameter(value: str) -> None:
+    """Parameters are JSON values: in records, names of workspaces and the arguments of a sweep's runs."""
+    with pytest.raises(ConfigError, match=r"--set .* it is a date in YAML; quote it"):
+        parse_settings([f"agent.system={value}"])
+    with pytest.raises(ConfigError, match=r"--vary .* it is a date in YAML; quote it"):
+        parse_axes([f"agent.system=text,{value}"])
+    assert parse_settings(['day="2024-01-01"']) == {"day": "2024-01-01"}
 
 
 def test_settings_are_yaml_values() -> None:
