@@ -176,13 +176,15 @@ def _make_run(name: str, *, run_name: str, overrides: Mapping[str, object], fold
     """Raises `ConfigError` for a workspace in which a run of other parameters has finished."""
     workspace = folder / run_name
     pipeline = load_pipeline(name, overrides=dict(overrides))
-    is_finished = is_recorded(workspace, pipeline=pipeline) and (workspace / EVALUATION).exists()
+    has_evaluation = (workspace / EVALUATION).exists()
+    is_finished = is_recorded(workspace, pipeline=pipeline) and has_evaluation
     if not is_finished and read_record(workspace).get("finished"):
         keys = list(differing_values(parameters_of(pipeline), read_parameters(workspace)))
-        raise ConfigError(
-            f"{workspace} holds a finished run with another {', '.join(keys[:4]) or 'evaluation'}; "
-            "give another --folder, or remove it"
-        )
+        if keys or not has_evaluation:  # else it is recorded elsewhere, and this sweep records it here
+            raise ConfigError(
+                f"{workspace} holds a finished run with another {', '.join(keys[:4]) or 'evaluation'}; "
+                "give another --folder, or remove it"
+            )
     return SweepRun(
         name=run_name, overrides=overrides, pipeline=pipeline, workspace=workspace, is_finished=is_finished
     )

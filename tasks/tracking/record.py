@@ -8,7 +8,7 @@ from envs.redaction import without_password
 from tasks.config.pipelines import Pipeline
 from tasks.data.hashes import text_md5
 from tasks.tracking.connection import UI, tracking_uri, ui_command
-from tasks.tracking.names import run_page
+from tasks.tracking.names import absolute_store, run_page
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -18,8 +18,8 @@ _KEYS = ("uri", "run_id", "experiment_id")
 
 
 def read_record(workspace: Path) -> dict[str, Any]:
-    """`uri`, `run_id`, `experiment_id`, `identity` and `finished`; empty if it is not recorded. Raises
-    `DamagedFile`."""
+    """`uri`, without user and password, `run_id`, `experiment_id`, `identity` and `finished`; empty if it is
+    not recorded. Raises `DamagedFile`."""
     record = read_json(workspace / RECORD)
     if record:
         check_keys(record, _KEYS, file=workspace / RECORD)
@@ -29,7 +29,7 @@ def read_record(workspace: Path) -> dict[str, Any]:
 def write_record(workspace: Path, *, pipeline: Pipeline, run: "Run", is_finished: bool) -> None:
     """Write `mlflow.json`: `run`, of these parameters, records `workspace`."""
     record = {
-        "uri": tracking_uri(),
+        "uri": without_password(tracking_uri()),
         "run_id": run.info.run_id,
         "experiment_id": run.info.experiment_id,
         "identity": _identity(pipeline),
@@ -38,26 +38,40 @@ def write_record(workspace: Path, *, pipeline: Pipeline, run: "Run", is_finished
     write_json(workspace / RECORD, record)
 
 
-def is_recorded(workspace: Path, *, pipeline: Pipeline) -> bool:
-    """Whether MLflow has a finished run of this workspace with these parameters."""
+def find_recorded_id(workspace: Path) -> str | None:
+    """The id of the run that records `workspace` in the store that MLflow uses now; None if there is none, or
+    if it is in another store. Raises `DamagedFile`."""
     record = read_record(workspace)
-    return record.get("identity") == _identity(pipeline) and bool(record.get("finished"))
+    return str(record["run_id"]) if record and _store_of(record["uri"]) == _store_of(tracking_uri()) else None
+
+
+def is_recorded(workspace: Path, *, pipeline: Pipeline) -> bool:
+    """Whether MLflow, where it records now, has a finished run of this workspace with these parameters."""
+    record = read_record(workspace)
+    is_finished = record.get("identity") == _identity(pipeline) and bool(record.get("finished"))
+    return is_finished and find_recorded_id(workspace) is not None
 
 
 def unfinished_run(workspace: Path, *, pipeline: Pipeline) -> str | None:
     """The MLflow run that this workspace began with these parameters and has not finished."""
     record = read_record(workspace)
-    ours = record.get("uri") == tracking_uri() and record.get("identity") == _identity(pipeline)
-    return str(record["run_id"]) if ours and not record.get("finished") else None
+    is_open = record.get("identity") == _identity(pipeline) and not record.get("finished")
+    return find_recorded_id(workspace) if is_open else None
 
 
 def recorded_page(workspace: Path, *, tab: str = "") -> str:
-    """The address of the run of `workspace` in a browser; `tab`: of its page, as in `run_page`."""
+    """The address of the run of `workspace` in a browser, that of MLflow if it is not recorded there; `tab`:
+    of its page, as in `run_page`."""
     server = UI if ui_command() else without_password(tracking_uri()).rstrip("/")
-    record = read_record(workspace)
-    if not record:
+    run_id = find_recorded_id(workspace)
+    if run_id is None:
         return server
-    return server + run_page(record["experiment_id"], record["run_id"], tab=tab)
+    return server + run_page(read_record(workspace)["experiment_id"], run_id, tab=tab)
+
+
+def _store_of(uri: str) -> str:
+    """What names the same store: with the whole path of a file, without user and password."""
+    return absolute_store(without_password(uri)).rstrip("/")
 
 
 def _identity(pipeline: Pipeline) -> str:

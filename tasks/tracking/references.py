@@ -17,7 +17,7 @@ from tasks.runs.folders import STEPS, relative_within
 from tasks.runs.steps import read_steps
 from tasks.tracking.connection import EXPERIMENT, check_tracking, connect, tracking_uri
 from tasks.tracking.lineage_record import LINEAGE, PATCH, LineageRecord, read_lineage
-from tasks.tracking.record import read_record
+from tasks.tracking.record import find_recorded_id, read_record
 from tasks.tracking.recorded_runs import WORKSPACE, state_of
 
 if TYPE_CHECKING:
@@ -130,13 +130,12 @@ def _find_workspace(path: Path) -> FoundRun:
         )
     workspace = relative_within(folder, Path.cwd())
     lineage = read_lineage(workspace / LINEAGE)
-    record = read_record(workspace)
     return FoundRun(
         reference=str(path),
         lineage=lineage,
         folder=workspace,
         is_workspace=True,
-        run_id=str(record["run_id"]) if record.get("uri") == tracking_uri() else None,
+        run_id=find_recorded_id(workspace),
     )
 
 

@@ -322,7 +322,9 @@ def finish(run: SweepRun, successes: Sequence[tuple[int, int]]) -> None:
 
 
 @pytest.mark.heavy
-def test_finished_runs_are_skipped_compared_and_the_best_is_tested_for_all(project: Path) -> None:
+def test_finished_runs_are_skipped_compared_and_the_best_is_tested_for_all(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     axes = "train.lr=1e-3,1e-4"
     first, second = plan(axes).runs
     finish(first, [(1, 1), (0, 1), (1, 0), (0, 0)])
@@ -348,3 +350,5 @@ def test_finished_runs_are_skipped_compared_and_the_best_is_tested_for_all(proje
         ConfigError, match=rf"{first.workspace} holds a finished run with another train\.steps"
     ):
         plan(axes, settings={"train.steps": 3})
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project}/other.db")  # which has none of them
+    assert [run.name for run in plan(axes).unfinished] == [first.name, second.name]

@@ -41,7 +41,7 @@ from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
 from tasks.tracking.facts import round_params
 from tasks.tracking.model import promote_best
 from tasks.tracking.names import step_metric, summary_metric
-from tasks.tracking.record import is_recorded, write_record
+from tasks.tracking.record import is_recorded, recorded_page, write_record
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, WORKSPACE, heartbeat, mark_gone
 from tasks.tracking.traces import MAX_SPANS, evaluation_traces
 from tasks.tracking.tracker import Tracker
@@ -751,6 +751,50 @@ def test_a_record_that_cannot_be_written_is_an_error_at_the_end(workspace: Path,
     with outputs, Tracker("six", pipeline=pipeline, workspace=workspace) as tracker:
         tracker.finish()  # nothing was evaluated
     assert not is_recorded(workspace, pipeline=pipeline)
+
+
+@pytest.mark.heavy
+def test_a_finished_run_is_recorded_in_each_store_that_is_named(
+    workspace: Path, pipeline: Pipeline, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    def record() -> str:
+        with Tracker("two", pipeline=pipeline, workspace=workspace) as tracker:
+            tracker.finish()
+        return str(json.loads((workspace / "mlflow.json").read_text())["run_id"])
+
+    write_round(workspace, 0, steps=(1, 2))
+    write_results(workspace)
+    first_id = record()
+    assert is_recorded(workspace, pipeline=pipeline)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")  # the same file
+    assert is_recorded(workspace, pipeline=pipeline)
+    assert first_id in recorded_page(workspace)
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/other.db")
+    assert not is_recorded(workspace, pipeline=pipeline)
+    assert first_id not in recorded_page(workspace)
+    second_id = record()
+    assert is_recorded(workspace, pipeline=pipeline)
+    run = mlflow.MlflowClient(f"sqlite:///{store}/other.db").get_run(second_id)
+    assert (run.info.status, run.data.metrics["eval/sampled/success"]) == ("FINISHED", 0.75)
+
+
+def test_the_record_of_a_run_has_no_password(
+    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.entities import Run, RunInfo
+
+    info = RunInfo("1" * 32, "7", "me", "RUNNING", 0, None, "active")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:first-secret@tracking/")
+    write_record(tmp_path, pipeline=pipeline, run=Run(info, None), is_finished=True)
+    assert "secret" not in (tmp_path / "mlflow.json").read_text()
+    for uri in ("https://me:second-secret@tracking", "https://tracking/"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        assert is_recorded(tmp_path, pipeline=pipeline)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:first-secret@other/")
+    assert not is_recorded(tmp_path, pipeline=pipeline)
 
 
 @pytest.mark.heavy
