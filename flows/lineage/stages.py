@@ -226,14 +226,14 @@ def claim_checkpoints(train: Stage, *, if_changed: IfChanged) -> bool:
 
     Training that was completed is done anew where its inputs or its code have changed. Training that was
     interrupted resumes with other code, as after the fix of a bug; what happens where its inputs have changed
-    is for `if_changed` to say. Raises `ConfigError` where that is to refuse.
+    is for `if_changed` to say. Raises `ConfigError` as `check_resume`.
     """
+    check_resume(train, if_changed=if_changed)
     if would_resume(train, if_changed=if_changed):
         for file in (train.workspace / "train").glob("*.jsonl"):
             drop_incomplete_line(file)
         _write_inputs(train)
         return True
-    check_resume(train, if_changed=if_changed)
     # First: without these, nothing of `train/` is resumed. In this order: if this process ends between the
     # two, a completed training is still marked as one.
     for mark in (INPUTS, FINISHED):
@@ -272,20 +272,47 @@ class _Inputs(TypedDict):
 
 def check_resume(train: Stage, *, if_changed: IfChanged, items: Split | None = None) -> None:
     """Raise `ConfigError` for an interrupted training with checkpoints, or offline with rounds, whose inputs
-    have changed, where `if_changed` is to refuse.
+    have changed, where `if_changed` is to refuse; where it is to resume, only for rounds of another length
+    and for more steps than there shall be.
 
     `items`: those of the pipeline now, before `prepare` has written them.
     """
-    if if_changed != "refuse" or (train.workspace / FINISHED).exists():
+    if if_changed == "restart" or (train.workspace / FINISHED).exists():
         return
     folder = train.workspace / "train"
     steps = complete_steps(folder / "checkpoints") or [result.last_step for result in read_rounds(folder)]
-    changes = changed_inputs(train, items=items) if steps else None
-    if changes:
+    if not steps:
+        return
+    if if_changed == "resume":
+        _check_rounds(train, trained=steps[-1])
+        return
+    if changes := changed_inputs(train, items=items):
         raise ConfigError(
             f"{folder} has unfinished training (step {steps[-1]}) from other inputs: "
             f"{'; '.join(changes)}. Undo this, give another --workspace, or choose: --if-changed restart "
             "deletes that training, --if-changed resume goes on with it"
+        )
+
+
+def _check_rounds(train: Stage, *, trained: int) -> None:
+    """Raise `ConfigError` unless a training of `trained` steps can go on in the rounds of `train`: the
+    checkpoints of ends of rounds that it did not have are gone."""
+    inputs = _read_inputs(train)
+    if inputs is None:
+        return
+    before, after = inputs["params"]["train"], train.params["train"]
+    assert isinstance(after, dict)
+    remedy = "set that, give another --workspace, or delete that training by --if-changed restart"
+    if before["steps_per_round"] != after["steps_per_round"]:
+        raise ConfigError(
+            f"train.steps_per_round {after['steps_per_round']}: the unfinished training in "
+            f"{train.workspace / 'train'} has {before['steps_per_round']}, and can only be resumed with it; "
+            f"{remedy}"
+        )
+    if trained > after["steps"]:
+        raise ConfigError(
+            f"train.steps {after['steps']}: the unfinished training in {train.workspace / 'train'} has "
+            f"{trained} steps, and can only be resumed with as many or more; {remedy}"
         )
 
 
@@ -295,8 +322,7 @@ def changed_inputs(train: Stage, *, items: Split | None = None) -> list[str] | N
     `items`: those that `prepare` would write now; they count where the user's rows have changed since. None
     if there is no record of the inputs. Raises `ConfigError` for a missing input.
     """
-    file = train.workspace / INPUTS
-    before = read_as(_Inputs, file, remedy=f"restore it, or delete {file.parent} to train from the start")
+    before = _read_inputs(train)
     if before is None:
         return None
     after = _inputs(train)
@@ -323,6 +349,11 @@ def _describe_change(path: str, before: str | None, after: str | None) -> str:
     if None in hashes:
         return f"{path} was {'added' if before is None else 'taken away'}"
     return f"{path} has other content (MD5 {hashes[0]} → {hashes[1]})"
+
+
+def _read_inputs(train: Stage) -> _Inputs | None:
+    file = train.workspace / INPUTS
+    return read_as(_Inputs, file, remedy=f"restore it, or delete {file.parent} to train from the start")
 
 
 def _write_inputs(train: Stage) -> None:

@@ -127,6 +127,15 @@ def drop_rounds_after(folder: Path, step: int) -> None:
             file.unlink()
 
 
+def drop_short_round(folder: Path, settings: TrainSettings, *, step: int) -> None:
+    """Remove the result of the round that ended at `step`, if it was the last and is not any more, because
+    `train.steps` was raised: it gets the steps that it lacks. `folder`: `train/`."""
+    for result in read_rounds(folder):
+        if result.last_step == step != make_round(settings, result.index).last_step:
+            round_file(folder, result.index).unlink()
+            episode_file(folder, result.index).unlink(missing_ok=True)
+
+
 def drop_steps_after(path: Path, step: int) -> None:
     """Remove the lines of later steps from a metrics file. Raises `ConfigError` for a damaged line."""
     if path.exists():

@@ -41,6 +41,7 @@ from tasks.stages.rounds import (
     check_start,
     choose_best,
     drop_rounds_after,
+    drop_short_round,
     drop_steps_after,
     evaluate_round,
     make_round,
@@ -299,6 +300,7 @@ class TrainSession:
                     file.unlink()
         self._progress.on_history(self._steps)
         drop_rounds_after(self._folder, checkpoint.step)
+        drop_short_round(self._folder, self._pipeline.train, step=checkpoint.step)
         if find_best(self._folder) is None:
             choose_best(self._folder, self._checkpoints)
         self._is_resumed = True

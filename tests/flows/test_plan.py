@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -566,9 +566,9 @@ def write_rows(file: str, *numbers: int, indent: str = "") -> None:
     Path(file).write_text("".join(json.dumps(row, separators=(",", f":{indent}")) + "\n" for row in rows))
 
 
-def interrupt_training() -> Plan:
-    """As if the run of `ROWS` had been killed after the checkpoint of step 4."""
-    plan = make_plan(NAME, overrides=ROWS, workspace=None)
+def interrupt_training(overrides: Mapping[str, Any] | None = None) -> Plan:
+    """As if the run of `ROWS` with `overrides` had been killed after the checkpoint of step 4."""
+    plan = make_plan(NAME, overrides={**ROWS, **(overrides or {})}, workspace=None)
     prepare(plan.pipeline, plan.workspace)
     claim_checkpoints(plan.stages["train"], if_changed="refuse")
     checkpoints = plan.workspace / "train" / "checkpoints"
@@ -599,6 +599,46 @@ def test_rows_that_changed_under_the_same_name_are_refused_before_anything_start
 
     write_rows("data/mine.jsonl", 1, 2, 3, indent="  ")  # the same items
     check(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"train.steps_per_round": 3},
+            r"train\.steps_per_round 3: .*train has 6, and can only be resumed with it",
+        ),
+        (
+            {"train.steps": 3},
+            r"train\.steps 3: .*train has 4 steps, and can only be resumed with as many or more",
+        ),
+    ],
+)
+def test_what_a_training_cannot_be_resumed_with_is_refused_before_anything_starts(
+    project: Path, overrides: dict[str, Any], message: str
+) -> None:
+    write_rows("data/mine.jsonl", 1, 2, 3)
+    write_rows("data/exam.jsonl", 4)
+    rounds = {"train.steps": 12, "train.steps_per_round": 6}
+    plan = interrupt_training(rounds)
+    workspace, checkpoint = (
+        plan.workspace,
+        checkpoint_folder(plan.workspace / "train" / "checkpoints", step=4),
+    )
+
+    def change(if_changed: IfChanged, overrides: dict[str, Any]) -> Plan:
+        settings = {**ROWS, **rounds, **overrides}
+        return make_plan(NAME, overrides=settings, workspace=workspace, if_changed=if_changed)
+
+    with pytest.raises(ConfigError, match=message):
+        check_plan(change("resume", overrides))
+    with pytest.raises(ConfigError, match=message):
+        claim_checkpoints(change("resume", overrides).stages["train"], if_changed="resume")
+    check_plan(change("resume", {"train.steps": 24, "train.save_every": 1}))
+    check_plan(change("restart", overrides))
+    assert checkpoint.exists()
+    assert not claim_checkpoints(change("restart", overrides).stages["train"], if_changed="restart")
+    assert not checkpoint.exists()
 
 
 def test_a_model_that_changed_under_the_same_name_is_refused_and_named(project: Path) -> None:

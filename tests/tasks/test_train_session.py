@@ -139,6 +139,26 @@ def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> N
     assert read_updates(update_file(tmp_path / "train" / "trajectories", 2)) == [update]
 
 
+def test_a_last_round_that_becomes_longer_is_trained_to_its_end(tmp_path: Path) -> None:
+    """Of an interrupted training that was to have three steps, and is resumed with six."""
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(24))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(4))
+
+    def train(steps: int) -> list[tuple[int, int]]:
+        pipeline = toy_pipeline(Path("m"), train__steps=steps)
+        with TrainSession(pipeline, tmp_path, process=ScriptedProcess(lambda _: {})) as session:
+            rounds = [session.train_round(index) for index in range(session.num_rounds)]
+            results = [session.evaluate_round(done) for done in rounds]
+        return [(result.first_step, result.last_step) for result in results]
+
+    assert train(3) == [(1, 2), (3, 3)]
+    first_end = (tmp_path / "train" / "rounds" / "00.json").read_text()
+    assert train(6) == [(1, 2), (3, 4), (5, 6)]
+    assert (tmp_path / "train" / "rounds" / "00.json").read_text() == first_end
+    steps = [json.loads(line)["step"] for line in (tmp_path / "train" / "metrics.jsonl").open()]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
 def test_an_alert_is_recorded_once_if_its_step_was_interrupted_before_its_line(tmp_path: Path) -> None:
     train = tmp_path / "train"
     checkpoint = train / "checkpoints" / "global_step_2"
