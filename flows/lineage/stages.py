@@ -11,6 +11,7 @@ not know these unless they are in `agents` or `envs`, nor the parameters that `d
 """
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -43,6 +44,8 @@ FINISHED = Path("train", "finished")
 INPUTS = Path("train", "inputs.json")
 """The file in the workspace with parameters and hashes of the files that the training there reads, code left
 out."""
+MAX_NAME_BYTES = 255
+"""Linux's limit for the name of a file."""
 IfChanged = Literal["refuse", "restart", "resume"]
 """What a run does about an interrupted training whose inputs have changed."""
 
@@ -196,9 +199,13 @@ def row_sources(params: Mapping[str, Any]) -> list[str]:
 
 
 def cache_key(stage: Stage, key: str) -> str:
-    """The name under which Prefect stores the receipt of a `stage` that has run on the inputs of `key`."""
-    workspace = str(stage.workspace.resolve()).replace("/", "-")
-    return f"wingspan{workspace}-{key}"
+    """The name under which Prefect stores the receipt of a `stage` that has run on the inputs of `key`.
+
+    It is the name of a file: that of a workspace whose path is too long for it is hashed.
+    """
+    path = str(stage.workspace.resolve())
+    name = f"wingspan{path.replace('/', '-')}-{key}"
+    return name if len(os.fsencode(name)) <= MAX_NAME_BYTES else f"wingspan-{text_md5(path)}-{key}"
 
 
 def make_receipt(stage: Stage) -> Receipt:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.filesystems import LocalFileSystem
+from prefect.results import ResultStore
 from prefect.serializers import JSONSerializer
 
 from envs.errors import ConfigError
@@ -16,6 +18,7 @@ from flows.lineage.stages import (
     IfChanged,
     Receipt,
     Stage,
+    cache_key,
     claim_checkpoints,
     declared_stages,
     find_difference,
@@ -23,6 +26,7 @@ from flows.lineage.stages import (
     stage_key,
     would_resume,
 )
+from flows.orchestrator.runs import read_receipt
 from flows.run import STAGES
 from tasks.config.pipelines import Pipeline, load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
@@ -387,6 +391,18 @@ def test_a_stop_while_training_is_deleted_leaves_none_to_resume(
     assert checkpoint.exists()
     assert not claim_checkpoints(train, if_changed="refuse")
     assert not checkpoint.exists()
+
+
+@pytest.mark.parametrize("letter", ["d", "\N{LATIN SMALL LETTER U WITH DIAERESIS}"])
+def test_a_receipt_is_kept_of_a_workspace_with_a_long_path(tmp_path: Path, letter: str) -> None:
+    folder = LocalFileSystem(basepath=str(tmp_path / "prefect"))
+    store = ResultStore(result_storage=folder, serializer=JSONSerializer())
+    for length in range(1, 120):
+        workspace = tmp_path / (letter * 60) / (letter * length)
+        stage = Stage(name="prepare", workspace=workspace, command="", deps=(), params={}, outs=())
+        key = cache_key(stage, stage_key(stage))
+        store.write(Receipt("prepare", {"length": str(length)}), key=key)
+        assert read_receipt(store, key) == Receipt("prepare", {"length": str(length)})
 
 
 def test_a_completed_training_that_was_partly_deleted_is_not_resumed_by_its_own_parameters(
