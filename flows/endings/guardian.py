@@ -158,8 +158,9 @@ def _main(folder: str, if_killed: str) -> None:
     while os.read(0, 1):
         is_announced = True
     if if_killed and not is_announced:
+        line = f"{SHOW_CURSOR if os.isatty(2) else ''}{if_killed}\n"
         with suppress(OSError):  # the terminal may be closed
-            os.write(2, f"{SHOW_CURSOR if os.isatty(2) else ''}{if_killed}\n".encode())
+            os.write(2, line.encode(errors="surrogateescape"))  # an argument may not be UTF-8
     for file in _end_marked(folder):
         with suppress(OSError):  # an older file is not ours
             if os.stat(file).st_mtime >= began:

@@ -168,7 +168,7 @@ def leave(line: str | None, *, status: int) -> NoReturn:
     """Print `line` and end this process without exit handlers; the guardian ends the rest."""
     text = (SHOW_CURSOR if os.isatty(_STDERR) else "") + ("" if line is None else f"{line}\n")
     with suppress(OSError):  # the terminal may be closed
-        os.write(_STDERR, text.encode())
+        os.write(_STDERR, text.encode(errors="surrogateescape"))  # an argument may not be UTF-8
     announce_end()
     # The guardian acts after this process has ended: Ray's client aborts a process whose cluster dies, which
     # would change the exit status.

@@ -85,6 +85,37 @@ def test_nothing_is_left_of_a_command(ending: str) -> None:
     process.wait()
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
+def test_an_argument_that_is_not_utf_8_is_in_the_last_line_as_it_was_given(
+    number: signal.Signals, status: int
+) -> None:
+    code = (
+        "import os, subprocess, sys, time\n"
+        "from flows.endings.guardian import guard\n"
+        "from flows.endings.stopping import Stoppable, resume_hint\n"
+        "guard(if_killed=resume_hint())\n"
+        "with Stoppable(resume_hint()):\n"
+        "    child = subprocess.Popen(['sleep', '1000'], stderr=subprocess.DEVNULL)\n"
+        "    print(child.pid, os.environ['TMPDIR'], flush=True)\n"
+        "    time.sleep(1000)\n"
+    )
+    workspace = b"runs/caf\xe9"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, b"--workspace", workspace],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    child, folder = process.stdout.readline().decode().split()
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert stderr == b"the same command resumes: wingspan --workspace '" + workspace + b"'\n"
+    wait_until_gone([int(child)], [Path(folder)])
+
+
 @pytest.mark.parametrize(
     ("ending", "is_killed"),
     [
