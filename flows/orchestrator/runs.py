@@ -9,6 +9,7 @@ terminal does not reach it before the run's state is set, and it ends with the c
 import logging
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -169,14 +170,18 @@ def check_server(*, alternative: str = USE_TEMPORARY) -> None:
     from prefect.context import FlowRunContext
     from prefect.settings import get_current_settings
 
-    headers = get_current_settings().client.custom_headers  # by which a proxy may let Prefect's client in
+    settings = get_current_settings()
+    headers = settings.client.custom_headers  # by which a proxy may let Prefect's client in
+    verify: ssl.SSLContext | bool = not settings.api.tls_insecure_skip_verify
+    if verify and settings.api.ssl_cert_file:
+        verify = ssl.create_default_context(cafile=settings.api.ssl_cert_file)
     is_waited_for = FlowRunContext.get() is not None and has_lasting_server()
     has_failed = False
 
     def ask() -> httpx.Response:
         nonlocal has_failed
         try:
-            answer = httpx.get(f"{url.rstrip('/')}/health", timeout=5, headers=headers)
+            answer = httpx.get(f"{url.rstrip('/')}/health", timeout=5, headers=headers, verify=verify)
             if answer.is_server_error:  # of a proxy in front of a server that restarts
                 answer.raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:

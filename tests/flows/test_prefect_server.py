@@ -9,17 +9,26 @@ import logging
 import os
 import socket
 import sqlite3
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from httpx import HTTPStatusError
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -28,6 +37,8 @@ from prefect.client.schemas.objects import Artifact
 from prefect.context import refresh_global_settings_context
 from prefect.runtime import flow_run
 from prefect.settings import (
+    PREFECT_API_SSL_CERT_FILE,
+    PREFECT_API_TLS_INSECURE_SKIP_VERIFY,
     PREFECT_API_URL,
     PREFECT_CLIENT_CUSTOM_HEADERS,
     get_current_settings,
@@ -639,6 +650,52 @@ def test_behind_a_proxy_prefects_headers_are_sent_and_no_login_is_followed(
     ):
         monkeypatch.setenv("PREFECT_API_URL", url)
         check_server()
+
+
+class _Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"true")
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """One of 127.0.0.1 that nobody has signed, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(address, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "key.pem").write_bytes(secret)
+    return folder / "certificate.pem", folder / "key.pem"
+
+
+def test_a_server_is_trusted_by_prefects_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Healthy) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("PREFECT_API_URL", f"https://127.0.0.1:{server.server_address[1]}/api")
+        with pytest.raises(ConfigError, match="certificate verify failed"):
+            check_server()
+        with temporary_settings({PREFECT_API_SSL_CERT_FILE: str(certificate)}):
+            check_server()
+        with temporary_settings({PREFECT_API_TLS_INSECURE_SKIP_VERIFY: True}):
+            check_server()
+        server.shutdown()
+        thread.join()
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:4200/api", "http://127.0.0.1:port/api"])
