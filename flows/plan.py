@@ -156,7 +156,7 @@ def check_plan(plan: Plan) -> None:
     check_disk(plan.workspace, pipeline)
     check_memory(pipeline)
     if has_inputs(train):  # else they are made first, and the stage checks them
-        check_resume(train, if_changed=plan.if_changed, items=items)
+        check_resume(train, if_changed=plan.if_changed, items=items, warmup=plan.stages.get("warmup"))
 
 
 def check_preparation(plan: Plan, stages: Iterable[Stage]) -> Split:

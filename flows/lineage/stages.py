@@ -35,6 +35,7 @@ from tasks.data.items import items_md5
 from tasks.evaluation.outcomes import EVALUATION, OUTCOMES
 from tasks.runs.folders import EVALUATION_TRAJECTORIES, RUNS, relative_within
 from tasks.runs.rounds import BEST, read_rounds
+from tasks.tracking.lineage_record import LINEAGE, read_lineage
 from tasks.verl.checkpoints import complete_steps
 
 STAGES_FILE = Path("dvc.yaml")
@@ -277,12 +278,16 @@ class _Inputs(TypedDict):
     """The same of the user's rows."""
 
 
-def check_resume(train: Stage, *, if_changed: IfChanged, items: Split | None = None) -> None:
+def check_resume(
+    train: Stage, *, if_changed: IfChanged, items: Split | None = None, warmup: Stage | None = None
+) -> None:
     """Raise `ConfigError` for an interrupted training with checkpoints, or offline with rounds, whose inputs
     have changed, where `if_changed` is to refuse; where it is to resume, only for rounds of another length
     and for more steps than there shall be.
 
-    `items`: those of the pipeline now, before `prepare` has written them.
+    `items`: those of the pipeline now, before `prepare` has written them. `warmup`: the stage of that name,
+    before it has run: with other parameters than in the last run here, training would start from another
+    policy.
     """
     if if_changed == "restart" or (train.workspace / FINISHED).exists():
         return
@@ -293,7 +298,10 @@ def check_resume(train: Stage, *, if_changed: IfChanged, items: Split | None = N
     if if_changed == "resume":
         _check_rounds(train, trained=steps[-1])
         return
-    if changes := changed_inputs(train, items=items):
+    changes = changed_inputs(train, items=items)
+    if changes is not None and warmup is not None:
+        changes = [*_changed_warmup(warmup), *changes]
+    if changes:
         raise ConfigError(
             f"{folder} has unfinished training (step {steps[-1]}) from other inputs: "
             f"{'; '.join(changes)}. Undo this, give another --workspace, or choose: --if-changed restart "
@@ -349,6 +357,19 @@ def changed_inputs(train: Stage, *, items: Split | None = None) -> list[str] | N
     changed_rows = [path for path in changed_rows if path != DATA] or changed_rows
     causes = [_describe_change(path, rows_before[path], rows_after[path]) for path in changed_rows]
     return [*changes, *(causes if changed_deps else []), *changed_deps]
+
+
+def _changed_warmup(warmup: Stage) -> list[str]:
+    """The parameters of the block `warmup` that differ from those of the last run here, one line each."""
+    try:
+        recorded_params = read_lineage(warmup.workspace / LINEAGE).parameters
+    except ConfigError:  # no record, or one of another version
+        return []
+    before, after = (
+        dict(flat({"warmup": values.get("warmup")}, sep=".")) for values in (recorded_params, warmup.params)
+    )
+    changes = differing_values(before, after)
+    return [f"{key}: {earlier} → {later}" for key, (earlier, later) in changes.items()]
 
 
 def _describe_change(path: str, before: str | None, after: str | None) -> str:

@@ -641,6 +641,33 @@ def test_what_a_training_cannot_be_resumed_with_is_refused_before_anything_start
     assert not checkpoint.exists()
 
 
+def test_another_warm_up_of_an_interrupted_training_is_refused_before_it_runs(project: Path) -> None:
+    workspace = Path("runs", "one")
+
+    def change(steps: int, if_changed: IfChanged = "refuse") -> Plan:
+        overrides = {"warmup.steps": steps}
+        return make_plan(NAME, overrides=overrides, workspace=workspace, if_changed=if_changed)
+
+    plan = change(18)
+    prepare(plan.pipeline, workspace)
+    write_atomically(workspace / "warmup" / "weights", "0")
+    Recorder(plan).begin(plan.stages["warmup"], key=stage_key(plan.stages["warmup"]), is_resumed=False)
+    check_plan(change(20))  # there is no training yet
+    claim_checkpoints(plan.stages["train"], if_changed="refuse")
+    checkpoints = workspace / "train" / "checkpoints"
+    write_atomically(checkpoint_folder(checkpoints, step=4) / "weights", "1")
+    mark_complete(checkpoints, step=4)
+    check_plan(change(18))
+    with pytest.raises(
+        ConfigError, match=r"\(step 4\) from other inputs: warmup\.steps: 18 → 20\. Undo this"
+    ):
+        check_plan(change(20))
+    for if_changed in ("restart", "resume"):
+        check_plan(change(20, if_changed))
+    (workspace / "lineage.json").unlink()
+    check_plan(change(20))  # the warm-up's weights will tell
+
+
 def test_a_model_that_changed_under_the_same_name_is_refused_and_named(project: Path) -> None:
     write_rows("data/mine.jsonl", 1)
     write_rows("data/exam.jsonl", 4)
