@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -102,7 +104,7 @@ def run_rollout(
             runner.check(items)
             if isinstance(model, Endpoint):
                 await ChatClient(model).check()
-            if out is not None:
+            if out is not None and _is_regular(out):
                 out.truncate(0)
             callbacks = Callbacks(on_opening=printer.opening, on_turn=printer.turn, on_trajectory=end)
             await runner.run(items, spec, callbacks)
@@ -143,6 +145,11 @@ def _items(pipeline: Pipeline, request: Rollout) -> Sequence[Item]:
     return (parts.test if request.split == "test" else parts.train)[: request.items]
 
 
+def _is_regular(file: TextIO) -> bool:
+    """Whether it has content that can be removed, unlike a pipe or a device."""
+    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+
+
 def _open(out: Path | None) -> "nullcontext[None] | TextIO":
     """Open and lock `out` without truncating it: its content stays until an episode begins."""
     if out is None:
@@ -150,7 +157,7 @@ def _open(out: Path | None) -> "nullcontext[None] | TextIO":
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         file = out.open("a")
-        is_free = not out.is_file() or try_lock(file)
+        is_free = not _is_regular(file) or try_lock(file)
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written: {describe(error)}; give another file") from None
     if not is_free:
