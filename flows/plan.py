@@ -41,6 +41,7 @@ from tasks.config.variables import trainer_variables
 from tasks.data.files import check_data
 from tasks.data.items import read_items, split
 from tasks.data.training_files import read_training_files
+from tasks.reporting.pages import format_count
 from tasks.rollout.teacher import check_teacher
 from tasks.runs.folders import is_workspace
 from tasks.tracking.connection import check_tracking
@@ -232,8 +233,8 @@ def check_workers(pipeline: Pipeline) -> None:
     backend, cores = pipeline.backend, os.cpu_count() or 1
     if backend.device == "cpu" and backend.workers > cores and not cluster_address():
         raise ConfigError(
-            f"backend.workers {backend.workers}: this machine has {cores} cores, and a training process "
-            "keeps one busy; lower it, or name a cluster in RAY_ADDRESS"
+            f"backend.workers {backend.workers}: this machine has {format_count(cores, 'core')}, and a "
+            "training process keeps one busy; lower it, or name a cluster in RAY_ADDRESS"
         )
 
 

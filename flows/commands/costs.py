@@ -12,7 +12,7 @@ from flows.lineage.stages import would_resume
 from flows.plan import Plan, find_disk_need
 from tasks.config.parameters import differing_values, parameters_of, read_pipeline_name
 from tasks.evaluation.outcomes import EVALUATION
-from tasks.reporting.pages import duration
+from tasks.reporting.pages import duration, format_count
 from tasks.reporting.results import read_stage_seconds
 from tasks.runs.folders import RUNS, find_runs
 from tasks.runs.parameters import read_parameters
@@ -119,7 +119,8 @@ def _time(plan: Plan, stages: Sequence[str]) -> tuple[str, str, str]:
         return unknown_time(plan.name)
     seconds = estimate_seconds(plan, stages, earlier_runs=runs)
     largest = sorted(seconds.items(), key=lambda pair: -pair[1])
-    training = f" ({_steps_to_come(plan, stages)} steps of {median(run.step_s for run in runs):.1f} s)"
+    steps = format_count(_steps_to_come(plan, stages), "step")
+    training = f" ({steps} of {median(run.step_s for run in runs):.1f} s)"
     parts = [
         f"{stage} {duration(value)}" + (training if stage == "train" else "")
         for stage, value in largest

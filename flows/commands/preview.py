@@ -28,6 +28,7 @@ from flows.plan import Plan, check_run, make_plan
 from tasks.cluster.memory import find_memory_needs
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import differing_values, flat, group_leaves
+from tasks.reporting.pages import format_count
 from tasks.runs.folders import relative_within
 from tasks.tracking.lineage_record import LINEAGE, LineageRecord, read_lineage
 from tasks.verl import checkpoints
@@ -113,7 +114,8 @@ def list_notes(plan: Plan) -> list[str]:
         if part.horizon is not None
     }
     notes = [
-        f"{key}: training ends at {turns} turns of {horizon.max_turns[-1]}; train.steps is {train.steps}"
+        f"{key}: training ends at {format_count(turns, 'turn')} of {horizon.max_turns[-1]}; train.steps is "
+        f"{train.steps}"
         for key, horizon in named_horizons.items()
         if (turns := horizon.highest_within(last)) < horizon.max_turns[-1]
     ]

@@ -8,6 +8,7 @@ from rich.text import Text
 from agents.types import Trajectory, Turn
 from envs.types import Image, Item, Message
 from flows.display.tables import print_plain
+from tasks.reporting.pages import format_count
 
 _STYLES = {
     "task": "magenta",
@@ -60,14 +61,16 @@ class TurnPrinter:
         episode = f"{trajectory.item.item_id} #{trajectory.sample_index}"
         if trajectory.has_failed:
             self._line(
-                episode, f"dropped after {trajectory.attempts} attempts: {trajectory.error}", style="red"
+                episode,
+                f"dropped after {format_count(trajectory.attempts, 'attempt')}: {trajectory.error}",
+                style="red",
             )
             return
         outcome = "success" if trajectory.success else "no success"
         self._line(
             episode,
             f"{trajectory.stop_reason}, {outcome}, reward {trajectory.reward:g}, "
-            f"{len(trajectory.turns)} turns in {trajectory.seconds:.1f} s",
+            f"{format_count(len(trajectory.turns), 'turn')} in {trajectory.seconds:.1f} s",
             style="cyan",
         )
 

@@ -6,6 +6,7 @@ the last training step, so a resumed run shows its earlier rounds too. Leaves ou
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from tasks.config.pipelines import Pipeline
 from tasks.evaluation.outcomes import Evaluation
+from tasks.reporting.pages import format_count
 from tasks.runs.folders import RUNS, relative_within
 from tasks.tracking import facts
 from tasks.tracking.connection import ui_command
@@ -111,8 +113,8 @@ def curves_artifact(rounds: Sequence["RoundResult"], steps: Sequence[Step]) -> R
     return RunArtifact(
         name="curves",
         type="markdown",
-        description=f"Curves of {len(steps)} steps. The bars of a metric between 0 and 1 are from 0 to 1, of "
-        "any other from its least to its most.",
+        description=f"Curves of {format_count(len(steps), 'step')}. The bars of a metric between 0 and 1 are "
+        "from 0 to 1, of any other from its least to its most.",
         data="\n".join([*head, *lines]),
     )
 
@@ -145,7 +147,7 @@ def links_artifact(workspace: Path, *, evaluation: Evaluation | None, is_recorde
         report = f"`{workspace / 'report' / 'index.html'}`"
         in_mlflow = recorded_page(workspace, tab="/artifacts/report/index.html")
         lines.append(f"- [Report]({in_mlflow}), {report}" if is_recorded else f"- Report: {report}")
-    lines.append(f"- Trajectories: `wingspan view {workspace}`")
+    lines.append(f"- Trajectories: `{shlex.join(['wingspan', 'view', str(workspace)])}`")
     head = "Not evaluated yet." if evaluation is None else facts.result(evaluation)
     return RunArtifact(
         name="links",

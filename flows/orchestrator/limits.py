@@ -18,6 +18,7 @@ from envs.errors import ConfigError
 from envs.registry import get_env
 from flows.orchestrator.runs import has_lasting_server, log_in_run
 from tasks.config.pipelines import Pipeline
+from tasks.reporting.pages import format_count
 
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
@@ -78,16 +79,16 @@ def _describe_missing(name: str) -> str:
 
 @contextmanager
 def _hold(limit: "GlobalConcurrencyLimitResponse", count: int) -> Iterator[None]:
-    name = limit.name
+    name, slots_needed = limit.name, format_count(count, "slot")
     if limit.limit < count:
         raise ConfigError(
-            f"the run needs {count} slots of {name}, which has {limit.limit}; lower what the pipeline asks "
+            f"the run needs {slots_needed} of {name}, which has {limit.limit}; lower what the pipeline asks "
             f"for, or prefect global-concurrency-limit update {name} --limit {count}"
         )
     log_in_run(f"waiting for {count} of {limit.limit} slots of {name}")
     slots = concurrency(name, count, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False)
     slots.__enter__()
-    log_in_run(f"holding {count} slots of {name}")
+    log_in_run(f"holding {slots_needed} of {name}")
     try:
         yield
     finally:

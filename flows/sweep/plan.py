@@ -24,6 +24,7 @@ from tasks.data.hashes import text_md5
 from tasks.data.items import evaluation_way, split
 from tasks.evaluation.outcomes import EVALUATION
 from tasks.reporting.comparison.sides import check_same_items, same_data_remedy
+from tasks.reporting.pages import format_count
 from tasks.runs.folders import RUNS
 from tasks.runs.parameters import read_parameters
 from tasks.tracking.record import is_recorded, read_record
@@ -235,7 +236,8 @@ def _check_at_once(plan: SweepPlan) -> None:
     if count * workers > cores:
         raise ConfigError(
             f"--at-once {plan.at_once}: {count} runs have {count * workers} training processes, each of "
-            f"which keeps a core busy, and this machine has {cores} cores; at most {max(1, cores // workers)}"
+            f"which keeps a core busy, and this machine has {format_count(cores, 'core')}; at most "
+            f"{max(1, cores // workers)}"
         )
     largest = largest_memory_need(plan)
     if largest is not None and count * largest.total > largest.room:
@@ -251,6 +253,7 @@ def _check_disk(plan: SweepPlan) -> None:
     needed_bytes = sum(need.needed_bytes for need in needs)
     if needs and needed_bytes > needs[0].free_bytes:
         raise ConfigError(
-            f"{needs[0].free_bytes / 1e9:.1f} GB are free at {needs[0].folder}, and the {len(needs)} runs "
-            f"that are left may need {needed_bytes / 1e9:.1f}; free some space, or give a --folder elsewhere"
+            f"{needs[0].free_bytes / 1e9:.1f} GB are free at {needs[0].folder}, and "
+            f"{format_count(len(needs), 'run')} may need {needed_bytes / 1e9:.1f}; free some space, or "
+            "give a --folder elsewhere"
         )

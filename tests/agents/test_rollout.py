@@ -333,14 +333,28 @@ def test_the_command_plays_the_policy_of_a_run(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     [episodes] = read_trajectories(out)
     assert episodes.prompt_ids
+    assert re.search(r"reward [\d.]+, 1 turn in ", done.output)
     assert "tokens_per_turn" in done.output
+
+
+def test_trajectories_go_to_a_pipe_as_well() -> None:
+    reading, writing = os.pipe()
+    with chat_server(in_turn(says("I give up."))) as server:
+        done = wingspan(
+            *endpoint_options(server), "--items", "2", "--max-turns", "1", "--out", f"/dev/fd/{writing}"
+        )
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        trajectories = [json.loads(line) for line in pipe]
+    assert done.exit_code == 0, done.output
+    assert len(trajectories) == 2
 
 
 def test_if_every_episode_is_dropped_the_status_says_so() -> None:
     with chat_server(lambda _: fails(400, "no such thing")) as server:
         done = wingspan(*endpoint_options(server), "--items", "1", "--set", "rollout.max_attempts=1")
     assert done.exit_code == 1
-    assert "dropped after 1 attempts: SamplerFailed: textcraft" in done.output
+    assert "dropped after 1 attempt: SamplerFailed: textcraft" in done.output
     assert "no such thing" in done.output
     assert "dropped_SamplerFailed" in done.output
 
