@@ -784,11 +784,11 @@ def test_a_finished_run_is_recorded_in_each_store_that_is_named(
 def test_the_record_of_a_run_has_no_password(
     tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlflow.entities import Run, RunInfo
+    from mlflow.entities import Run, RunData, RunInfo
 
     info = RunInfo("1" * 32, "7", "me", "RUNNING", 0, None, "active")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:first-secret@tracking/")
-    write_record(tmp_path, pipeline=pipeline, run=Run(info, None), is_finished=True)
+    write_record(tmp_path, pipeline=pipeline, run=Run(info, RunData()), is_finished=True)
     assert "secret" not in (tmp_path / "mlflow.json").read_text()
     for uri in ("https://me:second-secret@tracking", "https://tracking/"):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
