@@ -36,9 +36,6 @@ SHARED_MEMORY = Path("/dev/shm")
 SHARED_NAMES = ("psm_", "torch_", "plasma", "sem.", "nccl-")
 """Prefixes of the files of Python, torch, Ray and NCCL in shared memory."""
 
-SHOW_CURSOR = "\x1b[?25h"
-"""What a terminal is sent after a display that has hidden its cursor."""
-
 _guardian: tuple[subprocess.Popen[bytes], int] | None = None
 """The guardian, and our end of its pipe."""
 
@@ -94,6 +91,13 @@ def end_guarded() -> None:
         os.close(writing)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GIVE_UP_S)
+
+
+def show_cursor(descriptor: int) -> str:
+    """What the terminal of `descriptor` is sent after a display that may have hidden its cursor; empty for
+    one on which nothing is drawn, and without a terminal."""
+    is_drawn_on = os.isatty(descriptor) and os.environ.get("TERM") not in ("dumb", "unknown")
+    return "\x1b[?25h" if is_drawn_on else ""
 
 
 def marked_processes(mark: str) -> Iterator[int]:
@@ -158,7 +162,7 @@ def _main(folder: str, if_killed: str) -> None:
     while os.read(0, 1):
         is_announced = True
     if if_killed and not is_announced:
-        line = f"{SHOW_CURSOR if os.isatty(2) else ''}{if_killed}\n"
+        line = f"{show_cursor(2)}{if_killed}\n"
         with suppress(OSError):  # the terminal may be closed
             os.write(2, line.encode(errors="surrogateescape"))  # an argument may not be UTF-8
     for file in _end_marked(folder):

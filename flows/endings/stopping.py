@@ -21,7 +21,7 @@ from types import FrameType
 from typing import NoReturn, Self
 
 from envs.redaction import redact
-from flows.endings.guardian import SHOW_CURSOR, announce_end
+from flows.endings.guardian import announce_end, show_cursor
 
 UNWIND_S = 3.0
 """Time for the main thread to close what it holds after a signal; the guardian ends the rest."""
@@ -166,7 +166,7 @@ def resume_hint(verb: str = "resumes") -> str:
 
 def leave(line: str | None, *, status: int) -> NoReturn:
     """Print `line` and end this process without exit handlers; the guardian ends the rest."""
-    text = (SHOW_CURSOR if os.isatty(_STDERR) else "") + ("" if line is None else f"{line}\n")
+    text = show_cursor(_STDERR) + ("" if line is None else f"{line}\n")
     with suppress(OSError):  # the terminal may be closed
         os.write(_STDERR, text.encode(errors="surrogateescape"))  # an argument may not be UTF-8
     announce_end()

@@ -85,6 +85,26 @@ def test_nothing_is_left_of_a_command(ending: str) -> None:
     process.wait()
 
 
+@pytest.mark.parametrize(("terminal", "code"), [("dumb", b""), ("xterm", b"\x1b[?25h")])
+@pytest.mark.parametrize("ending", ["leave('last', status=3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_terminal_gets_no_code_that_it_does_not_know(terminal: str, code: bytes, ending: str) -> None:
+    ours, theirs = os.openpty()
+    program = (
+        "import os, signal\n"
+        "from flows.endings.guardian import guard\n"
+        "from flows.endings.stopping import leave\n"
+        f"guard(if_killed='last')\n{ending}"
+    )
+    environment = {**os.environ, "TERM": terminal}
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, stderr=theirs, check=False)
+    line = b""
+    while not line.endswith(b"\n"):
+        line += os.read(ours, 100)
+    os.close(ours)
+    os.close(theirs)
+    assert line == code + b"last\r\n"
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
 def test_an_argument_that_is_not_utf_8_is_in_the_last_line_as_it_was_given(
     number: signal.Signals, status: int
