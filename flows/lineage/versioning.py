@@ -62,28 +62,26 @@ def commit_to_dvc(stages: Sequence[str], *, name: str, pipeline: Pipeline, works
     from dvc.repo import Repo, lock_repo
 
     try:
-        repo = Repo(".")
-    except NotDvcRepoError:
-        return
-    with repo:
-        declared = {stage.addressing: stage for stage in repo.index.stages}
-        if pipeline.warmup is None and f"{WARMUP}@{name}" in declared:
-            write_no_warmup(workspace, model=pipeline.model)
-            stages = [WARMUP, *stages]
-        to_commit = [declared[f"{stage}@{name}"] for stage in stages if f"{stage}@{name}" in declared]
-        if not to_commit:
-            return
-        try:
+        with Repo(".") as repo:
+            declared = {stage.addressing: stage for stage in repo.index.stages}
+            if pipeline.warmup is None and f"{WARMUP}@{name}" in declared:
+                write_no_warmup(workspace, model=pipeline.model)
+                stages = [WARMUP, *stages]
+            to_commit = [declared[f"{stage}@{name}"] for stage in stages if f"{stage}@{name}" in declared]
+            if not to_commit:
+                return
             # As `Repo.commit` does for each; that would read and write dvc.lock as many times, for seconds.
             with lock_repo(repo):
                 for stage in to_commit:
                     stage.save()
                     stage.commit()
                 to_commit[0].dvcfile.dump_stages(to_commit, update_pipeline=False)
-        except DvcException as error:
-            raise WingspanError(
-                f"DVC did not record this run ({to_line(error)}); fix that, then run `dvc commit`"
-            ) from error
+    except NotDvcRepoError:
+        return
+    except (DvcException, OSError) as error:  # of its configuration, any of its files, or its cache
+        raise WingspanError(
+            f"DVC did not record this run ({to_line(error)}); fix that, then run `dvc commit`"
+        ) from error
 
 
 def restore_from_dvc(pointers: Sequence[str], *, target: Path) -> None:

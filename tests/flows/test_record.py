@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from envs.errors import WingspanError
 from flows.display.display import Display
 from flows.lineage.stages import declared_stages, default_workspace, make_receipt
 from flows.plan import Plan
@@ -62,3 +63,21 @@ def test_a_run_that_is_stopped_while_dvc_records_it_is_recorded_by_the_next(
     parent, _ = runs_of(plan.workspace)
     assert parent.info.status == "FINISHED"
     assert parent.data.tags["md5.dvc.lock"] == path_md5(Path("dvc.lock"))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [(".dvc/config", "[core\n"), ("other.dvc", "outs:\n- pathh: 1\n"), (".dvc/tmp", "a file")],
+)
+def test_mlflow_has_the_record_of_a_run_that_dvc_refuses(plan: Plan, file: str, content: str) -> None:
+    if Path(file).is_dir():
+        shutil.rmtree(file)
+    Path(file).write_text(content)
+    with pytest.raises(
+        WingspanError, match=r"^DVC did not record this run \(.*\); fix that, then run `dvc commit`"
+    ):
+        record(plan)
+    assert is_recorded(plan.workspace, pipeline=plan.pipeline)
+    parent, _ = runs_of(plan.workspace)
+    assert parent.info.status == "FINISHED"
