@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--hosted", action="store_true", help="run each instance in its own process")
     arguments = parser.parse_args()
-    growth = asyncio.run(measure(arguments.env, cycles=arguments.cycles, is_hosted=arguments.is_hosted))
+    growth = asyncio.run(measure(arguments.env, cycles=arguments.cycles, is_hosted=arguments.hosted))
     print(json.dumps(asdict(growth)))
 
 

@@ -7,8 +7,12 @@ their episodes.
 
 import asyncio
 import itertools
+import json
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -22,6 +26,8 @@ from tests.support.leaks import Growth, measure, some_items
 from tests.support.openings import read_opening
 
 T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
 
 GARBAGE = (
     "",
@@ -228,6 +234,13 @@ def test_nothing_is_left_behind(sample: Sample, is_hosted: bool) -> None:
     assert growth.processes == 0
     assert growth.handles <= 0
     assert growth.memory_growth <= 0.05
+
+
+def test_the_benchmark_of_leaks_takes_its_own_options() -> None:
+    command = [sys.executable, "-m", "bench.conformance", "textcraft", "--cycles", "2"]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout
+    growth = Growth(**json.loads(output))
+    assert (growth.env, growth.is_hosted, growth.cycles, growth.processes) == ("textcraft", False, 2, 0)
 
 
 def test_every_item_has_a_name_of_its_own(sample: Sample) -> None:
