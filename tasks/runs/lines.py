@@ -74,7 +74,10 @@ class TrajectoryLine(msgspec.Struct):
     def logprob(self) -> float | None:
         """Mean over the sampled tokens; None if there are none, or if it is not finite."""
         logprobs = [value for turn in self.turns for value in turn.completion.logprobs]
-        return finite(fmean(logprobs)) if logprobs else None
+        try:
+            return finite(fmean(logprobs))
+        except (ValueError, OverflowError):  # none; infinities of both signs; a sum that is too large
+            return None
 
     @property
     def versions(self) -> list[int]:

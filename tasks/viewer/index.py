@@ -403,7 +403,7 @@ class _Update:
 def _plain_values(facts: Mapping[str, object]) -> Iterator[tuple[str, str | float | bool]]:
     """Texts, finite numbers and truth values as they are, everything else as text; without nulls."""
     for name, value in facts.items():
-        if isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value)):
+        if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
             yield name, value
         elif value is not None:
             yield name, json.dumps(value)

@@ -461,7 +461,7 @@ def test_a_trajectory_is_read_where_it_was_indexed_or_not_at_all(tmp_path: Path)
 def test_lines_that_no_strict_reader_takes_are_shown_or_named(tmp_path: Path) -> None:
     """As Python writes them: NaN, infinities, halves of surrogate pairs; and fields of a wrong type."""
     line = json.loads(json.dumps(trajectory_to_dict(random_trajectory(random.Random(0)))))
-    line["turns"][0]["completion"]["logprobs"] = [float("-inf")]
+    line["turns"][0]["completion"]["logprobs"] = [float("-inf"), float("inf")]
     lines = [
         json.dumps({**line, "reward": float("nan")}),
         json.dumps({**line, "item": {**line["item"], "item_id": "half \ud800"}}),
@@ -474,13 +474,15 @@ def test_lines_that_no_strict_reader_takes_are_shown_or_named(tmp_path: Path) ->
         json.dumps(
             {**line, "item": {**line["item"], "metadata": {"goal": {"a": [None]}, "x": float("inf")}}}
         ),
+        json.dumps({**line, "item": {**line["item"], "metadata": {"x": 10**400}}}),
     ]
     file = tmp_path / "odd.jsonl"
     file.write_text("\n".join(lines) + "\n")
     index = open_index(file, tmp_path / "cache")
-    assert [row.address for row in rows(index)] == ["odd:1", "odd:2", "odd:3", "odd:7"]
-    assert rows(index)[0].reward is None
+    assert [row.address for row in rows(index)] == ["odd:1", "odd:2", "odd:3", "odd:7", "odd:8"]
+    assert (rows(index)[0].reward, rows(index)[0].logprob) == (None, None)
     assert rows(index)[3].metadata == {"goal": '{"a": [null]}', "x": "Infinity"}
+    assert rows(index)[4].metadata == {"x": f"1{'0' * 400}"}
     with index.connect() as connection:
         total, examples = unreadable_lines(connection)
         assert (total, [address for address, _ in examples]) == (3, ["odd:4", "odd:5", "odd:6"])
