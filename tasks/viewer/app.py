@@ -36,7 +36,7 @@ from tasks.viewer.annotations import MAX_LABEL, MAX_NOTE, Annotation, append_ann
 from tasks.viewer.answers import find_row, integer, json_answer
 from tasks.viewer.forks import fork_routes, read_page_body
 from tasks.viewer.overview import read_overview, summarise_runs
-from tasks.viewer.query import KEYS, list_keys
+from tasks.viewer.query import KEYS, find_key, list_keys
 from tasks.viewer.reading import (
     LineChanged,
     find_image,
@@ -246,7 +246,9 @@ def _state(run: OpenRun, connection: sqlite3.Connection) -> dict[str, object]:
 def _further_keys(connection: sqlite3.Connection) -> dict[str, str]:
     names = list_keys(connection)
     meanings = {"metadata": "metadata of the item", "label": "label of the episode", "metric": "metric"}
-    return {name: meaning for kind, meaning in meanings.items() for name in names[kind] if name not in KEYS}
+    return {
+        find_key(kind, name, names): meaning for kind, meaning in meanings.items() for name in names[kind]
+    }
 
 
 class _Page(TypedDict):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.runs.lines import TOOL_CALLS, exact_integer
-from tasks.viewer.query import InvalidQuery, Where, compile_query, list_keys
+from tasks.viewer.query import InvalidQuery, Where, compile_query, find_key, list_keys
 
 ORDER = "t.step IS NULL, t.step, t.round IS NULL, t.round, t.file, t.line"
 """Training by step, quick evaluations by round, then evaluations; as in the files."""
@@ -231,8 +231,9 @@ def facets(connection: sqlite3.Connection, query: str = "") -> list[Facet]:
         "FROM selected WHERE error IS NOT NULL GROUP BY 1",
     }
     result = [Facet(key=key, values=_values(connection.execute(select))) for key, select in selects.items()]
-    result += _fact_facets(connection, "item", "items", "metadata", names["metadata"])
-    labels = [name for name in names["label"] if name not in _IDENTIFIERS]
+    metadata = {find_key("metadata", name, names): name for name in names["metadata"]}
+    result += _fact_facets(connection, "item", "items", "metadata", metadata)
+    labels = {find_key("label", name, names): name for name in names["label"] if name not in _IDENTIFIERS}
     result += _fact_facets(connection, "labels", "facts", "json", labels)
     result.append(Facet(key="tool", values=_tools(connection)))
     return [facet for facet in result if 1 < len(facet.values) <= MAX_VALUES or _is_telling(facet)]
@@ -349,16 +350,17 @@ def _values(rows: Iterator[Sequence[Any]] | sqlite3.Cursor) -> list[tuple[str, i
 
 
 def _fact_facets(
-    connection: sqlite3.Connection, column: str, table: str, field: str, names: Sequence[str]
+    connection: sqlite3.Connection, column: str, table: str, field: str, names: Mapping[str, str]
 ) -> Iterator[Facet]:
+    """`names`: those of facts, by the key of queries that means each."""
     counts = f"SELECT {column} AS id, count(*) AS count, sum(success) AS successes FROM selected GROUP BY 1"
     select = (
         f"SELECT CASE e.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE e.value END AS v, "
         f"sum(s.count), sum(s.successes) FROM ({counts}) s JOIN {table} x USING (id), json_each(x.{field}) e "
         f"WHERE e.key = ? GROUP BY 1 ORDER BY typeof(v) = 'text', v LIMIT {MAX_VALUES + 1}"
     )
-    for name in names:
-        yield Facet(key=name, values=_values(connection.execute(select, (name,))))
+    for key, name in names.items():
+        yield Facet(key=key, values=_values(connection.execute(select, (name,))))
 
 
 def _tools(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:

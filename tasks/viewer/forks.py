@@ -30,7 +30,7 @@ from tasks.runs.folders import RUNS
 from tasks.viewer import browse
 from tasks.viewer.answers import find_row, integer, json_answer
 from tasks.viewer.live import ForkPlace, Live, LiveRuns
-from tasks.viewer.query import list_keys
+from tasks.viewer.query import list_keys, quote
 from tasks.viewer.reading import IMAGE_TYPES, LineChanged
 from tasks.viewer.viewer import OpenRun, Viewer
 
@@ -280,7 +280,7 @@ def _list_forks(connection: sqlite3.Connection, address: str, *, digest: str) ->
     """One entry for each request that forked the trajectory: what was asked, its value, its first address."""
     from tasks.evaluation.forks.records import make_value
 
-    query = f'phase:fork label.parent:"{address}"'
+    query = f"phase:fork label.parent:{quote(address)}"
     requests: dict[str, list[browse.TrajectoryRow]] = {}
     if "parent" in list_keys(connection)["label"]:
         for row in browse.list_trajectories(connection, query, limit=MAX_FORKS):

@@ -3,10 +3,11 @@
     step:10..20 depth:3 success:false turns>8 "could not find" -stop:max_turns
 
 A condition is `key:value`, `key:a,b` (any of them), `key:low..high` (both included, either may be missing),
-`key>value` (also `>=`, `<`, `<=`), or a text. `-` before a condition negates it. Values and texts with spaces
-are quoted. A text occurs in what the policy wrote, in an observation, in the prompt, in an annotation's note,
-or in the item's id; `response:`, `observation:` and `prompt:` search one of these. A text is words in their
-order, without regard to case and punctuation; `*` at its end continues the last word.
+`key>value` (also `>=`, `<`, `<=`), or a text. `-` before a condition negates it. Keys, values and texts with
+spaces are quoted; `""` within quotes is a quote. A text occurs in what the policy wrote, in an observation,
+in the prompt, in an annotation's note, or in the item's id; `response:`, `observation:` and `prompt:` search
+one of these. A text is words in their order, without regard to case and punctuation; `*` at its end continues
+the last word.
 
 `parse_query` knows the form, `compile_query` the keys: those of `KEYS`, and the metadata, labels and metrics
 that a run's trajectories have.
@@ -55,6 +56,8 @@ _NUMBERS = {
     "step", "round", "sample", "reward", "turns", "tokens", "logprob", "unparsed", "seconds", "attempts",
     "images",
 }  # fmt: skip
+_SCOPES = ("", "response", "observation", "prompt")
+"""Keys of what a text occurs in; empty for a text without a key."""
 _TEXTS = {
     "phase": "f.phase",
     "file": "f.key",
@@ -63,16 +66,19 @@ _TEXTS = {
     "part": "i.part",
     "stop": "t.stop",
 }
+_KINDS = ("metadata", "label", "metric")
+"""A name that several of these have means the first one."""
 _NO_TEXTS = "('integer', 'real', 'null')"
 """Types of JSON, as SQLite names them."""
 _ANNOTATED = "(t.digest, f.key) IN (SELECT digest, file FROM annotations"
+_QUOTED = r'"(?:[^"]|"")*+"'
 _PATTERN = re.compile(
-    r"""(?P<negated>-)?
-        (?: (?P<key>[^\s":<>=-][^\s":<>=]*) (?P<op>>=|<=|[:<>=]) (?P<values>(?:"[^"]*"|[^\s"])+)
-          | "(?P<quoted>[^"]*)"(?P<star>\*)? | (?P<word>\S+) )""",
+    rf"""(?P<negated>-)?
+        (?: (?P<key>{_QUOTED}|[^\s":<>=-][^\s":<>=]*) (?P<op>>=|<=|[:<>=]) (?P<values>(?:{_QUOTED}|[^\s"])+)
+          | (?P<quoted>{_QUOTED})(?P<star>\*)? | (?P<word>\S+) )""",
     re.VERBOSE,
 )
-_VALUES = re.compile(r'"(?P<quoted>[^"]*)"(?P<star>\*)?|(?P<bare>[^,"]+)')
+_VALUES = re.compile(rf'(?P<quoted>{_QUOTED})(?P<star>\*)?|(?P<bare>[^,"]+)')
 
 
 class InvalidQuery(ConfigError):
@@ -106,19 +112,18 @@ def parse_query(text: str) -> list[Condition]:
     conditions = []
     for match in _PATTERN.finditer(text):
         if match["key"] is None:
-            word = match["word"] if match["quoted"] is None else match["quoted"] + (match["star"] or "")
+            word = match["word"] if match["quoted"] is None else _unquote(match)
             conditions.append(Condition(key="", op=":", values=(word,), is_negated=bool(match["negated"])))
             continue
         values = tuple(
-            part["bare"] if part["quoted"] is None else part["quoted"] + (part["star"] or "")
+            part["bare"] if part["quoted"] is None else _unquote(part)
             for part in _VALUES.finditer(match["values"])
         )
+        key = _without_quotes(match["key"]) if match["key"].startswith('"') else match["key"]
         op = ":" if match["op"] == "=" else match["op"]
-        if not values or (op != ":" and len(values) > 1):
+        if not key or not values or (op != ":" and len(values) > 1):
             raise InvalidQuery(f"{match[0]!r} has no single value; write {match['key']}{op}VALUE")
-        conditions.append(
-            Condition(key=match["key"], op=op, values=values, is_negated=bool(match["negated"]))
-        )
+        conditions.append(Condition(key=key, op=op, values=values, is_negated=bool(match["negated"])))
     if len(conditions) > MAX_CONDITIONS:
         raise InvalidQuery(f"a query has at most {MAX_CONDITIONS} conditions, not {len(conditions)}")
     return conditions
@@ -143,9 +148,28 @@ def list_keys(connection: sqlite3.Connection) -> dict[str, list[str]]:
     return names
 
 
+def quote(text: str) -> str:
+    """`text` as a query has it in quotes."""
+    return '"' + text.replace('"', '""') + '"'
+
+
+def find_key(kind: str, name: str, names: Mapping[str, Sequence[str]]) -> str:
+    """The key of queries that means the `name` of a `kind`; `names`: as of `list_keys`."""
+    first_kind = next(other for other in _KINDS if name in names[other])
+    return name if first_kind == kind and name not in KEYS else f"{kind}.{name}"
+
+
+def _unquote(match: re.Match[str]) -> str:
+    return _without_quotes(match["quoted"]) + (match["star"] or "")
+
+
+def _without_quotes(text: str) -> str:
+    return text[1:-1].replace('""', '"')
+
+
 def _compile(condition: Condition, connection: sqlite3.Connection) -> Where:
     key = condition.key
-    if key == "" or key in ("response", "observation", "prompt"):
+    if key in _SCOPES and condition.op == ":":
         return _any(condition.values, lambda value: _text(value, scope=key))
     if key in _NUMBERS:
         return _any(condition.values, lambda value: _number(f"t.{key}", condition, value))
@@ -157,7 +181,7 @@ def _compile(condition: Condition, connection: sqlite3.Connection) -> Where:
             return _any(condition.values, lambda value: Where(f"{column} = ? COLLATE NOCASE", (value,)))
         if key in _CHOICES:
             return _any(condition.values, _CHOICES[key])
-    elif key in _TEXTS or key in _CHOICES:
+    elif key in _TEXTS or key in _CHOICES or key in _SCOPES:
         raise InvalidQuery(f"{key!r} has no order; write {key}:VALUE")
     return _fact(condition, connection)
 
@@ -251,7 +275,7 @@ def _fact(condition: Condition, connection: sqlite3.Connection) -> Where:
     kinds = [kind] if dot and name in names.get(kind, ()) and kind != "tool" else []
     if not kinds:
         name = condition.key
-        kinds = [kind for kind in ("metadata", "label", "metric") if name in names[kind]]
+        kinds = [kind for kind in _KINDS if name in names[kind]]
     if not kinds:
         raise _unknown_key(condition.key, names)
     column, table, field = {

@@ -37,7 +37,7 @@ from tasks.viewer.browse import (
     unreadable_lines,
 )
 from tasks.viewer.index import RunIndex
-from tasks.viewer.query import InvalidQuery, parse_query
+from tasks.viewer.query import Condition, InvalidQuery, parse_query, quote
 from tasks.viewer.reading import LineChanged, load_trajectory, load_update, read_tokens, read_trajectory
 from tests.support.examples import examples
 from tests.support.report_toy import make_failure, make_trajectory, write_workspace
@@ -308,6 +308,8 @@ def test_groups_are_the_samples_of_an_item_in_a_file(run_index: tuple[Path, RunI
         ("-metadata.depth:deep", ["needs a number"]),
         ("success:maybe", ["neither true nor false"]),
         ("stop>3", ["'stop' has no order"]),
+        ("response>3", ["'response' has no order; write response:VALUE"]),
+        ("-prompt<=oak", ["'prompt' has no order"]),
         ('"open', ["not closed"]),
         ("has:hope", ["has:hope", "has:note"]),
         ("->-", ["no letter"]),
@@ -331,6 +333,40 @@ def test_every_text_is_a_query_or_refused(run_index: tuple[Path, RunIndex], text
             count_trajectories(connection, text)
         except InvalidQuery:
             pass
+
+
+@given(key=st.text(min_size=1), values=st.lists(st.text(), min_size=1, max_size=3), is_negated=st.booleans())
+def test_quotes_hold_any_key_and_any_values(key: str, values: list[str], is_negated: bool) -> None:
+    query = f"{'-' * is_negated}{quote(key)}:{','.join(map(quote, values))} oak"
+    assert parse_query(query) == [
+        Condition(key=key, op=":", values=tuple(values), is_negated=is_negated),
+        Condition(key="", op=":", values=("oak",)),
+    ]
+
+
+def test_filters_name_the_facts_of_which_they_show_the_values(tmp_path: Path) -> None:
+    """Also where metadata have the name of a key of every run, or of a label."""
+    trajectories = [
+        replace(
+            make_trajectory(Item(item_id=f"toy_{number}", env="textcraft", metadata=metadata), success=True),
+            labels={"policy": policy},
+        )
+        for number, (metadata, policy) in enumerate(
+            [
+                ({"turns": 7, "policy": "fire"}, "before"),
+                ({"turns": 9, "policy": "theft"}, "after"),
+                ({"turns": 9, "policy": "fire"}, "after"),
+            ]
+        )
+    ]
+    write_trajectories(tmp_path / "run" / "train" / "trajectories" / "step_0001.jsonl", trajectories)
+    index = open_index(tmp_path / "run", tmp_path / "cache")
+    with index.connect() as connection:
+        found = {facet.key: facet.values for facet in facets(connection)}
+    assert found.keys() == {"success", "stop", "metadata.turns", "policy", "label.policy"}
+    for key, values in found.items():
+        for value, total, _ in values:
+            assert len(addresses(index, f"{key}:{value}")) == total
 
 
 @settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])

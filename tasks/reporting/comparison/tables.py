@@ -230,7 +230,7 @@ def run_table(settings: Mapping[str, Sequence[FinishedRun]]) -> Table:
     """Every run by itself."""
     rows: list[list[Cell]] = [
         [
-            LinkedCell(run.name, [("trajectories", RunPages(run.name).trajectories("policy:after"))]),
+            LinkedCell(run.name, [("trajectories", RunPages(run.name).trajectories("label.policy:after"))]),
             setting,
             str(DASH if run.seed is None else run.seed),
             run.horizon,

@@ -51,8 +51,7 @@ export const toItem = (run, item) => link(["run", run, "item"], { item });
 export const origin = (row) => row.step !== null ? condition("step", row.step)
   : row.round !== null ? condition("round", row.round) : condition("phase", row.phase);
 
-// A condition of a query with a value that may need quotes.
-export function condition(key, value) {
-  const text = String(value).replaceAll('"', "");
-  return `${key}:${/^[^\s",<>=:]+$/.test(text) ? text : `"${text}"`}`;
-}
+// A condition of a query, with quotes around a key and a value that need them.
+export const condition = (key, value) => `${quoted(key, /^[^\s":<>=-][^\s":<>=]*$/)}:${quoted(String(value), /^[^\s",<>=:]+$/)}`;
+
+const quoted = (text, plain) => (plain.test(text) ? text : `"${text.replaceAll('"', '""')}"`);

@@ -283,7 +283,8 @@ const keyHelp = (keys) => h("details", { class: "grammar" },
   h("summary", {}, "How to search"),
   h("p", {}, "Conditions that all hold: ", h("code", {}, "key:value"), ", ", h("code", {}, "key:a,b"), ", ",
     h("code", {}, "key:1..8"), ", ", h("code", {}, "key>3"), ", a word, or ", h("code", {}, '"several words"'), "; ",
-    h("code", {}, "-"), " before one negates it, ", h("code", {}, "*"), " after a word continues it."),
+    h("code", {}, "-"), " before one negates it, ", h("code", {}, "*"), " after a word continues it. A key or a value with spaces is quoted as well; ",
+    h("code", {}, '""'), " within quotes is a quote."),
   pairs(Object.entries(keys).map(([key, text]) => [h("code", {}, key), text])));
 
 // The conditions of a query, without a look into them: quoted parts stay whole.

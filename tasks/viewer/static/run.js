@@ -121,7 +121,7 @@ function evaluations(run, { evaluation }) {
     h("p", {}, "Of each item the run keeps the first episode, and the first that does not solve it; the rates are of all episodes."),
     table(["policy", "sampling", "success", "reward", "turns", "episodes", "dropped"], rows.map(([policy, mode, summary]) => h("tr", {},
       h("th", { scope: "row" }, h("a", {
-        href: links.toList(run, { q: [links.condition("policy", policy), links.condition("mode", mode)].join(" ") }),
+        href: links.toList(run, { q: [links.condition("label.policy", policy), links.condition("label.mode", mode)].join(" ") }),
       }, `${policy} training`)),
       h("td", {}, mode), h("td", {}, percent(summary.success)), h("td", {}, number(summary.reward)),
       h("td", {}, number(summary.turns)), h("td", {}, count(summary.episodes ?? 0)), h("td", {}, count(summary.dropped ?? 0))))));
