@@ -79,6 +79,11 @@ def episode_file(folder: Path, index: int) -> Path:
     return folder / "trajectories" / f"round_{index + 1:02d}.jsonl"
 
 
+def list_round_files(folder: Path) -> list[Path]:
+    """The files of all rounds' results in `folder` (`train/`), by name."""
+    return sorted(folder.glob("rounds/*.json"))
+
+
 def read_round(folder: Path, index: int) -> RoundResult | None:
     """The result of a round in `folder` (`train/`); None if it has not ended. Raises `DamagedFile`."""
     return read_as(RoundResult, round_file(folder, index))
@@ -86,8 +91,8 @@ def read_round(folder: Path, index: int) -> RoundResult | None:
 
 def read_rounds(folder: Path) -> list[RoundResult]:
     """The finished rounds in `folder` (`train/`), in order. Raises `DamagedFile`."""
-    files = sorted(folder.glob("rounds/*.json"))
-    return [result for file in files if (result := read_as(RoundResult, file)) is not None]
+    rounds = [read_as(RoundResult, file) for file in list_round_files(folder)]
+    return sorted(filter(None, rounds), key=lambda done: done.index)
 
 
 def find_best(folder: Path) -> RoundResult | None:

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from envs.errors import ConfigError, DamagedFile, describe
-from envs.files import is_locked
+from envs.files import is_locked, read_json_lines
 from envs.types import replace_surrogates
 from tasks.config.parameters import flat
+from tasks.data.collapse import ALERTS
 from tasks.evaluation.outcomes import EVALUATION, Evaluation, read_evaluation
 from tasks.evaluation.record import is_record, read_record
 from tasks.runs.folders import STATE, STEPS, RunFolder
-from tasks.runs.parameters import recorded_parameters, try_read_json, try_read_lines
-from tasks.runs.rounds import RoundResult, read_rounds
+from tasks.runs.parameters import recorded_parameters, try_read_json
+from tasks.runs.rounds import RoundResult, list_round_files, read_rounds
 from tasks.runs.state import RUNNING, read_state
 from tasks.runs.steps import read_steps
+from tasks.verl.rewinds import REWINDS
 
 T = TypeVar("T")
 
@@ -30,8 +32,9 @@ SERIES = (
 )  # fmt: skip
 """The columns of the training steps that the page shows; those that a run does not have are left out."""
 _WRITTEN = (
-    "data", "provision.json", "warmup", "train", STEPS, "train/rounds", "train/trajectories", "policy",
-    EVALUATION, "timing.json", "record.json", "trajectories.jsonl", "parameters.json", "report", STATE,
+    "data", "provision.json", "warmup", "train", STEPS, "train/rounds", "train/trajectories",
+    f"train/{ALERTS}", f"train/{REWINDS}", "policy", EVALUATION, "timing.json", "record.json",
+    "trajectories.jsonl", "parameters.json", "report", STATE,
 )  # fmt: skip
 
 _PARAMETERS = ("train/inputs.json", "report/parameters.json")
@@ -69,14 +72,16 @@ class RunSummary:
     """`running` while a command works on it, else how the last one ended: `failed`, `stopped`, `killed`;
     empty if it succeeded, or if that is not recorded."""
     damage: str
-    """What is wrong with the recorded steps, with `evaluation.json` or with a round; empty if each can be
-    read, or is not there."""
+    """What is wrong with the recorded steps, with `evaluation.json`, a round, the alerts or the rewinds;
+    empty if each can be read, or is not there."""
 
 
 def summarise_runs(runs: Sequence[RunFolder]) -> list[RunSummary]:
     """What a list says of `runs`."""
     summaries = [_summarise_now(run) for run in runs]
-    parameters = [_parameters(run.folder, _signatures(run.folder, _PARAMETERS)) for run in runs]
+    parameters = [
+        _parameters(run.folder, tuple(_signature(run.folder / name) for name in _PARAMETERS)) for run in runs
+    ]
     by_pipeline: dict[str | None, list[Mapping[str, object]]] = {}
     for summary, values in zip(summaries, parameters, strict=True):
         by_pipeline.setdefault(summary.pipeline, []).append(values)
@@ -89,8 +94,10 @@ def summarise_runs(runs: Sequence[RunFolder]) -> list[RunSummary]:
 
 
 def _summarise_now(run: RunFolder) -> RunSummary:
-    # Not of the folder itself, which annotations change.
-    signatures = (_signature(run.file),) if run.file else _signatures(run.folder, _WRITTEN)
+    # Not of the folder itself, which annotations change. A round that is mended in its place leaves the
+    # folder of the rounds as it was.
+    files = [run.folder / name for name in _WRITTEN] + list_round_files(run.folder / "train")
+    signatures = tuple(map(_signature, [run.file] if run.file else files))
     state = read_state(run.folder) if run.file is None else RUNNING if is_locked(run.file) else ""
     return replace(_summarise(run, signatures), state=state)
 
@@ -120,7 +127,7 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
     parameters = try_read_json(folder / "parameters.json") if run.file is None else {}
     steps, damage = _read_steps(folder) if run.file is None else ([], "")
     evaluation, damage_of_evaluation = _read_evaluation(folder)
-    _, damage_of_rounds = _read_rounds(folder)
+    others = [read(folder)[1] for read in (_read_rounds, _read_alerts, _read_rewinds)] if not run.file else []
     after = evaluation["after"]["sampled"].get("success") if evaluation else None
     kind = "file" if run.file else "evaluation" if is_record(folder) else "run"
     success, success_of = after, "evaluation after training"
@@ -145,13 +152,13 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
         curve=[step.get("success") for step in steps],
         written_at=max(written_at for written_at, _ in signatures),
         state="",
-        damage=damage or damage_of_evaluation or damage_of_rounds,
+        damage=next(filter(None, (damage, damage_of_evaluation, *others)), ""),
     )
 
 
 def read_overview(run: RunFolder) -> dict[str, object]:
     """The small files of a run: `series` (column → values by step), `rounds`, `evaluation`, `alerts`,
-    `rewinds`, `seconds` by stage, `provision`."""
+    `rewinds`, `seconds` by stage."""
     if run.file is not None:
         return {"series": {}, "rounds": [], "evaluation": {}, "alerts": [], "rewinds": [], "seconds": {}}
     folder = run.folder
@@ -159,12 +166,14 @@ def read_overview(run: RunFolder) -> dict[str, object]:
     columns = [column for column in SERIES if any(column in step for step in steps)]
     evaluation, _ = _read_evaluation(folder)
     rounds, _ = _read_rounds(folder)
+    alerts, _ = _read_alerts(folder)
+    rewinds, _ = _read_rewinds(folder)
     return {
         "series": {column: [step.get(column) for step in steps] for column in columns},
         "rounds": [asdict(done) for done in rounds],
         "evaluation": evaluation,
-        "alerts": try_read_lines(folder / "train" / "alerts.jsonl"),
-        "rewinds": try_read_lines(folder / "train" / "rewinds.jsonl"),
+        "alerts": alerts,
+        "rewinds": rewinds,
         "seconds": try_read_json(folder / "timing.json").get("stages", {}),
     }
 
@@ -182,6 +191,16 @@ def _read_evaluation(folder: Path) -> tuple[Evaluation, str]:
 def _read_rounds(folder: Path) -> tuple[list[RoundResult], str]:
     """The finished rounds, and what is wrong with one of them if it is damaged."""
     return _try_read(partial(read_rounds, folder / "train"), default=[])
+
+
+def _read_alerts(folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """The signs of a collapse, and what is wrong with their file if it is damaged."""
+    return _try_read(partial(read_json_lines, folder / "train" / ALERTS, is_growing=True), default=[])
+
+
+def _read_rewinds(folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """The rewinds, and what is wrong with their file if it is damaged."""
+    return _try_read(partial(read_json_lines, folder / "train" / REWINDS), default=[])
 
 
 def _try_read(read: Callable[[], T], *, default: T) -> tuple[T, str]:
@@ -204,10 +223,6 @@ def _recorded_success(folder: Path) -> float | None:
     except (ConfigError, KeyError):
         return None
     return next((rate.mean for name, rate in rates.items() if name.startswith("avg_at_")), None)
-
-
-def _signatures(folder: Path, names: Sequence[str]) -> tuple[tuple[float, int], ...]:
-    return tuple(_signature(folder / name) for name in names)
 
 
 def _signature(path: Path) -> tuple[float, int]:

@@ -1,17 +1,20 @@
 """`wingspan view` as a command: one line when it is ready, and its end."""
 
+import json
 import os
 import re
 import select
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
 import pytest
 
 from envs.errors import ConfigError
+from envs.files import write_json
 from flows.commands.inventory import pipeline_rows
 from flows.commands.serve import view
 from flows.lock import lock
@@ -19,9 +22,10 @@ from flows.plan import make_plan
 from tasks.reporting.comparison.compare import compare
 from tasks.reporting.results import read_results
 from tasks.runs.folders import STEPS, find_runs
+from tasks.runs.rounds import RoundResult, read_rounds, round_file
 from tasks.runs.state import mark_stopped, read_state, recorded_state
 from tasks.viewer.app import viewer_app
-from tasks.viewer.overview import summarise_runs
+from tasks.viewer.overview import read_overview, summarise_runs
 from tasks.viewer.viewer import Viewer
 from tests.support.dvc_toy import NAME, make_project
 from tests.support.http_server import serving_in_thread
@@ -173,6 +177,36 @@ def test_damaged_steps_hide_no_other_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert comparison.notes[0].startswith(f"damaged is left out: {message}")
     with pytest.raises(ConfigError, match=re.escape(message)):
         read_results(Path("runs/damaged"))
+
+
+@pytest.mark.parametrize("name", ["rounds/01.json", "alerts.jsonl", "rewinds.jsonl", "metrics.jsonl"])
+def test_damage_is_named_until_it_is_mended_in_its_place(tmp_path: Path, name: str) -> None:
+    write_workspace(tmp_path / "toy")
+    alert = {"monitor": "kl", "step": 3, "value": 1.0, "limit": 0.1, "text": "the KL is 1"}
+    (tmp_path / "toy" / "train" / "alerts.jsonl").write_text(json.dumps(alert) + "\n")
+    (run,) = find_runs([tmp_path])
+    file = run.folder / "train" / name
+    content = file.read_bytes()
+
+    def read_damage() -> str:
+        (summary,) = summarise_runs([run])
+        return summary.damage
+
+    assert read_damage() == ""
+    file.write_bytes(content.replace(b"{", b"[[", 1))
+    assert re.match(rf"(line 1 of )?{file} is damaged \(", read_damage())
+    file.write_bytes(content)
+    assert read_damage() == ""
+    overview = read_overview(run)
+    assert overview["alerts"] == [alert]
+    assert overview["rewinds"] == [{"from_step": 4, "to_step": 2, "reasons": "the KL is 9"}]
+
+
+def test_a_hundred_rounds_are_in_order(tmp_path: Path) -> None:
+    for index in range(102):
+        done = RoundResult(index=index, first_step=index, last_step=index, evaluation={}, seconds=1.0)
+        write_json(round_file(tmp_path, index), asdict(done))
+    assert [done.index for done in read_rounds(tmp_path)] == [*range(102)]
 
 
 def test_a_step_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
