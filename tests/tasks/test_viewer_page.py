@@ -335,6 +335,55 @@ async def test_the_list_of_runs_fits_the_window_and_says_which_are_unfinished(to
 
 @pytest.mark.browser
 @needs(CHROMIUM)
+async def test_a_turn_of_an_address_need_be_no_whole_number(toy: Path) -> None:
+    async with open_viewer(toy.parent) as (page, url):
+        _, troubles = watch(page)
+        for turn, number in (("1.5", "1"), ("-2", "1"), ("99", "3"), ("1e999", "3"), ("x", None)):
+            await page.goto(f"{url}/#/run/toy/at/step_0001:3?turn={turn}")
+            await page.get_by_role("heading", name="toy_0 sample 2").wait_for()
+            await page.wait_for_function("document.querySelectorAll('.turns li').length == 3")
+            selected = page.locator(".turns li.selected .turn-number")
+            assert await selected.all_inner_texts() == ([] if number is None else [number]), turn
+            await page.goto(f"{url}/#/run/toy")
+            await page.get_by_role("heading", name="Evaluation").wait_for()
+        await page.goto(f"{url}/#/run/toy/fork/step_0001:3?turn=2.5")
+        await page.get_by_role("heading", name="toy_0 fork at turn 2", exact=True).wait_for()
+        assert troubles == []
+
+
+@pytest.mark.browser
+@needs(CHROMIUM)
+async def test_a_list_in_order_is_sorted_by_no_column(toy: Path) -> None:
+    async with open_viewer(toy.parent) as (page, url):
+        for sort, sorted_columns in (("", []), ("-turns", ["turns ↓"])):
+            await page.goto(f"{url}/#/run/toy/trajectories?sort={sort}")
+            await page.locator(".total", has_text="29 trajectories").wait_for()
+            assert await page.locator("th[aria-sort]").all_inner_texts() == sorted_columns
+
+
+@pytest.mark.browser
+@needs(CHROMIUM)
+async def test_a_value_between_two_that_are_missing_is_a_point(toy: Path) -> None:
+    async with open_viewer(toy.parent) as (page, url):
+        await page.goto(url)
+        for call, x, y in (
+            # From 48 to 352, and from 8 to 110; from 1 to 119, and from 20 to 2.
+            ("chart({ steps: [1, 2, 3, 4, 5], values, from0to1: true })", 200, 59),
+            ("sparkline(values)", 60, 11),
+        ):
+            has_ink = await page.evaluate(
+                f"""import('/static/charts.js').then(({{ chart, sparkline }}) => {{
+                    const values = [0.5, null, 0.5, null, 1];
+                    document.body.append({call});
+                    const path = [...document.querySelectorAll('path')].at(-1);
+                    return path.isPointInStroke(new DOMPoint({x}, {y}));
+                }})"""
+            )
+            assert has_ink, call
+
+
+@pytest.mark.browser
+@needs(CHROMIUM)
 async def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
     async with open_viewer(toy.parent) as (page, url):
         requests, troubles = watch(page)

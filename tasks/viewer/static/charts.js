@@ -1,4 +1,5 @@
-// Small charts of values by step, in the report's colors; values that are not recorded leave a gap.
+// Small charts of values by step, in the report's colors; values that are not recorded leave a gap, and one between two
+// gaps is a point.
 
 import { h, number, replace, svg } from "./dom.js";
 
@@ -8,7 +9,8 @@ function paths(values, { x, y }) {
   let text = "", isDown = false;
   values.forEach((value, index) => {
     if (!finite(value)) { isDown = false; return; }
-    text += `${isDown ? "L" : "M"}${x(index).toFixed(1)} ${y(value).toFixed(1)}`;
+    // `h0` is a line without a length, of which the round caps are seen.
+    text += `${isDown ? "L" : "M"}${x(index).toFixed(1)} ${y(value).toFixed(1)}${isDown ? "" : "h0"}`;
     isDown = true;
   });
   return text;

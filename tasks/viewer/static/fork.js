@@ -144,7 +144,7 @@ function liveBox({ firstTurn, hasOpening, onEnd }) {
 }
 
 export function forkView(run, { address, query }) {
-  const turn = Math.max(1, Number(query.get("turn")) || 1);
+  const turn = Math.max(1, links.turnOf(query));
   const forksBox = h("div"), valueBox = h("div");
   let facts = null, context = null, policies = [], places = [];
   const live = liveBox({ firstTurn: turn - 1, hasOpening: () => facts.prompt.tokens > 0, onEnd: () => readForks() });

@@ -16,6 +16,9 @@ export function parse(hash) {
   return { parts: path.split("/").filter(Boolean).map(decode), query: new URLSearchParams(query) };
 }
 
+// The turn of an address, a whole number; 0 if there is none.
+export const turnOf = (query) => Math.trunc(Number(query.get("turn"))) || 0;
+
 function splitOnce(text, mark) {
   const place = text.indexOf(mark);
   return place < 0 ? [text] : [text.slice(0, place), text.slice(place + 1)];

@@ -108,7 +108,7 @@ export function listView(run, { kind, query }) {
     const noun = kind === "groups" ? "group" : "trajectory";
     replace(total_, problem.textContent ? "" : total === 1 ? `1 ${noun}` : `${count(total)} ${noun === "group" ? "groups" : "trajectories"}`);
     replace(head, h("tr", {}, (kind === "groups" ? GROUP_COLUMNS : COLUMNS).map(([key, text, className]) => {
-      const isSorted = sort.replace("-", "") === key;
+      const isSorted = sort !== "" && sort.replace("-", "") === key;
       return h("th", {
         class: className ?? null, "aria-sort": isSorted ? (sort.startsWith("-") ? "descending" : "ascending") : null,
       }, key ? h("button", {

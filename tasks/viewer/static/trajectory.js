@@ -22,7 +22,7 @@ const SHOWN_OF_UPDATE = [
 
 export function trajectoryView(run, { address, query }) {
   const list = { q: query.get("q") ?? "", sort: query.get("sort") ?? "" };
-  let show = query.get("show") ?? "", turn = Number(query.get("turn")) || 0;
+  let show = query.get("show") ?? "", turn = links.turnOf(query);
   let facts = null, place = null, isShown = false, forks = [];
   const turns = h("ol", { class: "turns" });
   const legendBox = h("div");
@@ -190,7 +190,7 @@ export function trajectoryView(run, { address, query }) {
     },
     update(next) {
       if (!isShown) return false;
-      turn = Number(next.get("turn")) || 0;
+      turn = links.turnOf(next);
       if ((next.get("q") ?? "") !== list.q || (next.get("sort") ?? "") !== list.sort) return false;
       if (known(next.get("show") ?? "") !== show) setShow(next.get("show"));
       if (turn) setTurn(turn);
