@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 DrawFunction = Callable[["Axes"], None]
 Stages = Sequence[tuple[int, int, int]]
 """(first step, last step, max_turns) of each curriculum stage."""
+
+
+MAX_NAME = 58
+"""Characters of a setting's name in a legend: as many as fit beside its line."""
+COLUMN_SPACE = 6
+"""The room of a line and of the space between two columns of a legend, in characters."""
 
 
 def smoothing_window(steps: int) -> int:
@@ -225,13 +231,14 @@ def settings_over(
     def draw(axes: "Axes") -> None:
         from matplotlib.ticker import MaxNLocator
 
+        handles = {}
         for index, setting in enumerate(settings):
             color = SERIES[index % len(SERIES)]
             marker = MARKERS[(index + index // len(SERIES)) % len(MARKERS)] if has_markers else None
             style = ("-", "--", ":")[index // len(SERIES) % 3]
             is_faint = bool(setting.mean)
             for points in setting.seeds:
-                axes.plot(
+                (line,) = axes.plot(
                     *zip(*points, strict=True),
                     color=color,
                     linestyle=style,
@@ -241,10 +248,10 @@ def settings_over(
                     ms=3 if is_faint else 5,
                     clip_on=False,
                     zorder=3,
-                    label=None if is_faint or points is not setting.seeds[0] else setting.label,
                 )
+                handles.setdefault(setting.label, line)
             for points in setting.points:
-                axes.plot(
+                (line,) = axes.plot(
                     *zip(*points, strict=True),
                     "D",
                     color=color,
@@ -253,20 +260,15 @@ def settings_over(
                     ms=6 if len(setting.points) == 1 else 4,
                     clip_on=False,
                     zorder=5,
-                    label=setting.label if not setting.seeds and points is setting.points[0] else None,
                 )
+                handles.setdefault(setting.label, line)
             if setting.interval:
                 shade = 0.15 if len(settings) <= 3 else 0.05
                 x, low, high = zip(*setting.interval, strict=True)
                 axes.fill_between(x, low, high, color=color, alpha=shade, linewidth=0)
             if setting.mean:
-                axes.plot(
-                    *zip(*setting.mean, strict=True),
-                    color=color,
-                    linestyle=style,
-                    linewidth=2,
-                    zorder=4,
-                    label=setting.label,
+                (handles[setting.label],) = axes.plot(
+                    *zip(*setting.mean, strict=True), color=color, linestyle=style, linewidth=2, zorder=4
                 )
         largest = max(x for s in settings for points in (*s.seeds, *s.points) for x, _ in points)
         axes.set_xlim(0, largest)
@@ -274,9 +276,34 @@ def settings_over(
         axes.xaxis.set_major_formatter(lambda x, _: short_label(x, largest=largest))
         _percent_axis(axes, label=ylabel)
         axes.set_xlabel(xlabel)
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3, handlelength=1.8)
+        axes.legend(
+            handles.values(),
+            map(shorten_name, handles),
+            loc="lower left",
+            bbox_to_anchor=(-0.01, 1.0),
+            ncols=_legend_columns(handles),
+            handlelength=1.8,
+        )
 
     return draw
+
+
+def shorten_name(name: str) -> str:
+    """The name of a setting as a legend has it: cut in its middle, for names often differ at their ends."""
+    half = MAX_NAME // 2
+    return name if len(name) <= MAX_NAME else f"{name[:half]}…{name[half + 1 - MAX_NAME :]}"
+
+
+def plot_height(names: Sequence[str]) -> float:
+    """The height in inches of a plot of `settings_over` of settings with these `names`."""
+    rows = -(-len(names) // _legend_columns(names))
+    return 3.2 + 0.18 * max(0, rows - 2)
+
+
+def _legend_columns(names: Collection[str]) -> int:
+    """The columns, 3 at most, into which `names` fit."""
+    longest = max(len(shorten_name(name)) for name in names)
+    return max(1, min(3, (MAX_NAME + COLUMN_SPACE) // (longest + COLUMN_SPACE)))
 
 
 def stacked_over_steps(

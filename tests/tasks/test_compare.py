@@ -16,7 +16,7 @@ from tasks.data.items import write_items
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.evaluation.paired import paired_test
 from tasks.reporting.chart_style import render_plot
-from tasks.reporting.charts import SettingCurves, settings_over
+from tasks.reporting.charts import SettingCurves, plot_height, settings_over
 from tasks.reporting.comparison.compare import Comparison, compare
 from tasks.reporting.comparison.curves import (
     evaluation_plots,
@@ -432,6 +432,33 @@ def test_the_labels_of_a_cost_axis_are_short_and_apart(end: float, labels: list[
 
     render_plot("costs", draw, alt="", width=5.3, height=3.2)
     assert all(right.x0 - left.x1 > right.height for left, right in pairwise(boxes))
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+@pytest.mark.parametrize(
+    "name", ["_{}", "grpo-{}", "textcraft-cpu-{}-4f2a61b0", f"{'on-' * 30}textcraft-and-babyai-{{}}-4f2a61b0"]
+)
+def test_a_legend_names_every_setting_within_its_plot(name: str, count: int) -> None:
+    names = [name.format(number) for number in range(count)]
+    curve = [(0.0, 0.2), (51.0, 0.8)]
+    settings = [SettingCurves(label=label, seeds=[curve], mean=[], interval=[]) for label in names]
+    boxes: list[Bbox] = []
+
+    def draw(axes: "Axes") -> None:
+        settings_over(settings, xlabel="steps", ylabel="success", is_whole=True, has_markers=True)(axes)
+        axes.figure.draw_without_rendering()
+        legend = axes.get_legend()
+        assert legend is not None
+        texts = [text.get_text() for text in legend.get_texts()]
+        assert len(set(texts)) == count
+        assert [(text[:5], text[-20:]) for text in texts] == [(label[:5], label[-20:]) for label in names]
+        boxes.extend((axes.figure.bbox, legend.get_window_extent(), axes.get_window_extent()))
+
+    plot = render_plot("settings", draw, alt="", width=5.3, height=plot_height(names))
+    assert plot.svg
+    figure, legend, axes = boxes
+    assert (legend.x1 <= figure.x1, legend.y1 <= figure.y1) == (True, True)
+    assert axes.height > figure.width / 3
 
 
 def test_values_between_the_points_of_a_curve() -> None:

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from tasks.evaluation.intervals import t_interval
 from tasks.reporting.chart_style import Plot, render_plot
-from tasks.reporting.charts import SettingCurves, settings_over, smooth
+from tasks.reporting.charts import SettingCurves, plot_height, settings_over, smooth
 from tasks.reporting.comparison.runs import AXES, FinishedRun
 
 POINTS = 60
@@ -120,7 +120,7 @@ def _plots(
                 draw,
                 alt=f"{ylabel.capitalize()} against {AXES[axis]}; at the end: {ends}.",
                 width=5.3,
-                height=3.2,
+                height=plot_height(list(runs)),
             )
         )
     return plots
