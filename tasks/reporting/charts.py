@@ -144,9 +144,8 @@ def paired_bars(
     def draw(axes: "Axes") -> None:
         bars = ((before, BEFORE, "before", -0.2), (after, AFTER, "after", 0.2))
         for (rates, color, label, shift), spans in zip(bars, intervals, strict=True):
-            for index, rate in enumerate(rates):
-                if rate is None:
-                    continue
+            known_rates = [(index, rate) for index, rate in enumerate(rates) if rate is not None]
+            for index, rate in known_rates:
                 x = index + shift
                 hatch = "////" if label == "before" else None
                 axes.bar(
@@ -157,7 +156,7 @@ def paired_bars(
                     edgecolor=color,
                     linewidth=1,
                     hatch=hatch,
-                    label=label if index == 0 else None,
+                    label=label if index == known_rates[0][0] else None,
                 )
                 axes.vlines(x, *spans[index], color=INK, linewidth=1)
         axes.set_xticks(range(len(labels)), labels)

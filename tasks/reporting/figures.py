@@ -1,5 +1,6 @@
 """The plots of a report, each with alternative text for readers who cannot see it."""
 
+import math
 from collections.abc import Sequence
 
 from agents.types import StopReason
@@ -153,6 +154,7 @@ def shorten(label: str) -> str:
 
 
 def _series(results: Results, key: str) -> list[tuple[float, float]]:
+    """(step, value) of the steps that have a finite value of `key`: no axis ends at infinity."""
     if key == "tokens_per_episode":
         return [(s["step"], s["tokens"] / s["episodes"]) for s in results.steps if s.get("tokens")]
-    return [(step["step"], step[key]) for step in results.steps if key in step]
+    return [(step["step"], step[key]) for step in results.steps if math.isfinite(step.get(key, math.nan))]

@@ -16,7 +16,14 @@ from tasks.data.collapse import Alert
 from tasks.evaluation.intervals import bootstrap, wilson
 from tasks.evaluation.outcomes import episodes_to_keep
 from tasks.reporting.chart_style import PARTS, render_plot
-from tasks.reporting.charts import line_over_steps, smooth, smoothing_window, success_over_steps, tick_label
+from tasks.reporting.charts import (
+    line_over_steps,
+    paired_bars,
+    smooth,
+    smoothing_window,
+    success_over_steps,
+    tick_label,
+)
 from tasks.reporting.comparison.runs import read_run
 from tasks.reporting.excerpts import PairVerdict, choose_pairs, failing_items
 from tasks.reporting.figures import LINES
@@ -590,6 +597,40 @@ def test_the_first_rate_does_not_cover_the_axis() -> None:
     (label,) = [text for text in axes.texts if text.get_text() == "40.0%"]
     numbers = [tick.get_window_extent() for tick in axes.get_yticklabels()]
     assert not any(label.get_window_extent().overlaps(number) for number in numbers)
+
+
+def test_a_policy_without_a_rate_of_the_first_group_is_in_the_legend() -> None:
+    labels: list[str] = []
+
+    def draw(axes: "Axes") -> None:
+        intervals = [(0.0, 1.0), (0.4, 0.6)]
+        rates = {"before": [None, 0.5], "after": [0.5, 0.6]}
+        paired_bars(labels=["a", "b"], **rates, intervals=(intervals, intervals))(axes)
+        legend = axes.get_legend()
+        assert legend is not None
+        labels.extend(text.get_text() for text in legend.get_texts())
+
+    render_plot("bars", draw, alt="")
+    assert labels == ["before", "after"]
+
+
+@pytest.mark.heavy
+def test_numbers_that_are_missing_or_infinite_leave_a_report(tmp_path: Path) -> None:
+    """A turn without a token has no log-prob; the KL of one step, and all gradient norms, are infinite."""
+    write_workspace(tmp_path)
+    file = tmp_path / "train" / "metrics.jsonl"
+    steps = [json.loads(line) | {"grad_norm": float("inf")} for line in file.read_text().splitlines()]
+    steps[1]["kl"] = float("inf")
+    file.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    file = tmp_path / "evaluation_trajectories.jsonl"
+    episodes = [json.loads(line) for line in file.read_text().splitlines()]
+    for episode in episodes:
+        episode["turns"][0]["completion"] |= {"token_ids": [], "logprobs": []}
+    file.write_text("".join(json.dumps(episode) + "\n" for episode in episodes))
+    page = Page(report(toy_pipeline(), tmp_path))
+    assert "0 tokens, version 4" in page.text
+    assert "3 tokens, log-prob \u22120.58, version 4" in page.text
+    assert {plot.stem for plot in (tmp_path / "report").glob("*.svg")} & {"kl", "grad_norm"} == {"kl"}
 
 
 @pytest.mark.heavy
