@@ -44,9 +44,9 @@ def write_page(folder: Path, *, page: str, plots: Sequence[Plot]) -> Path:
 
 
 def markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; its first two columns to the left, numbers to the right."""
+    """A Markdown table; its first two columns to the left, numbers to the right. A cell is one line."""
     rule = ["---", "---", *("---:" for _ in header[2:])]
-    rows = ([cell.replace("|", "\\|") for cell in row] for row in [header, rule, *cells])
+    rows = ([" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in [header, rule, *cells])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

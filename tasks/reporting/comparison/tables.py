@@ -7,6 +7,7 @@ from statistics import fmean
 
 from tasks.evaluation.intervals import MIN_BOOTSTRAP
 from tasks.evaluation.outcomes import Samples, compare_samples
+from tasks.evaluation.paired import PairedTest
 from tasks.evaluation.record import Rate
 from tasks.reporting.comparison.runs import FinishedRun
 from tasks.reporting.comparison.scores import Difference, is_rate, only_first_solves, score
@@ -115,8 +116,7 @@ def paired_table(found_differences: Sequence[Difference], *, reference: str) -> 
         test, seeds, measure = result.test, result.seeds, result.measure
         row: list[Cell] = [result.side, measure, str(test.items)]
         row += [_number(result.reference_mean, measure), _number(result.mean, measure)]
-        span = _span(test.low, test.high, measure) if test.has_interval else DASH
-        row += [_change(test.mean, measure), span, format_p(test.p_value)]
+        row += [_change(test.mean, measure), _test_span(test, measure), format_p(test.p_value)]
         row += [format_p(result.adjusted_p)] if has_others else []
         if seeds is None:
             row += [DASH, DASH, DASH]
@@ -237,7 +237,7 @@ def run_table(settings: Mapping[str, Sequence[FinishedRun]]) -> Table:
             percent(run.before),
             percent(run.after),
             points(run.gain.mean),
-            _span(run.gain.low, run.gain.high, SUCCESS),
+            _test_span(run.gain, SUCCESS),
         ]
         for setting, runs in settings.items()
         for run in runs
@@ -245,7 +245,7 @@ def run_table(settings: Mapping[str, Sequence[FinishedRun]]) -> Table:
     return Table(
         title="Runs",
         about="Success on the test split before and after training, sampled; the gain in points with its "
-        "paired 95% interval. The horizon is turns × steps.",
+        f"paired 95% interval. {_WITHOUT_INTERVAL} The horizon is turns × steps.",
         header=["run", "setting", "seed", "horizon", "before", "after", "gain", "95% interval"],
         rows=rows,
         words=frozenset({3}),
@@ -305,6 +305,10 @@ def _interval(value: Rate, measure: str) -> str:
 
 def _span(low: float, high: float, measure: str) -> str:
     return f"{_change(low, measure)} to {_change(high, measure)}"
+
+
+def _test_span(test: PairedTest, measure: str) -> str:
+    return _span(test.low, test.high, measure) if test.has_interval else DASH
 
 
 def _select(samples: Samples, items: Sequence[str]) -> Samples:
