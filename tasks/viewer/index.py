@@ -26,12 +26,13 @@ from tasks.runs.folders import ANNOTATIONS, RunFolder, TrajectoryFile
 from tasks.runs.lines import TOOL_CALLS, TrajectoryLine, UnreadableLine, digest_of, finite, read_line
 from tasks.viewer.annotations import read_annotations
 
-VERSION = 4
+VERSION = 5
 """The version of the tables below: a file of another version is made anew."""
 BATCH_S = 0.5
 """The time between two commits: how often a long indexing shows what it has so far."""
 CHECKED_LINES = 16
-"""Indexed lines that are compared with a file that has changed, the first and the last among them."""
+"""Trajectories that are compared with a file that has changed, the first and the last among them; and as many
+of the lines that were none, for these are mended."""
 _MAX_REASON = 300  # characters
 _HASH_BYTES = 16
 _MAX_ROWS = 50_000  # remembered while a file is read
@@ -55,7 +56,8 @@ CREATE INDEX by_order ON trajectories(step IS NULL, step, round IS NULL, round, 
 CREATE INDEX by_group ON trajectories(file, item, labels);
 CREATE INDEX by_item ON trajectories(item);
 CREATE INDEX by_digest ON trajectories(digest);
-CREATE TABLE unreadable(file INTEGER, line INTEGER, reason TEXT);
+CREATE TABLE unreadable(
+    file INTEGER, line INTEGER, start INTEGER, length INTEGER, digest TEXT, reason TEXT);
 CREATE TABLE annotations(
     digest TEXT, file TEXT, label TEXT, note TEXT, at TEXT, PRIMARY KEY(digest, file)) WITHOUT ROWID;
 CREATE TABLE state(name TEXT PRIMARY KEY, value);
@@ -250,7 +252,7 @@ class _Update:
         return file_id, 0, 0
 
     def _is_prefix(self, file_id: int, *, consumed_bytes: int, stream: BinaryIO) -> bool:
-        """Whether the file still begins with what was indexed, as `CHECKED_LINES` of its lines tell."""
+        """Whether the file still begins with what was indexed, as some of its lines tell."""
         if os.fstat(stream.fileno()).st_size < consumed_bytes:
             return False
         count = self._execute("SELECT count(*) FROM trajectories WHERE file = ?", (file_id,)).fetchone()[0]
@@ -260,25 +262,25 @@ class _Update:
             "SELECT start, length, digest FROM trajectories WHERE file = ? ORDER BY line LIMIT 1 OFFSET ?"
         )
         places = {(count - 1) * part // (CHECKED_LINES - 1) for part in range(CHECKED_LINES)}
-        for place in places:
-            start, length, digest = self._execute(select, (file_id, place)).fetchone()
-            if digest_of(_read_at(stream, start, length)) != digest:
-                return False
-        return True
+        lines = [self._execute(select, (file_id, place)).fetchone() for place in places]
+        select = "SELECT start, length, digest FROM unreadable WHERE file = ? LIMIT ?"
+        lines += self._execute(select, (file_id, CHECKED_LINES))
+        return all(digest_of(_read_at(stream, start, length)) == digest for start, length, digest in lines)
 
     def _add(self, file_id: int, file: TrajectoryFile, *, number: int, start: int, line: bytes) -> None:
+        digest = digest_of(line)
         try:
             record = read_line(line)
         except UnreadableLine as error:
-            values = (file_id, number, str(error)[:_MAX_REASON])
-            self._execute("INSERT INTO unreadable VALUES (?, ?, ?)", values)
+            values = (file_id, number, start, len(line), digest, str(error)[:_MAX_REASON])
+            self._execute("INSERT INTO unreadable VALUES (?, ?, ?, ?, ?, ?)", values)
             return
         row = {
             "file": file_id,
             "line": number,
             "start": start,
             "length": len(line),
-            "digest": digest_of(line),
+            "digest": digest,
             "item": self._item(record),
             "step": file.step,
             "round": file.round,

@@ -319,10 +319,10 @@ def _among(column: str, table: str, field: str, test: str, values: tuple[object,
 
 
 def _text(value: str, *, scope: str) -> Where:
-    words = re.findall(r"\w+", value)
     if not any(character.isalnum() for character in value):
         raise InvalidQuery(f"{value!r} has no letter and no digit to search for")
-    phrase = '"' + " ".join(words) + '"' + ("*" if value.endswith("*") else "")
+    # SQLite takes it apart as it took the texts; NUL would end it.
+    phrase = quote(value.replace("\0", " ")) + ("*" if value.endswith("*") else "")
     in_texts = "t.id IN (SELECT rowid FROM texts WHERE texts MATCH ?)"
     in_prompt = "t.prompt IN (SELECT rowid FROM prompt_texts WHERE prompt_texts MATCH ?)"
     if scope == "prompt":

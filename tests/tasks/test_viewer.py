@@ -3,11 +3,12 @@
 import json
 import random
 import shutil
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -527,6 +528,35 @@ def test_lines_that_no_strict_reader_takes_are_shown_or_named(tmp_path: Path) ->
         location = find_location(connection, "odd:2")
     assert location is not None
     assert load_trajectory(location)["item"]["item_id"] == "half ?"
+
+
+def test_a_line_that_is_mended_in_its_place_is_indexed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=3, steps=(1,))
+    file = folder / "train" / "trajectories" / "step_0001.jsonl"
+    content = file.read_bytes()
+    fifth = sum(map(len, content.splitlines(keepends=True)[:4]))
+    file.write_bytes(content[:fifth] + b"[" + content[fifth + 1 :])
+    index = open_index(folder, tmp_path / "cache")
+    assert "step_0001:5" not in addresses(index)
+    with file.open("r+b") as stream:
+        stream.seek(fifth)
+        stream.write(b"{")
+    index.update()
+    assert addresses(index) == list(lines_by_address(folder))
+    with index.connect() as connection:
+        assert unreadable_lines(connection) == (0, [])
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_letters_with_accents_are_found_in_either_form(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
+    text = unicodedata.normalize(form, "voilà: un résumé naïf")
+    trajectory = make_trajectory(Item(item_id="toy_0", env="textcraft"), success=True)
+    turn = replace(trajectory.turns[0], observation=text)
+    write_trajectories(tmp_path / "one.jsonl", [replace(trajectory, turns=(turn,))])
+    index = open_index(tmp_path / "one.jsonl", tmp_path / "cache")
+    for other_form in ("NFC", "NFD"):
+        for query in ("résumé", '"voilà un résumé"', "naï*"):
+            assert addresses(index, unicodedata.normalize(other_form, query)) == ["one:1"]
 
 
 def test_annotations_are_found_and_belong_to_a_content(tmp_path: Path) -> None:
