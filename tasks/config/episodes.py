@@ -263,5 +263,5 @@ def _read_prompt(path: Path | None) -> str:
         return ""
     try:
         return path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"agent.prompt: cannot read {path}: {describe(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"agent.prompt: cannot read {path}: {describe(error)}; name another") from None

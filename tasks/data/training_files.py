@@ -27,7 +27,7 @@ def read_training_files(
     test_ids = {item.item_id for item in test_items}
     trajectories = []
     for file in files:
-        for number, trajectory in enumerate(_read(file), start=1):
+        for number, trajectory in _read(file):
             where = f"train.algorithm.data: {file}:{number}: {trajectory.item.item_id}"
             if trajectory.item.item_id in test_ids:
                 raise ConfigError(
@@ -65,7 +65,8 @@ def check_tokens(
                 )
 
 
-def _read(file: Path) -> Iterator[Trajectory]:
+def _read(file: Path) -> Iterator[tuple[int, Trajectory]]:
+    """Each trajectory with the number of its line, from 1."""
     try:
         lines = file.read_text(encoding="utf-8").split("\n")  # JSON may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
@@ -76,7 +77,7 @@ def _read(file: Path) -> Iterator[Trajectory]:
         if not line.strip():
             continue
         try:
-            yield trajectory_from_dict(json.loads(line))
+            yield number, trajectory_from_dict(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"train.algorithm.data: {file}:{number} is no trajectory ({to_line(error, limit=100)}); give "

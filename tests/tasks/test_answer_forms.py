@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from agents.formats import ACTIONS, FORMATS, NATIVE
 from agents.tools.episode import act
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
+from envs.errors import ConfigError
 from envs.registry import ENVIRONMENTS, get_env
 from envs.types import Item
 from tasks.config.agent import AgentSettings
@@ -79,3 +81,12 @@ def test_the_form_continues_a_paragraph_and_follows_a_list_on_a_line_of_its_own(
     [message] = agent_of(settings, get_env(env), None).render(Item(item_id="a_0", env=env), "x").messages
     form = "Answer in this form, the action on one line:\nThought: your reasoning\nAction: your next action"
     assert message.content.endswith(f"{end}{form}\n\nx")
+
+
+def test_a_prompt_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    latin = tmp_path / "brief.md"
+    latin.write_bytes("Préparez le dîner.".encode("latin-1"))
+    for file in (latin, tmp_path, tmp_path / "none.md"):
+        settings = AgentSettings(format="action", instructions=False, prompt=file)
+        with pytest.raises(ConfigError, match=rf"agent\.prompt: cannot read {file}: .*; name another"):
+            agent_of(settings, get_env("textcraft"), None)

@@ -235,6 +235,10 @@ def test_training_files_are_checked(tmp_path: Path) -> None:
     write_trajectories(file, [good, episode("parity_101", [turn(ids)])])
     with pytest.raises(ConfigError, match="jsonl:2: parity_101 is a test item"):
         read()
+    file.write_text("\n\n" + file.read_text())
+    with pytest.raises(ConfigError, match="jsonl:4: parity_101 is a test item"):
+        read()
+    write_trajectories(file, [good])
     file.write_text(file.read_text().splitlines()[0] + '\n{"item": 1}\n')
     with pytest.raises(ConfigError, match="jsonl:2 is no trajectory"):
         read()
