@@ -9,7 +9,7 @@ samplers (`bench/samplers.py`) are the CPU engine, transformers in three ways, a
   process tree; the latter does not count other work on the machine as slowness
 - `processed_per_cpu_s`: the same with the tokens of prompts (once per group) and of observations
 - `of_limit` (1.0 would be perfect): CPU seconds of a roofline / measured CPU seconds. The roofline is
-  measured in the same run with the same threads: the larger of FLOPs needed / best matrix product, and bytes
+  measured in the same run, in one thread: the larger of FLOPs needed / best matrix product, and bytes
   needed / speed of reading a buffer of that size. Each forward reads the weights, each episode its keys and
   values, each group those of its prompt once.
 """
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--sampler", choices=SAMPLERS, default="cpu", help="default: cpu, the CPU engine")
     parser.add_argument("--model", type=Path, help="model folder in Hugging Face format (default: random)")
     parser.add_argument("--episodes", type=int, nargs="+", default=EPISODES, help="live episodes")
-    parser.add_argument("--threads", type=int, default=1, help="of sampler and roofline (default: 1)")
+    parser.add_argument("--threads", type=int, default=1, help="of the sampler (default: 1)")
     arguments = parser.parse_args()
     with TemporaryDirectory() as temporary:
         folder = arguments.model or Path(temporary)

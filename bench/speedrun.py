@@ -35,10 +35,14 @@ _POLL_S = 0.5
 _RAPL = Path("/sys/class/powercap")
 
 
-def read_energy() -> dict[Path, int]:
-    """Microjoules of each processor package since some moment; empty where they cannot be read."""
+def read_energy(zones: Path = _RAPL) -> dict[Path, int]:
+    """Microjoules of each processor package since some moment; empty where they cannot be read.
+
+    Other zones are parts of a package, such as its cores, or hold it, such as that of the whole platform.
+    """
     with suppress(OSError):
-        return {counter: int(counter.read_text()) for counter in _RAPL.glob("intel-rapl:?/energy_uj")}
+        packages = [n.parent for n in zones.glob("intel-rapl:*/name") if n.read_text().startswith("package")]
+        return {zone / "energy_uj": int((zone / "energy_uj").read_text()) for zone in packages}
     return {}
 
 
