@@ -126,7 +126,7 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
     folder = run.folder
     parameters = try_read_json(folder / "parameters.json") if run.file is None else {}
     steps, damage = _read_steps(folder) if run.file is None else ([], "")
-    evaluation, damage_of_evaluation = _read_evaluation(folder)
+    evaluation, damage_of_evaluation = _read_evaluation(folder) if run.file is None else ({}, "")
     others = [read(folder)[1] for read in (_read_rounds, _read_alerts, _read_rewinds)] if not run.file else []
     after = evaluation["after"]["sampled"].get("success") if evaluation else None
     kind = "file" if run.file else "evaluation" if is_record(folder) else "run"

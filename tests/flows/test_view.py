@@ -179,18 +179,26 @@ def test_damaged_steps_hide_no_other_run(tmp_path: Path, monkeypatch: pytest.Mon
         read_results(Path("runs/damaged"))
 
 
-@pytest.mark.parametrize("name", ["rounds/01.json", "alerts.jsonl", "rewinds.jsonl", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("train/rounds/01.json", "train/alerts.jsonl", "train/rewinds.jsonl", "train/metrics.jsonl"),
+        "evaluation.json",
+    ],
+)
 def test_damage_is_named_until_it_is_mended_in_its_place(tmp_path: Path, name: str) -> None:
     write_workspace(tmp_path / "toy")
     alert = {"monitor": "kl", "step": 3, "value": 1.0, "limit": 0.1, "text": "the KL is 1"}
     (tmp_path / "toy" / "train" / "alerts.jsonl").write_text(json.dumps(alert) + "\n")
     (run,) = find_runs([tmp_path])
-    file = run.folder / "train" / name
+    file = run.folder / name
     content = file.read_bytes()
+    (neighbour,) = find_runs([run.folder / "evaluation_trajectories.jsonl"])
 
     def read_damage() -> str:
-        (summary,) = summarise_runs([run])
-        return summary.damage
+        of_run, of_neighbour = summarise_runs([run, neighbour])
+        assert of_neighbour.damage == ""
+        return of_run.damage
 
     assert read_damage() == ""
     file.write_bytes(content.replace(b"{", b"[[", 1))
