@@ -350,7 +350,7 @@ def _remedies(pipeline: Pipeline, *, find_needs: Callable[[Pipeline], list[Need]
 
 
 def _changes(pipeline: Pipeline) -> dict[str, Sequence[object]]:
-    """Values to try, by key: each further from the pipeline's own."""
+    """Values to try, by key: each further from the pipeline's own. The other settings allow each of them."""
     backend, train, rollout = pipeline.backend, pipeline.train, pipeline.rollout
     halves = [tokens for tokens in _halves(train.micro_batch_tokens) if tokens > rollout.context_length]
     fewer_tokens = [*halves, rollout.context_length]  # the fewest that an episode fits into
@@ -366,8 +366,12 @@ def _changes(pipeline: Pipeline) -> dict[str, Sequence[object]]:
         "train.micro_batch_tokens": fewer_tokens,
         "backend.gpu_memory_utilization": [other / 100 for other in nearest],
         "backend.workers": [backend.workers * 2**k for k in range(1, 8)],
-        "backend.tensor_parallel": [t for t in (2, 4, 8) if t > backend.tensor_parallel <= backend.workers],
-        "rollout.context_length": _halves(rollout.context_length),
+        "backend.tensor_parallel": [
+            gpus for gpus in (2, 4, 8) if gpus > backend.tensor_parallel and backend.workers % gpus == 0
+        ],
+        "rollout.context_length": [
+            tokens for tokens in _halves(rollout.context_length) if tokens > rollout.max_tokens_per_turn
+        ],
     }
 
 

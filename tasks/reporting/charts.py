@@ -14,6 +14,7 @@ from tasks.reporting.chart_style import AFTER, BANDS, BEFORE, GRAY, INK, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 DrawFunction = Callable[["Axes"], None]
 Stages = Sequence[tuple[int, int, int]]
@@ -230,7 +231,7 @@ def settings_over(
     def draw(axes: "Axes") -> None:
         from matplotlib.ticker import MaxNLocator
 
-        handles = {}
+        handles: dict[str, Line2D] = {}
         for index, setting in enumerate(settings):
             color = SERIES[index % len(SERIES)]
             marker = MARKERS[(index + index // len(SERIES)) % len(MARKERS)] if has_markers else None

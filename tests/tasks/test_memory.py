@@ -19,6 +19,7 @@ from tasks.cluster.memory import (
 from tasks.config.capacity import ModelSize, read_model_size
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 from tasks.config.training import AsyncSettings
+from tasks.verl.config import check_pipeline
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
 from tests.tasks.test_capacity import GPU, QWEN_3B, QWEN_7B
@@ -247,6 +248,35 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], int, str, str]] = [
      "(vLLM's share 48.0", "set train.micro_batch_tokens 9216 or backend.gpu_memory_utilization 0.57 or "
      "backend.workers 16"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("workers", "tokens", "utilization", "remedy"),
+    [
+        # Weights and keys in a share of 8 GB: a quarter of them fits, half does not.
+        (3, 512, 0.1, "set backend.gpu_memory_utilization 0.23"),
+        (4, 512, 0.1, "set backend.gpu_memory_utilization 0.23 or backend.tensor_parallel 4"),
+        # In 18.2 GB the keys of half a context fit, which must have room for a turn.
+        (1, 512, 0.228, "set backend.gpu_memory_utilization 0.23 or rollout.context_length 4608"),
+        (1, 5000, 0.228, "set backend.gpu_memory_utilization 0.23"),
+    ],
+)
+def test_what_would_fit_is_no_setting_that_is_refused_next(
+    workers: int, tokens: int, utilization: float, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "read_model_size", lambda _: QWEN_7B)
+    settings = {
+        "backend.workers": workers,
+        "backend.gpu_memory_utilization": utilization,
+        "rollout.max_tokens_per_turn": tokens,
+        "train.lora.rank": 8,
+    }
+    with pytest.raises(ConfigError) as error:
+        check_devices(load_pipeline("searchqa-qwen2.5-7b", overrides=settings), [GPU])
+    assert str(error.value).endswith(f"; {remedy}")
+    for setting in remedy.removeprefix("set ").split(" or "):
+        key, value = setting.split()
+        check_pipeline(load_pipeline("searchqa-qwen2.5-7b", overrides=settings | {key: float(value)}))
 
 
 @pytest.mark.parametrize(("changes", "gigabytes", "need", "remedy"), REFUSED)
