@@ -93,12 +93,18 @@ def training_order(items: Sequence[Item], data: DataSettings, *, seed: int | str
     Parts take turns: next is the part that is furthest behind its share. None is ever a whole item ahead of
     it; of many parts with very unequal weights, one may be a little more than an item behind. Within a part
     each item comes once before any comes again. A pure function: the same arguments give the same order.
+    Raises `ConfigError` for a part without items.
     """
     indices: dict[str, list[int]] = {name: [] for name in data.parts}
     for index, item in enumerate(items):
         name = data.part_of(item)
         assert name is not None
         indices[name].append(index)
+    for name, part in indices.items():
+        if not part:
+            raise ConfigError(
+                f"data.parts.{name} has none of the {len(items)} training items; run the prepare stage again"
+            )
     sources = {name: _shuffle_forever(part, seed=f"draws/{seed}/{name}") for name, part in indices.items()}
     total = sum(part.weight for part in data.parts.values())
     shares = {name: part.weight / total for name, part in data.parts.items()}

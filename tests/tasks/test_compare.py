@@ -37,7 +37,7 @@ from tests.support.report_toy import ITEMS, toy_pipeline, write_rounds, write_tr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.transforms import Bbox
+    from matplotlib.transforms import Bbox, BboxBase
 
 BEFORE = [(0, 1), (1, 0), (0, 0), (0, 0)]  # 2 of 8
 SEEDS = {
@@ -450,23 +450,25 @@ def test_a_legend_names_every_setting_within_its_plot(name: str, count: int) -> 
     names = [name.format(number) for number in range(count)]
     curve = [(0.0, 0.2), (51.0, 0.8)]
     settings = [SettingCurves(label=label, seeds=[curve], mean=[], interval=[]) for label in names]
-    boxes: list[Bbox] = []
+    boxes: list[BboxBase] = []
 
     def draw(axes: "Axes") -> None:
         settings_over(settings, xlabel="steps", ylabel="success", is_whole=True, has_markers=True)(axes)
-        axes.figure.draw_without_rendering()
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        figure.draw_without_rendering()
         legend = axes.get_legend()
         assert legend is not None
         texts = [text.get_text() for text in legend.get_texts()]
         assert len(set(texts)) == count
         assert [(text[:5], text[-20:]) for text in texts] == [(label[:5], label[-20:]) for label in names]
-        boxes.extend((axes.figure.bbox, legend.get_window_extent(), axes.get_window_extent()))
+        boxes.extend((figure.bbox, legend.get_window_extent(), axes.get_window_extent()))
 
     plot = render_plot("settings", draw, alt="", width=5.3, height=plot_height(names))
     assert plot.svg
-    figure, legend, axes = boxes
-    assert (legend.x1 <= figure.x1, legend.y1 <= figure.y1) == (True, True)
-    assert axes.height > figure.width / 3
+    of_plot, of_legend, of_axes = boxes
+    assert (of_legend.x1 <= of_plot.x1, of_legend.y1 <= of_plot.y1) == (True, True)
+    assert of_axes.height > of_plot.width / 3
 
 
 def test_values_between_the_points_of_a_curve() -> None:

@@ -131,6 +131,14 @@ def test_every_part_has_its_share_at_every_moment(weights: list[float], count: i
             assert len(set(item_ids[start : start + 5])) == len(item_ids[start : start + 5])
 
 
+def test_a_part_without_items_has_no_order() -> None:
+    order = training_order(items_of("here", range(3)), parts(here={}, there={}), seed=0)
+    with pytest.raises(
+        ConfigError, match=r"data\.parts\.there has none of the 3 training items; run the pre"
+    ):
+        next(order)
+
+
 def test_the_seed_chooses_the_order() -> None:
     data, items = parts(here={}), items_of("here", range(50))
 

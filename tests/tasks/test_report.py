@@ -621,9 +621,8 @@ def test_a_policy_without_a_rate_of_the_first_group_is_in_the_legend() -> None:
     labels: list[str] = []
 
     def draw(axes: "Axes") -> None:
-        intervals = [(0.0, 1.0), (0.4, 0.6)]
-        rates = {"before": [None, 0.5], "after": [0.5, 0.6]}
-        paired_bars(labels=["a", "b"], **rates, intervals=(intervals, intervals))(axes)
+        spans = [(0.0, 1.0), (0.4, 0.6)]
+        paired_bars(labels=["a", "b"], before=[None, 0.5], after=[0.5, 0.6], intervals=(spans, spans))(axes)
         legend = axes.get_legend()
         assert legend is not None
         labels.extend(text.get_text() for text in legend.get_texts())
