@@ -91,8 +91,8 @@ def _compare_reads(first: LineageRecord, second: LineageRecord) -> Iterator[Comp
         {path: md5 for stage in lineage.stages.values() for path, md5 in stage.reads.items()}
         for lineage in (first, second)
     )
-    for path in before.keys() & after.keys() - first.data.keys():
-        if before[path] != after[path]:
+    for path in before:
+        if path in after and path not in first.data and before[path] != after[path]:
             yield from _compare_hashes("read", {path: before[path]}, {path: after[path]}, decides=False)
 
 

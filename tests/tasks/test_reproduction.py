@@ -108,3 +108,9 @@ def test_parameters_data_and_items_decide_and_bytes_of_a_policy_do_not() -> None
     is_equal, lines = compare(lineage=with_stage("train", reads={"envs": "6" * 32}))
     assert is_equal
     assert lines["read: envs"].cells[1:] == ("2222222222", "6666666666", "other content")
+    reads = [f"module_{number}" for number in range(20)]
+    first, second = (with_stage("train", reads=dict.fromkeys(reads, digit * 32)) for digit in "67")
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        runs = [write_run(Path(one), lineage=first), write_run(Path(other), lineage=second)]
+        names = [line.name for line in compare_reproduction(*runs).lines]
+    assert [name for name in names if name.startswith("read: module")] == [f"read: {name}" for name in reads]
