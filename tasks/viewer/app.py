@@ -150,6 +150,8 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
             addresses = [row.address for row in members]
             if not members:
                 raise RequestRejected(404, f"there is no trajectory {request.query_params['group']}")
+        if not addresses:
+            raise RequestRejected(400, "no trajectory is named; mark some in a list of trajectories")
         found = [find_row(connection, address) for address in addresses[:MAX_SIDES]]
         return {
             "total": len(addresses),

@@ -61,6 +61,7 @@ MISTAKES = {
     "trajectory?run=toy&address=../../etc/passwd:1": (404, "there is no trajectory"),
     "tokens?run=toy&address=step_0001:1&turn=99": (404, "no turn 100"),
     "sides?run=toy&group=no:1": (404, "there is no trajectory no:1"),
+    "sides?run=toy": (400, "no trajectory is named"),
     "item?run=toy&item=no": (404, "'no'"),
     "image?run=toy&address=step_0002:1&turn=0&number=1": (404, "no such image"),
     "no": (404, "Not Found"),
