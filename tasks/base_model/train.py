@@ -172,7 +172,11 @@ def _update(model: "LlamaForCausalLM", optimizers: list[Any], batch: list[Traini
 
     total = sum(sum(sequence.targets) for sequence in batch)
     loss_sum = torch.zeros(1)
-    for micro in _share(batch, process=dist.get_rank(), processes=dist.get_world_size()):
+    micro_batches = _share(batch, process=dist.get_rank(), processes=dist.get_world_size())
+    if not micro_batches:  # a small batch; every process adds to the sum of all gradients
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    for micro in micro_batches:
         logits, targets = _target_logits(model, micro)
         loss = cross_entropy(logits, targets, reduction="sum") / total
         loss.backward()

@@ -35,7 +35,8 @@ class BaseSettings(Settings):
     cycles: Annotated[list[BaseCycle], Field(min_length=1)]
     processes: Positive
     """The processes share the work, one core each; they change its speed, not its result."""
-    layers: Positive
+    layers: Annotated[int, Field(ge=2)]
+    """The first two begin as the circuit that looks recipes up."""
     width: Annotated[int, Field(ge=128, multiple_of=32)]
     batch_tokens: Positive
     muon_lr: Annotated[float, Field(gt=0)]

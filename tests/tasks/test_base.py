@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from bench.reading import cut_before_ingredient
 from envs.builtin.textcraft.expert import parse
@@ -110,6 +111,29 @@ def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> Non
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert (model.config.hidden_size, model.config.num_attention_heads) == (198, 6)
     assert model.config.eos_token_id == transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token_id
+
+
+@pytest.mark.heavy
+def test_a_process_without_a_share_of_a_batch_changes_nothing(tmp_path: Path) -> None:
+    """A batch of one sequence is the work of one process."""
+    weights = []
+    for processes in (1, 2):
+        settings = BaseSettings(
+            seed=0,
+            cycles=[BaseCycle(tokens=600)],
+            processes=processes,
+            layers=2,
+            width=128,
+            batch_tokens=1,
+            muon_lr=0.02,
+            adamw_lr=3e-3,
+        )
+        folder = tmp_path / str(processes)
+        base(settings, folder)
+        weights.append(load_file(folder / "model.safetensors"))
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(tensor, weights[1][name])
 
 
 def test_a_command_is_cut_before_the_member_that_it_names() -> None:
