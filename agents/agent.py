@@ -177,7 +177,8 @@ def make_agent(
     if name in FORMATS:
         return FormatAgent(name, schemas=schemas, instructions=instructions, action_hint=action_hint)
     make = load_object(name, key=key) if ":" in name else AGENTS.find(name)
-    with boundary(ConfigError, f"{key}: making {name!r}", remedy="name a subclass of agents.agent.Agent"):
+    remedy = "name a subclass of agents.agent.Agent with __init__(self, schemas), render and parse"
+    with boundary(ConfigError, f"{key}: making {name!r}", remedy=remedy):
         agent = make(schemas)
     if not isinstance(agent, Agent):
         raise ConfigError(

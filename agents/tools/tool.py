@@ -245,6 +245,8 @@ def collect_tools(holder: object) -> tuple[Tool, ...]:
         return (holder,)
     if inspect.isroutine(holder):
         raise ConfigError(f"function {name_of(holder)!r} is no tool; decorate it with @tool")
+    if isinstance(holder, type):
+        raise ConfigError(f"class {holder.__name__!r} is no tool; give an instance of it")
     names = dict.fromkeys(
         name
         for owner in reversed(type(holder).__mro__)

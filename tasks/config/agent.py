@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from agents.formats import FORMATS
 from agents.rollout.conversation import ContextPolicy
 from agents.settings import EndpointSettings, JudgeSettings, Settings
 
@@ -38,7 +39,8 @@ class AgentSettings(Settings):
     `module:Class`, which is constructed with the JSON schemas of the tools."""
     instructions: bool
     """Whether the conversation opens with the environment's instructions. A model that was made
-    for one environment does without: every prompt token costs time."""
+    for one environment does without: every prompt token costs time. False, and may be left out, for a
+    program and for your own `Agent`, which write their own prompts."""
     prompt: Path | None = None
     """A file with the text that opens every conversation."""
     tools: list[str] = Field(default=[])
@@ -53,7 +55,11 @@ class AgentSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _programs_instruct_themselves(cls, values: object) -> object:
-        if isinstance(values, dict) and values.get("program") is not None:
+    def _fill_instructions(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        name = values.get("format", "action")
+        has_own_format = isinstance(name, str) and name not in FORMATS
+        if has_own_format or values.get("program") is not None:
             return {"instructions": False} | values
         return values

@@ -275,6 +275,8 @@ def test_a_subclass_may_take_a_tool_away_or_change_it() -> None:
     assert call(collect_tools(Quiet([]))[0]).observation == "many"
     with pytest.raises(ConfigError, match="int has no tools"):
         collect_tools(3)
+    with pytest.raises(ConfigError, match="class 'Quiet' is no tool; give an instance of it"):
+        collect_tools(Quiet)
     with pytest.raises(ConfigError, match="function '_many' is no tool; decorate it with @tool"):
         collect_tools(_many)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from agents.agent import Agent, FormatAgent
 from agents.formats.calls import Schema
@@ -194,6 +195,13 @@ def test_an_agent_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         check_agent(pipeline_of(TOOLS | agent, **changes))
+
+
+def test_an_agent_that_writes_its_own_prompts_needs_no_instructions() -> None:
+    agent: dict[str, object] = {"format": MINE, "reward": f"{__name__}:right"}
+    check_agent(pipeline_of(agent))
+    with pytest.raises(ValidationError, match=r"agent\.instructions\n *Field required"):
+        pipeline_of(agent | {"format": "json"})
 
 
 def test_questions_are_not_played_on_servers() -> None:
