@@ -46,13 +46,15 @@ class ParsedTurn:
     """Whether the text holds no action, or several; `action` is then the whole text."""
 
     def __post_init__(self) -> None:
-        fields = (
-            self.action is not None,
-            bool(self.calls),
-            self.answer is not None,
-            self.problem is not None,
-        )
-        assert fields.count(True) == 1
+        fields = {
+            "action": self.action is not None,
+            "calls": bool(self.calls),
+            "answer": self.answer is not None,
+            "problem": self.problem is not None,
+        }
+        if sum(fields.values()) != 1:
+            present = " and ".join(name for name, is_present in fields.items() if is_present) or "none"
+            raise ValueError(f"a ParsedTurn has {present} of {', '.join(fields)}; give exactly one")
 
     @property
     def is_malformed(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from agents.agent import Agent, with_images
+from agents.agent_results import open_conversation, parse_turn, reply_to
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import format_action
 from agents.rewards.types import Reward, RewardInput, assign_rewards
@@ -155,7 +156,7 @@ class _Episode:
         loop = asyncio.get_running_loop()
         observation = await self.executor.reset()
         self.state = self.executor.state_key()
-        opening = agent.render(self.item, observation.text)
+        opening = open_conversation(agent, self.item, observation.text)
         messages = with_images(opening.messages, [observation.images])
         if self.on_opening is not None:
             self.on_opening(messages)
@@ -167,7 +168,7 @@ class _Episode:
             if output is None:
                 return StopReason.MAX_CONTEXT
             await take_turn()
-            parsed = output.parsed or agent.parse(output.text)
+            parsed = output.parsed or parse_turn(agent, output.text)
             execution_start = time.perf_counter()
             result = await self.executor.execute(parsed)
             if self.edit_result is not None:
@@ -190,7 +191,7 @@ class _Episode:
             images = () if is_restarted else result.step.images
             if stop_reason is None and not is_restarted:
                 continuation = await self.conversation.add_reply(
-                    with_images(agent.reply(parsed, result.observations), result.images),
+                    with_images(reply_to(agent, parsed, result.observations), result.images),
                     turns_left=max_turns - self.turn_count,
                 )
                 images = continuation.images

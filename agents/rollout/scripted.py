@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from agents.agent import Agent, FormatAgent, Opening
+from agents.agent_results import open_conversation, write_turn
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.prompting.renderer import Renderer, images_of
 from agents.rollout.conversation import (
@@ -52,7 +53,7 @@ async def run_script(
 
     def keep_opening(messages: Sequence[Message]) -> None:
         nonlocal observation
-        head = config.agent.render(item, "").messages[-1].content
+        head = open_conversation(config.agent, item, "").messages[-1].content
         observation = messages[-1].content.removeprefix(head)
 
     def keep_observation(turns: Sequence[Turn]) -> None:
@@ -135,8 +136,8 @@ def write_action(agent: Agent, tools: Toolbox | None, *, thought: str, action: s
     Raises `ConfigError` if the agent cannot express it.
     """
     if tools is not None and ACT in tools.tools:
-        return agent.write(ParsedTurn(thought=thought, calls=(ToolCall(ACT, {"action": action}),)))
-    return agent.write(ParsedTurn(thought=thought, action=action))
+        return write_turn(agent, ParsedTurn(thought=thought, calls=(ToolCall(ACT, {"action": action}),)))
+    return write_turn(agent, ParsedTurn(thought=thought, action=action))
 
 
 @dataclass

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from agents.agent import Agent, make_agent
+from agents.agent_results import parse_turn
 from agents.formats import FORMATS, NATIVE
 from agents.prompting.native_tools import check_native
 from agents.rewards import REWARDS, CombinedReward, Reward
@@ -79,7 +80,7 @@ def check_agent(pipeline: Pipeline) -> None:
     else:
         tools = toolbox_of(agent)
         for spec in specs:
-            agent_of(agent, spec, tools)
+            parse_turn(agent_of(agent, spec, tools), "")  # finds a parser that does not work at all
             check_env(spec, tools=tools, reward=reward, is_served=spec.name in pipeline.servers)
             if reward is None and not spec.has_rewards:
                 raise ConfigError(

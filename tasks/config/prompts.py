@@ -7,6 +7,7 @@ asks no server; elsewhere the prompt without the observation is a lower bound.
 from collections.abc import Sequence
 from itertools import islice
 
+from agents.agent_results import open_conversation
 from agents.huggingface.files import load_tokenizer
 from agents.prompting.renderer import Renderer
 from envs.errors import ConfigError, EnvCrashed, WingspanError, boundary
@@ -46,7 +47,7 @@ def check_prompts(pipeline: Pipeline, items: Sequence[Item]) -> None:
             part_items, _reset_episodes(part_items, spec, pipeline=pipeline), strict=True
         ):
             if not observation.images:  # which only a processor can count
-                opening = configs[spec.name].agent.render(item, observation.text)
+                opening = open_conversation(configs[spec.name].agent, item, observation.text)
                 sizes.append(len(renderer.prompt_ids(opening.messages, tools=opening.tools)))
         if sizes:
             _check_room(pipeline, min(sizes), part=name)
