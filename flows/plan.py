@@ -39,7 +39,7 @@ from tasks.config.pipelines import PIPELINES_FILE, Pipeline, load_pipeline
 from tasks.config.prompts import check_prompts
 from tasks.config.variables import trainer_variables
 from tasks.data.files import check_data
-from tasks.data.items import read_items, split
+from tasks.data.items import split
 from tasks.data.training_files import read_training_files
 from tasks.reporting.pages import format_count
 from tasks.rollout.teacher import check_teacher
@@ -172,7 +172,6 @@ def check_preparation(plan: Plan, stages: Iterable[Stage]) -> Split:
     check_model(pipeline)
     check_ray_address(trainer_variables(pipeline))
     items = check_items(pipeline)
-    _check_existing_items(plan.workspace, pipeline)
     if plan.is_tracked:
         check_lock()
         if Path(".dvc").is_dir():
@@ -253,13 +252,6 @@ def check_items(pipeline: Pipeline) -> Split:
             micro_batch_tokens=pipeline.train.micro_batch_tokens,
         )
     return items
-
-
-def _check_existing_items(workspace: Path, pipeline: Pipeline) -> None:
-    """Raise `ConfigError` for existing items that do not belong to the parts of this pipeline."""
-    for file in (workspace / "data" / "train.jsonl", workspace / "data" / "test.jsonl"):
-        if file.exists():
-            read_items(file, data=pipeline.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

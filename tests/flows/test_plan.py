@@ -487,6 +487,15 @@ def test_the_plan_names_the_stages_that_would_run_and_why(project: Path, storage
     assert preview(NAME, overrides={}, workspace=None)[1][1].reason == "changed since it ran: constraints.txt"
 
 
+def test_items_of_another_environment_are_made_again(project: Path, storage: None) -> None:
+    plan = make_plan(NAME, overrides={}, workspace=None)
+    prepare(plan.pipeline, plan.workspace)
+    with edit_yaml(project / "pipelines.yaml") as document:
+        document["pipelines"][NAME]["data"]["parts"] = {"textworld:coin-collector": None}
+    _, (first, *_) = preview(NAME, overrides={}, workspace=None)
+    assert (first.stage, first.runs) == ("prepare", True)
+
+
 @pytest.mark.heavy
 def test_the_plan_does_not_call_changed_what_has_only_lost_its_receipts(project: Path, storage: None) -> None:
     finish(project, "prepare")
