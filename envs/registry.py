@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
+from inspect import isclass
 from itertools import islice
 from typing import Any, Literal, Protocol, cast
 
@@ -115,6 +116,18 @@ class EnvSpec:
         ):
             if not callable(value := getattr(self, key)):
                 raise ConfigError(f"environment {self.name!r}: {key} is {show(value)}; {remedy}")
+        if isinstance(self.packages, str):
+            raise ConfigError(
+                f"environment {self.name!r}: packages is {show(self.packages)}; give a tuple of names"
+            )
+        methods = ("reset", "step", "state_key") if self.has_states else ("reset", "step")
+        # What a function makes is not known yet; a failure to close is only logged.
+        missing = [name for name in methods if isclass(self.make) and not hasattr(self.make, name)]
+        if missing:
+            raise ConfigError(
+                f"environment {self.name!r}: {self.make.__name__} has no method {', '.join(missing)}; write "
+                "it (docs/new-environment.md)"
+            )
 
     @property
     def needs(self) -> tuple[Requirement, ...]:
@@ -129,7 +142,8 @@ class EnvSpec:
     def make_split(self, seed: int) -> Split:
         """Return the items of `seed`: training items at least, each item once.
 
-        Raises `ConfigError` for others, for an item without a number, and for what `split` raises.
+        Raises `ConfigError` for others, for an item without a number, of another environment or without
+        a mapping as metadata, and for what `split` raises.
         """
         where = f"environment {self.name!r}: split({seed})"
         with boundary(ConfigError, where):
@@ -141,6 +155,7 @@ class EnvSpec:
         sides: dict[int, str] = {}
         for side, items in (("training", split.train), ("test", split.test)):
             for item in items:
+                self._check_item(item, where=where)
                 index = item.index
                 if (earlier := sides.get(index)) is not None:
                     cause = (
@@ -149,6 +164,16 @@ class EnvSpec:
                     raise ConfigError(f"{where} has {item.item_id} {cause}; return each item once")
                 sides[index] = side
         return split
+
+    def _check_item(self, item: object, *, where: str) -> None:
+        if not isinstance(item, Item):
+            raise ConfigError(f"{where} has {show(item)}; return items")
+        if item.env != self.name:
+            raise ConfigError(
+                f"{where} has {item.item_id} of env={item.env!r}; give env={self.name!r}, the spec's name"
+            )
+        if not isinstance(item.metadata, Mapping):
+            raise ConfigError(f"{where}: metadata of {item.item_id} is {show(item.metadata)}; give a mapping")
 
     def solve(self, item: Item) -> Sequence[ExpertStep]:
         """Return the expert's turns; empty if it knows no solution within `MAX_EXPERT_TURNS`.
@@ -340,7 +365,8 @@ def get_env(name: str) -> EnvSpec:
             f"envs/registry.py has the families {', '.join(FAMILIES)}; your own is named MODULE:SPEC, and "
             f"there is no module {family!r}"
         )
-    return FAMILIES[family].spec(argument)
+    with boundary(ConfigError, f"env {name!r}: the family's spec({argument!r})"):
+        return _check_type(name, FAMILIES[family].spec(argument))
 
 
 def is_user_env(name: str) -> bool:
@@ -353,17 +379,19 @@ def is_user_env(name: str) -> bool:
 def _load_user_env(name: str) -> EnvSpec:
     """Load the `EnvSpec` named `module:SPEC`; it and its items take that name, by which every process finds
     an item's environment."""
-    spec = replace(_check_type(name, load_object(name, key="env")), name=name)
+    spec = _check_type(name, load_object(name, key="env"))
 
     def rename(item: Item) -> Item:
-        return replace(item, item_id=f"{name}_{item.index}", env=name)
+        return replace(item, item_id=f"{name}_{item.index}", env=name) if isinstance(item, Item) else item
 
     def split(seed: int) -> Split:
-        items = spec.make_split(seed)
+        items = spec.split(seed)  # `make_split` of the renamed spec checks them
+        if not isinstance(items, Split):
+            return items
         return Split(train=[*map(rename, items.train)], test=[*map(rename, items.test)])
 
     def make_item(index: int) -> Item:
         assert spec.make_item is not None
         return rename(spec.make_item(index))
 
-    return replace(spec, split=split, make_item=spec.make_item and make_item)
+    return replace(spec, name=name, split=split, make_item=spec.make_item and make_item)

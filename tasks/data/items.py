@@ -71,10 +71,14 @@ def split(data: DataSettings) -> Split:
                 continue
             part_items = [item for item in items if part.has(item)]
             if not part_items:
-                like = f"; their metadata is like {dict(items[0].metadata)}" if items else ""
+                if not items:
+                    raise ConfigError(
+                        f"data.parts.{name} has no {side} items: environment {part.env!r} has none; let its "
+                        "split return some, or set evaluate: false"
+                    )
                 raise ConfigError(
                     f"data.parts.{name} has no {side} items: where {part.where} leaves none of its "
-                    f"{len(items)}{like}"
+                    f"{len(items)}; their metadata is like {dict(items[0].metadata)}"
                 )
             for item in part_items:
                 owner = owners.setdefault(item.item_id, name)
@@ -232,12 +236,16 @@ def item_to_json(item: Item) -> str:
     try:
         return _ENCODER.encode(values)
     except TypeError:
-        for key, fact in item.metadata.items():
-            if (foreign := find_foreign(fact)) is not None:
-                raise ConfigError(
-                    f"environment {item.env!r}: item {item.item_id}: metadata.{key} holds {foreign}; give a "
-                    "number or a text"
-                ) from None
+        for kind, facts, remedy in (
+            ("metadata", item.metadata, "a number or a text"),
+            ("fields", item.fields, "a JSON value"),
+        ):
+            for key, fact in facts.items():
+                if (foreign := find_foreign(fact)) is not None:
+                    raise ConfigError(
+                        f"environment {item.env!r}: item {item.item_id}: {kind}.{key} holds {foreign}; give "
+                        f"{remedy}"
+                    ) from None
         raise
 
 

@@ -133,8 +133,14 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
             raise EnvCrashed(f"{item.item_id}: the expert cannot continue: {error}") from None
         if isinstance(env.unwrapped, WithWorkspace):
             await _try_sandbox(env.unwrapped, item)
+    spec = get_env(item.env)
+    if spec.has_states and item.env not in pipeline.servers and trajectory.turns[0].state is None:
+        raise EnvCrashed(
+            f"{item.item_id}: state_key returns None in the first turn, and the EnvSpec has "
+            "has_states=True; return a key from the reset on, or set has_states=False"
+        )
     if proof.solution and not trajectory.success:
-        last, packages = trajectory.turns[-1], get_env(item.env).packages
+        last, packages = trajectory.turns[-1], spec.packages
         cause = f"another version of {' or '.join(packages)} may be installed; " if packages else ""
         raise EnvCrashed(
             f"the expert's solution of {item.item_id} does not solve it: its action "

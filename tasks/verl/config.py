@@ -395,7 +395,7 @@ def _check_states(pipeline: Pipeline) -> None:
             )
         raise ConfigError(
             f"{algorithm}; {spec.name} has none; use another algorithm, or give it a state_key "
-            "(docs/new-environment.md)"
+            "and its EnvSpec has_states=True (docs/new-environment.md)"
         )
 
 

@@ -1,6 +1,7 @@
 """What a spec must not say is refused with the environment's name, the value and the remedy."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ def items(*numbers: int) -> list[Item]:
         (Split(train=items(1, 2, 1), test=items(3)), "'toy': split(0) has toy_1 twice among the training"),
         (Split(train=items(1), test=items(3, 3)), "'toy': split(0) has toy_3 twice among the test items"),
         (Split(train=[Item("toy-a", "toy")], test=[]), "'toy': item 'toy-a' has no number; call it toy_0"),
+        (Split(train=[Item("toy_0", "tay")], test=[]), "has toy_0 of env='tay'; give env='toy'"),
+        (Split(train=["toy_0"], test=[]), "'toy': split(0) has a str, 'toy_0'; return items"),  # type: ignore[list-item]
+        (Split(train=[Item("toy_0", "toy", metadata=None)], test=[]), "metadata of toy_0 is a NoneType"),  # type: ignore[arg-type]
     ],
 )
 def test_a_split_that_cannot_be_used_is_refused(split: Any, message: str) -> None:
@@ -42,6 +46,42 @@ def test_a_split_that_cannot_be_used_is_refused(split: Any, message: str) -> Non
     assert message in str(error.value)
 
 
+def test_packages_that_are_one_text_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'toy': packages is a str, 'numpy'; give a tuple of names"):
+        toy_spec(packages="numpy")
+
+
+@pytest.mark.parametrize(("states", "missing"), [(False, "step"), (True, "step, state_key")])
+def test_a_class_without_the_methods_of_an_environment_is_refused(states: bool, missing: str) -> None:
+    class Stuck:
+        async def reset(self, item: Item) -> str:
+            return ""
+
+    with pytest.raises(ConfigError, match=f"'toy': Stuck has no method {missing}; write it"):
+        toy_spec(make=Stuck, has_states=states)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (3, "env 'toys:3' is a int; name an EnvSpec"),
+        (ZeroDivisionError("division by zero"), r"family's spec\('3'\) raised ZeroDivisionError"),
+    ],
+)
+def test_a_family_that_makes_no_spec_is_refused(
+    result: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spec(argument: str) -> Any:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    family = SimpleNamespace(EXAMPLE="toys:1", SOURCE="toys", PACKAGES=(), spec=spec)
+    monkeypatch.setattr("envs.registry.FAMILIES", {"toys": family})
+    with pytest.raises(ConfigError, match=message):
+        get_env("toys:3")
+
+
 def test_a_users_environment_is_named_as_its_pipeline_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = own_env.split(0)
     monkeypatch.setattr(
@@ -50,10 +90,10 @@ def test_a_users_environment_is_named_as_its_pipeline_names_it(monkeypatch: pyte
         replace(own_env.SPEC, split=lambda seed: Split(train=shared.train, test=shared.train[:2])),
     )
     spec = get_env("tests.support.own_env:SPEC")
-    with pytest.raises(
-        ConfigError, match=r"'tests\.support\.own_env:SPEC': split\(5\) has say_0 for training"
-    ):
-        spec.split(5)
+    with pytest.raises(ConfigError) as error:
+        spec.make_split(5)
+    name = "tests.support.own_env:SPEC"
+    assert f"'{name}': split(5) has {name}_0 for training" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,13 +69,29 @@ def test_textcraft_is_prepared_with_no_goal_in_both_splits_and_the_same_bytes_ag
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_items_that_are_no_json_are_refused_by_name(tmp_path: Path, pipeline: Pipeline) -> None:
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("metadata", r"'toy': item toy_0: metadata\.hue holds a Colour; give a number or a text"),
+        ("fields", r"'toy': item toy_0: fields\.hue holds a Colour; give a JSON value"),
+    ],
+)
+def test_items_that_are_no_json_are_refused_by_name(
+    kind: str, message: str, tmp_path: Path, pipeline: Pipeline
+) -> None:
     class Colour:
         pass
 
-    items = [Item(f"toy_{i}", env="toy", metadata={"target": 3, "hue": Colour()}) for i in range(2)]
+    facts: dict[str, Any] = {kind: {"target": 3, "hue": Colour()}}
+    items = [replace(toy_item(i), **facts) for i in range(2)]
     register_env(replace(_Toy().spec, split=lambda seed: Split(train=items[:1], test=items[1:])))
-    with pytest.raises(ConfigError, match=r"'toy': item toy_0: metadata\.hue holds a Colour; give a number"):
+    with pytest.raises(ConfigError, match=message):
+        prepare(pipeline, tmp_path)
+
+
+def test_an_environment_without_test_items_is_refused(tmp_path: Path, pipeline: Pipeline) -> None:
+    register_env(replace(_Toy().spec, split=lambda seed: Split(train=[toy_item(0)], test=[])))
+    with pytest.raises(ConfigError, match=r"no test items: environment 'toy' has none; .*evaluate: false"):
         prepare(pipeline, tmp_path)
 
 
@@ -112,6 +129,19 @@ def test_an_environment_that_does_not_work_is_found_out(
     with pytest.raises(EnvCrashed, match=message):
         provision(pipeline, tmp_path)
     assert not (tmp_path / "provision.json").exists()
+
+
+def test_an_environment_without_the_states_that_its_spec_promises_is_found_out(
+    tmp_path: Path, pipeline: Pipeline
+) -> None:
+    class Stateless(ToyEnv):
+        def state_key(self) -> None:
+            return None
+
+    register_env(replace(_Toy().spec, make=Stateless, has_states=True))
+    prepare(pipeline, tmp_path)
+    with pytest.raises(EnvCrashed, match=r"toy_\d+: state_key returns None .*; return a key from"):
+        provision(pipeline, tmp_path)
 
 
 def test_a_hung_environment_is_found_out(tmp_path: Path, pipeline: Pipeline) -> None:
