@@ -8,6 +8,7 @@ mean of the workers' gradients, and `dp_size`, their number, makes it the sum.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,9 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from agents.samplers.sampling import random_key
+from envs.errors import ConfigError, boundary
 from tasks.algorithms.algorithm import ActorCritic, Aggregation
-from tasks.algorithms.losses import Tokens
+from tasks.algorithms.losses import PolicyLoss, TokenLosses, Tokens
 from tasks.config.training import TrainSettings
 
 if TYPE_CHECKING:
@@ -48,6 +50,31 @@ def set_critic_loss(worker: "Worker | WorkerGroup", train: TrainSettings, *, con
     worker.set_loss_fn(
         partial(value_loss, train.algorithm.aggregation, train.algorithm.critic.clip_range, context_length)
     )
+
+
+def compute_token_losses(loss: PolicyLoss, tokens: Tokens) -> TokenLosses:
+    """What a loss computes, checked, for it may be a user's.
+
+    Raises `ConfigError` for a user's loss that raises, unless it lacks memory, and for another result.
+    """
+    subject = f"loss {loss.name!r}"
+    is_users = not type(loss).__module__.startswith("tasks.algorithms.")
+    no_memory = (MemoryError, torch.OutOfMemoryError)
+    with boundary(ConfigError, f"{subject}: per_token", passes=no_memory) if is_users else nullcontext():
+        result: object = loss.per_token(tokens)
+    if not isinstance(result, TokenLosses):
+        raise ConfigError(f"{subject} returned a {type(result).__name__}; return TokenLosses")
+    for name in ("losses", "clipped"):
+        values: object = getattr(result, name)
+        if values is None and name == "clipped":
+            continue
+        if not isinstance(values, torch.Tensor) or values.shape != tokens.mask.shape:
+            form = tuple(values.shape) if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"
+            raise ConfigError(
+                f"{subject} returned {name} as {form}; return a tensor of [B, R], here "
+                f"{tuple(tokens.mask.shape)} (docs/algorithms.md)"
+            )
+    return result
 
 
 def policy_loss(
@@ -82,7 +109,7 @@ def policy_loss(
         conversation_tokens=data["conversation_tokens"],
         seed=random_key("loss", int(data[DRAWS_SEED]), *data["conversation"].tolist()),
     )
-    result = train.online_algorithm.loss.per_token(tokens)
+    result = compute_token_losses(train.online_algorithm.loss, tokens)
     loss = add_up(result.losses * rows.get("rollout_is_weights", 1.0))
     metrics: dict[str, object] = {"actor/pg_loss": Metric(value=loss, aggregation=AggregationType.SUM)}
     metrics["actor/ppo_kl"] = _mean(-tokens.log_ratios, mask, data)

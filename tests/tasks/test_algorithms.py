@@ -38,7 +38,7 @@ from tasks.algorithms.conversations import (  # noqa: E402
     turn_scores_of,
     whiten_,
 )
-from tasks.algorithms.losses import PolicyLoss, Tokens, Vanilla  # noqa: E402
+from tasks.algorithms.losses import PolicyLoss, TokenLosses, Tokens, Vanilla  # noqa: E402
 from tasks.verl.rows import TrainingRow, fields_of, parent_key, rows_of, tag_of  # noqa: E402
 
 GROUPS = (
@@ -269,6 +269,46 @@ def test_what_an_algorithm_of_a_users_returns_is_checked(
     train = load_pipeline("textcraft-cpu").train.model_copy(update={"algorithm": Mine()})
     with pytest.raises(ConfigError, match=message):
         estimate_rows(rows, train, fields_of(rows)["rollout_log_probs"])
+
+
+def bare_losses(tokens: Tokens) -> object:
+    return tokens.advantages
+
+
+def losses_per_row(tokens: Tokens) -> object:
+    return TokenLosses(tokens.advantages.sum(1))
+
+
+def clipped_share(tokens: Tokens) -> object:
+    return TokenLosses(tokens.advantages, clipped=0.5)  # type: ignore[arg-type]
+
+
+def no_ratios(tokens: Tokens) -> object:
+    raise KeyError("ratios")
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (bare_losses, r"loss 'mine' returned a Tensor; return TokenLosses"),
+        (losses_per_row, r"'mine' returned losses as \(3,\); return a tensor of \[B, R\], here \(3, 7\)"),
+        (clipped_share, r"'mine' returned clipped as a float; return a tensor of \[B, R\]"),
+        (no_ratios, r"'mine': per_token raised KeyError: 'ratios' \(.*test_algorithms\.py:\d+\)$"),
+    ],
+)
+def test_what_a_loss_of_a_users_returns_is_checked(
+    verl: ModuleType, compute: Callable[[Tokens], object], message: str
+) -> None:
+    from tasks.verl.loss import compute_token_losses
+
+    class Mine(PolicyLoss):
+        name: str = "mine"
+
+        def per_token(self, tokens: Tokens) -> Any:
+            return compute(tokens)
+
+    with pytest.raises(ConfigError, match=message):
+        compute_token_losses(Mine(), tokens(loss_inputs()))
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("of the GPU"), MemoryError()], ids=repr)
