@@ -24,7 +24,8 @@ import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from traceback import walk_tb
+from traceback import walk_stack, walk_tb
+from types import FrameType
 
 from envs.redaction import redact
 
@@ -140,6 +141,18 @@ def find_users_place(error: BaseException) -> str:
             file, line = users[-1]
             return f"{_shorten(file)}:{line}"
         cause = cause.__cause__
+    return ""
+
+
+def find_running_place(frame: FrameType) -> str:
+    """File and line of the innermost frame of a user's code among `frame` and its callers in the task that an
+    event loop runs; empty without any."""
+    for caller, line in walk_stack(frame):
+        if caller.f_code.co_name == "_run_once":  # who started the loop waits for it
+            break
+        file = Path(caller.f_code.co_filename)
+        if _is_users(file):
+            return f"{_shorten(file)}:{line}"
     return ""
 
 

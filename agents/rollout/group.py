@@ -19,6 +19,7 @@ from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.types import StopReason, Trajectory, Turn
 from envs.errors import EpisodeFault, RewardFailed
 from envs.runtime.concurrency import gather_or_cancel
+from envs.runtime.loop_watch import watch_loop
 from envs.runtime.manager import EnvManager
 from envs.types import Item, Message
 
@@ -144,7 +145,7 @@ async def gather_groups(
             spec.callbacks.on_trajectory(trajectory)
         return trajectory
 
-    with _HEAP.frozen():
+    with _HEAP.frozen(), watch_loop():
         trajectories = await gather_or_cancel(
             run_and_show(index, item, sample_index)
             for index, item in enumerate(items)
