@@ -71,8 +71,16 @@ class EnvSession:
     terminated: bool = False
     truncated: bool = False
     used_at: float = field(default_factory=time.monotonic)
-    busy: bool = False
+    caller: asyncio.Task[Any] | None = None
+    """The task that waits for an answer of `env`."""
     end: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when `env` has answered its caller, or the caller has been cancelled."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `env` is at work."""
+        return self.caller is not None
 
     @property
     def done(self) -> bool:
@@ -94,14 +102,14 @@ class EnvSessions:
         self.metrics = Metrics(spec.name, live=lambda: self.live, capacity=limits.max_sessions)
         self._open: OrderedDict[int, EnvSession] = OrderedDict()  # longest unused first
         self._past_ids: OrderedDict[int, None] = OrderedDict()  # ids, oldest first
-        self._closing = 0
+        self._closing: set[asyncio.Task[None]] = set()  # one for each instance
         self._draining = False
         self._host = make_host(spec)
 
     @property
     def live(self) -> int:
         """Instances that hold resources."""
-        return len(self._open) + self._closing
+        return len(self._open) + len(self._closing)
 
     def open(self, owner: str) -> EnvSession:
         """A new session with its own environment."""
@@ -202,19 +210,23 @@ class EnvSessions:
         return result
 
     async def close(self, session: EnvSession, cause: Cause = Cause.CLOSE) -> None:
-        """End a session and free its resources. Idempotent."""
+        """End a session and free its resources, after its call under way has been cancelled. Idempotent.
+
+        It goes on if the caller is cancelled.
+        """
         if self._open.pop(session.id, None) is None:
             return
-        self._closing += 1
         self._past_ids[session.id] = None
         if len(self._past_ids) > REMEMBERED_IDS:
             self._past_ids.popitem(last=False)
         self.metrics.count_end(cause)
         session.end.set()
-        try:
+        caller = session.caller
+        if caller is None or caller is asyncio.current_task():
             await self._close(session, session.env)
-        finally:
-            self._closing -= 1
+        else:
+            caller.cancel()
+            await self._close(session, session.env, after=session.idle)
 
     def _make(self) -> Environment:
         try:
@@ -233,11 +245,13 @@ class EnvSessions:
         session.item = None  # the episode before has ended, even if the environment refuses this item
         return Observation.wrap(await session.env.reset(item))
 
-    async def _close(self, session: EnvSession, env: Environment) -> None:
-        try:
-            await run_in_time(env.close(), timeout_s=CLOSE_TIMEOUT_S, name=f"closing session {session.id}")
-        except Exception as error:
-            _log.warning("closing session %d failed: %s", session.id, text_with_place(error))
+    async def _close(
+        self, session: EnvSession, env: Environment, *, after: asyncio.Event | None = None
+    ) -> None:
+        closing = asyncio.create_task(_close_env(env, f"closing session {session.id}", after=after))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)  # an environment that is half closed keeps what it holds
 
     async def _only_text(self, session: EnvSession, images: Sequence[Image]) -> None:
         """Reject images, which the protocols cannot carry, rather than drop them."""
@@ -268,6 +282,7 @@ class EnvSessions:
                 while any(session.busy for session in self._open.values()):
                     await asyncio.sleep(0.02)
         await asyncio.gather(*(self.close(session, Cause.SHUTDOWN) for session in list(self._open.values())))
+        await asyncio.gather(*self._closing)
         if self._host is not None:
             await self._host.close()
 
@@ -275,9 +290,15 @@ class EnvSessions:
         """Call the session's environment; a failure ends the session."""
         if session.busy:
             raise RequestRejected(409, f"session {session.id} is busy: one request at a time")
-        session.busy = True
+        caller = session.caller = asyncio.current_task()
+        assert caller is not None
+        session.idle.clear()
         try:
             return await run_in_time(work(), timeout_s=limit_s, name=f"session {session.id}")
+        except asyncio.CancelledError:
+            if session.end.is_set() and caller.uncancel() == 0:  # by `close` alone
+                raise RequestRejected(410, f"session {session.id} was closed before it answered") from None
+            raise
         except ConfigError as error:
             _log_failure(f"session {session.id}:", error)
             raise RequestRejected(422, hide_folders(error.reason)) from error
@@ -292,7 +313,8 @@ class EnvSessions:
             subject = "" if isinstance(error, EnvCrashed) else "the environment raised "
             raise RequestRejected(500, hide_folders(f"{subject}{_reason(error)}; it was closed")) from error
         finally:
-            session.busy = False
+            session.caller = None
+            session.idle.set()
             self.touch(session)
 
 
@@ -312,3 +334,13 @@ def _log_failure(subject: str, error: Exception) -> None:
 
 async def _step(env: Environment, action: str) -> StepResult:
     return StepResult.check(await env.step(action))
+
+
+async def _close_env(env: Environment, name: str, *, after: asyncio.Event | None) -> None:
+    """Close `env`, and never raise; `name` is for the log."""
+    if after is not None:
+        await after.wait()
+    try:
+        await run_in_time(env.close(), timeout_s=CLOSE_TIMEOUT_S, name=name)
+    except Exception as error:
+        _log.warning("%s failed: %s", name, text_with_place(error))

@@ -112,6 +112,11 @@ def step(request_id: int, session: int, action: str) -> dict[str, object]:
     return {"id": request_id, "session": session, "type": "step", "action": action}
 
 
+def close(request_id: int, session: int) -> dict[str, object]:
+    """It has no answer."""
+    return {"id": request_id, "session": session, "type": "close"}
+
+
 async def test_one_message_may_serve_several_sessions_and_an_error_is_its_requests_alone() -> None:
     async with listening(toy_spec(ToyEnv)) as url, talking(url) as socket:
         answers = await ask(socket, reset(0, 0), reset(1, 7))
@@ -135,7 +140,7 @@ async def test_one_message_may_serve_several_sessions_and_an_error_is_its_reques
         assert answers[6]["error"]["status"] == 409
         assert answers[7]["error"]["status"] == 422
         assert "request.item_id: 'other_1' is no item of 'toy'" in answers[7]["error"]["detail"]
-        await socket.send(json.dumps([{"id": 8, "session": 7, "type": "close"}]))
+        await socket.send(json.dumps([close(8, 7)]))
         await wait_for_metric(url, 'wingspan_sessions_live{env="toy"}', 1)
         answers = await ask(socket, step(9, 7, "add 1"), step(10, 0, "add 1"))
         assert answers[9]["error"]["status"] == 404
@@ -164,6 +169,57 @@ async def test_a_message_that_cannot_be_answered_ends_the_connection(message: st
         assert closing.value.rcvd.code == 1002
         assert closing.value.rcvd.reason.startswith(reason)
         await wait_until_async(lambda: env.is_closed)
+
+
+async def test_a_close_ends_the_call_under_way_before_the_environment() -> None:
+    events: list[str] = []
+    is_inside = asyncio.Event()
+
+    class Recorded(ToyEnv):
+        async def step(self, action: str) -> StepResult:
+            is_inside.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                events.append("the step has ended")
+            raise AssertionError
+
+        async def close(self) -> None:
+            events.append("closed")
+
+    async with listening(toy_spec(Recorded)) as url, talking(url) as socket:
+        await ask(socket, reset(0, 0))
+        await socket.send(json.dumps([step(1, 0, "wait")]))
+        await is_inside.wait()
+        answers = await ask(socket, close(2, 0), step(3, 0, "add 1"))
+        assert (answers[1]["error"]["status"], answers[3]["error"]["status"]) == (410, 404)
+        assert events == ["the step has ended", "closed"]
+        await socket.send(json.dumps([reset(4, 1), close(5, 1)]))
+        assert json.loads(await socket.recv())[0]["error"]["status"] == 410
+        await wait_for_metric(url, 'wingspan_sessions_live{env="toy"}', 0)
+
+
+async def test_a_connection_that_ends_interrupts_no_close() -> None:
+    is_closing, may_close = asyncio.Event(), asyncio.Event()
+
+    class ClosesSlowly(ToyEnv):
+        async def close(self) -> None:
+            is_closing.set()
+            await may_close.wait()
+            await super().close()
+
+    env = ClosesSlowly()
+    async with listening(toy_spec(lambda: env)) as url:
+        async with talking(url) as socket:
+            await ask(socket, reset(0, 0))
+            await socket.send(json.dumps([close(1, 0)]))
+            await is_closing.wait()
+        await wait_for_metric(url, 'wingspan_answers_total{path="/sessions",status="101"}', 1)
+        await wait_for_metric(url, 'wingspan_sessions_live{env="toy"}', 1)
+        may_close.set()
+        await wait_until_async(lambda: env.is_closed)
+        await wait_for_metric(url, 'wingspan_sessions_live{env="toy"}', 0)
 
 
 async def test_sessions_end_with_their_connection_and_are_seen_by_no_other() -> None:
