@@ -11,9 +11,24 @@ The server's has answers in any order, each with the `id` of its request: `obser
 `terminated`, `truncated`, `success`, `metrics` and `state_key`, or `error` with `status` and `detail`, which
 mean what they mean over HTTP. The client chooses ids and sessions' numbers. A connection sees its own
 sessions only, and they end with it. What either side has to say in one iteration of its event loop is one
-message: docs/decisions/0022-shared-connections.md.
+message, or several if it exceeds a limit: docs/decisions/0022-shared-connections.md.
 """
+
+from collections.abc import Iterator, Sequence
 
 PATH = "/sessions"
 MAX_BYTES_HEADER = "Wingspan-Max-Bytes"
 """The header of the server's handshake that has the most bytes of a message to it."""
+MAX_ANSWER_BYTES = 64 << 20
+"""Of a message from the server: the answers to as many sessions as share a connection."""
+
+
+def batches(messages: Sequence[bytes], *, max_bytes: int) -> Iterator[bytes]:
+    """JSON arrays of `messages` in their order, each with as many as fit in `max_bytes`, and at least one."""
+    start, size = 0, 1  # a bracket; then each message and the comma or bracket after it
+    for index, message in enumerate(messages):
+        size += len(message) + 1
+        if size > max_bytes and index > start:
+            yield b"[%b]" % b",".join(messages[start:index])
+            start, size = index, len(message) + 2
+    yield b"[%b]" % b",".join(messages[start:])

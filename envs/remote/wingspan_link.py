@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,24 +23,11 @@ from envs.remote.link import (
     fail,
     headers,
 )
-from envs.remote.wingspan import MAX_BYTES_HEADER, PATH
+from envs.remote.wingspan import MAX_ANSWER_BYTES, MAX_BYTES_HEADER, PATH, batches
 from envs.types import Item, StepResult
 
-MAX_ANSWER_BYTES = 64 << 20
-"""Of a message from the server: the answers to as many sessions as share a connection."""
 SESSIONS_PER_CONNECTION = 64
 """A balancer before several servers has connections to spread, and one that is lost costs few episodes."""
-
-
-def batches(messages: Sequence[bytes], *, max_bytes: int) -> Iterator[bytes]:
-    """JSON arrays of `messages` in their order, each with as many as fit in `max_bytes`, and at least one."""
-    start, size = 0, 1  # a bracket; then each message and the comma or bracket after it
-    for index, message in enumerate(messages):
-        size += len(message) + 1
-        if size > max_bytes and index > start:
-            yield b"[%b]" % b",".join(messages[start:index])
-            start, size = index, len(message) + 2
-    yield b"[%b]" % b",".join(messages[start:])
 
 
 class Connections:

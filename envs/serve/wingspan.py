@@ -4,20 +4,24 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, RootModel
 from pydantic_core import to_json
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from envs.network.server import RequestRejected
-from envs.remote.wingspan import MAX_BYTES_HEADER
+from envs.remote.wingspan import MAX_ANSWER_BYTES, MAX_BYTES_HEADER, batches
 from envs.serve.sessions import EnvSession, EnvSessions
 from envs.serve.wire import fault_text, read_json, validate
 from envs.types import StepResult
 
 _PROTOCOL_ERROR = 1002
 """Close code of WebSockets (RFC 6455)."""
+_MAX_REASON_BYTES = 123
+"""Of a close frame (RFC 6455)."""
+_MAX_UNSENT_BYTES = 1 << 20
+"""Of answers that wait until the client reads those before them. With more, its requests are not read."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,28 +66,41 @@ class SharedConnection:
         self._owner = owner
         self._by_number: dict[int, EnvSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._outgoing: list[dict[str, Any]] = []
+        self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
         self._has_outgoing = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
 
     async def serve(self) -> None:
-        """Answer until the client leaves; then end its sessions."""
+        """Answer until the client leaves, or sends what is no array of requests; then end its sessions."""
         limit = str(self._sessions.limits.max_body_bytes)
         await self._socket.accept(headers=[(MAX_BYTES_HEADER.lower().encode(), limit.encode())])
+        reading = asyncio.create_task(self._read())
         writing = asyncio.create_task(self._write())
         try:
-            await self._read()
+            # The writer ends first if the client leaves while its answers wait.
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            tasks = [writing, *self._tasks]
+            tasks = [reading, writing, *self._tasks]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
             await asyncio.gather(*map(self._sessions.close, self._by_number.values()))
+        reason = None if reading.cancelled() else reading.result()
+        if reason is not None:
+            with suppress(WebSocketDisconnect):
+                await self._socket.close(_PROTOCOL_ERROR, reason)
+        if not writing.cancelled():
+            writing.result()
 
-    async def _read(self) -> None:
+    async def _read(self) -> str | None:
+        """Carry requests out until the client leaves; returns why it must leave, if it has not left."""
         while True:
+            await self._has_room.wait()
             event = await self._socket.receive()
             if event["type"] == "websocket.disconnect":
-                return
+                return None
             try:
                 requests = read_json(event.get("bytes") or event.get("text") or "")
                 if not isinstance(requests, list):
@@ -91,9 +108,8 @@ class SharedConnection:
                 parsed = [validate(Request, request, location="request").root for request in requests]
             except RequestRejected as rejection:
                 # Whose request it was, or whether it has an id, is unknown.
-                with suppress(WebSocketDisconnect):
-                    await self._socket.close(_PROTOCOL_ERROR, fault_text(rejection.detail)[:100])
-                return
+                reason = fault_text(rejection.detail).encode()[:_MAX_REASON_BYTES]
+                return reason.decode(errors="ignore")
             for request in parsed:
                 task = asyncio.create_task(self._answer(request))
                 self._tasks.add(task)
@@ -103,22 +119,26 @@ class SharedConnection:
         try:
             match request:
                 case Reset():
-                    answer = await self._reset(request)
+                    message = _message(request.id, await self._reset(request))
                 case Step():
                     session = self._find(request.session)
-                    answer = _answer(await self._sessions.step(session, request.action), session)
+                    result = await self._sessions.step(session, request.action)
+                    message = _message(request.id, _answer(result, session))
                 case Close():
                     closed = self._by_number.pop(request.session, None)
                     if closed is not None:
                         await self._sessions.close(closed)
                     return
         except RequestRejected as rejection:
-            answer = _error(rejection.status, fault_text(rejection.detail))
+            message = _message(request.id, _error(rejection.status, fault_text(rejection.detail)))
         except Exception as error:
             _log.exception("session %d: %s", request.session, request.type)
-            answer = _error(500, f"the server failed: {type(error).__name__}")
-        self._outgoing.append({"id": request.id, **answer})
+            message = _message(request.id, _error(500, f"the server failed: {type(error).__name__}"))
+        self._outgoing.append(message)
         self._has_outgoing.set()
+        self._outgoing_bytes += len(message)
+        if self._outgoing_bytes > _MAX_UNSENT_BYTES:
+            self._has_room.clear()
 
     async def _reset(self, request: Reset) -> Mapping[str, object]:
         item = self._sessions.find_item(
@@ -140,8 +160,19 @@ class SharedConnection:
             while True:
                 await self._has_outgoing.wait()
                 self._has_outgoing.clear()
-                answers, self._outgoing = self._outgoing, []
-                await self._socket.send_bytes(to_json(answers))
+                messages, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
+                self._has_room.set()
+                for batch in batches(messages, max_bytes=MAX_ANSWER_BYTES):
+                    await self._socket.send_bytes(batch)
+
+
+def _message(request_id: int, answer: Mapping[str, object]) -> bytes:
+    message = to_json({"id": request_id, **answer})
+    if len(message) + 2 > MAX_ANSWER_BYTES:
+        raise RequestRejected(
+            500, f"an answer of {len(message)} bytes; one has {MAX_ANSWER_BYTES - 2} at most"
+        )
+    return message
 
 
 def _answer(result: StepResult, session: EnvSession) -> dict[str, object]:
@@ -157,4 +188,5 @@ def _answer(result: StepResult, session: EnvSession) -> dict[str, object]:
 
 
 def _error(status: int, detail: str) -> dict[str, object]:
-    return {"error": {"status": status, "detail": detail}}
+    # An exception's text may have what UTF-8 cannot encode.
+    return {"error": {"status": status, "detail": detail.encode(errors="replace").decode()}}

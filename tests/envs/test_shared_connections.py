@@ -19,8 +19,11 @@ from websockets.exceptions import ConnectionClosed
 
 from envs.errors import ConfigError, EnvCrashed
 from envs.remote.servers import Servers
-from envs.remote.wingspan_link import SESSIONS_PER_CONNECTION, batches
+from envs.remote.wingspan import MAX_ANSWER_BYTES, batches
+from envs.remote.wingspan_link import SESSIONS_PER_CONNECTION
 from envs.serve.limits import ServerLimits
+from envs.serve.sessions import EnvSessions
+from envs.serve.wingspan import SharedConnection
 from envs.types import Item, StepResult
 from tests.support.http_server import serving
 from tests.support.serving import listening, wait_for_metric
@@ -156,6 +159,7 @@ async def test_one_message_may_serve_several_sessions_and_an_error_is_its_reques
         ('[{"id": 1, "session": 0, "type": "step"}]', "request.step.action: Field required"),
         ('[{"id": -1, "session": 0, "type": "close"}]', "request.close.id"),
         ("[1]", "request: Input should be a valid dictionary"),
+        ('[{"id": 1, "session": 0, "type": "%s"}]' % ("é" * 99), "request: Input tag 'ééé"),
     ],
 )
 async def test_a_message_that_cannot_be_answered_ends_the_connection(message: str, reason: str) -> None:
@@ -415,6 +419,88 @@ async def test_a_step_under_way_is_answered_when_the_server_stops() -> None:
         with pytest.raises(EnvCrashed):
             await env.step("add 1")
         await env.close()
+
+
+async def test_answers_that_are_too_large_for_one_message_are_several() -> None:
+    class Large(ToyEnv):
+        async def step(self, action: str) -> StepResult:
+            return StepResult("x" * int(action))
+
+    async with listening(toy_spec(Large)) as url, wire_to(url) as wire:
+        servers = Servers([wire.url])
+        envs = [servers.make() for _ in range(4)]
+        await asyncio.gather(*(env.reset(ITEM) for env in envs))
+        half = MAX_ANSWER_BYTES // 2
+        steps = [
+            env.step(f"{size}") for env, size in zip(envs, [half, MAX_ANSWER_BYTES, half, 5], strict=True)
+        ]
+        results = await asyncio.gather(*steps, return_exceptions=True)
+        assert [len(result.observation) for result in results if isinstance(result, StepResult)] == [
+            half,
+            half,
+            5,
+        ]
+        assert isinstance(results[1], EnvCrashed)
+        assert "an answer of 67108" in str(results[1])
+        assert wire.connections == 1
+        for env in envs:
+            await env.close()
+
+
+async def test_an_answer_that_is_no_text_fails_alone() -> None:
+    class Surrogates(ToyEnv):
+        key = "0"
+
+        async def step(self, action: str) -> StepResult:
+            if action == "raise":
+                raise ValueError("\udc80")
+            self.key = "\udc80"
+            return await super().step(action)
+
+        def state_key(self) -> str:
+            return self.key
+
+    async with listening(toy_spec(Surrogates)) as url, talking(url) as socket:
+        await ask(socket, reset(0, 0), reset(1, 1))
+        answers = await ask(socket, step(2, 0, "add 1"), step(3, 1, "raise"))
+        assert [answers[i]["error"]["status"] for i in (2, 3)] == [500, 500]
+        assert (await ask(socket, reset(4, 2)))[4]["observation"] == OPENING
+
+
+async def test_a_client_that_reads_no_answers_is_not_read() -> None:
+    may_leave = asyncio.Event()
+    sent, received = 0, 0
+
+    async def receive() -> dict[str, object]:
+        nonlocal received
+        received += 1
+        await asyncio.sleep(0)
+        if may_leave.is_set():
+            return {"type": "websocket.disconnect"}
+        if received == 1:
+            return {"type": "websocket.connect"}
+        return {"type": "websocket.receive", "text": json.dumps([reset(i, i) for i in range(1000)])}
+
+    async def send(message: Any) -> None:
+        nonlocal sent
+        sent += message["type"] == "websocket.send"
+        if sent:
+            await may_leave.wait()
+            raise OSError
+
+    sessions = EnvSessions(toy_spec(ToyEnv), ServerLimits(max_sessions=2))
+    socket = WebSocket({"type": "websocket"}, receive, send)
+    serving = asyncio.create_task(SharedConnection(sessions, socket, owner="").serve())
+    before = -1
+    while received != before:
+        before = received
+        for _ in range(100):
+            await asyncio.sleep(0)
+    assert 2 < received < 50
+    assert sessions.live == 2
+    may_leave.set()
+    await serving
+    assert sessions.live == 0
 
 
 async def test_a_crash_on_the_server_is_its_sessions_alone() -> None:
