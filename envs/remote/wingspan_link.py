@@ -126,6 +126,8 @@ class _Connection:
         self._tasks: list[asyncio.Task[None]] = []
         self._loss: Callable[[], Exception] | None = None
         """Makes the error that ended it, for each session anew."""
+        self._is_silent = False
+        """Whether nothing has come since a request was given up: the server's machine may be gone."""
         self._max_bytes = 0
         self._session_numbers = itertools.count()
         self._request_ids = itertools.count()
@@ -138,8 +140,12 @@ class _Connection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether sessions of the running event loop may be added."""
-        return self._loss is None and self._loop is asyncio.get_running_loop()
+        """Whether sessions may be added."""
+        return self._loss is None and not self._is_silent and self._is_of_this_loop
+
+    @property
+    def _is_of_this_loop(self) -> bool:
+        return self._loop is asyncio.get_running_loop()
 
     def add_session(self) -> int:
         """The number of a new session, which the server opens at its first reset."""
@@ -149,17 +155,27 @@ class _Connection:
     async def remove_session(self, number: int) -> None:
         """End a session, and the connection after the last one. Never raises."""
         self.sessions -= 1
+        if not self._is_of_this_loop:
+            return  # its event loop has ended, and its tasks with it
         if self.sessions == 0:
             self._lose(partial(SessionLost, "it was closed"))
             if self._opening is not None:
                 self._opening.cancel()
             if self._socket is not None:
-                await self._socket.close()
+                try:
+                    await self._socket.close()
+                finally:  # cancelled while a server that hangs does not answer
+                    self._socket.transport.abort()
         elif self._socket is not None and self._loss is None:
             self._send(number, {"type": "close"})
 
     async def open(self) -> None:
-        """Connect if that was not done yet. Raises `ServerUnreachable`, `ServerFull` or `ConfigError`."""
+        """Connect if that was not done yet.
+
+        Raises `ServerUnreachable`, `ServerFull`, `ConfigError`, or `SessionLost` in a later event loop.
+        """
+        if not self._is_of_this_loop:
+            raise SessionLost("the event loop of its connection has ended")
         if self._socket is None:
             if self._opening is None:
                 self._opening = asyncio.create_task(self._connect())
@@ -177,6 +193,9 @@ class _Connection:
             self._timer = self._loop.call_at(deadline, self._check_deadlines)
         try:
             content = await answer
+        except (asyncio.CancelledError, ServerUnreachable):
+            self._is_silent = True
+            raise
         finally:
             del self._waiting[request_id]
         if "error" in content:
@@ -242,6 +261,7 @@ class _Connection:
         assert self._socket is not None
         try:
             async for message in self._socket:
+                self._is_silent = False
                 for answer in from_json(message):
                     waiting = self._waiting.get(answer["id"])  # None: who asked has given up
                     if waiting is not None and not waiting.answer.done():
@@ -276,9 +296,12 @@ class _Connection:
             if not waiting.answer.done():
                 waiting.answer.set_exception(make_error())
 
-    def _fail(self, error: Mapping[str, Any]) -> NoReturn:
-        detail = error["detail"]
-        match error["status"]:
+    def _fail(self, error: Any) -> NoReturn:
+        try:
+            status, detail = error["status"], str(error["detail"])
+        except (KeyError, TypeError):
+            raise self.not_a_server("an error without status and detail") from None
+        match status:
             case 429:
                 raise ServerFull(detail)
             case 404 | 410:

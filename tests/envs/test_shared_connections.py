@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -18,13 +21,14 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from envs.errors import ConfigError, EnvCrashed
+from envs.remote.link import ServerUnreachable
 from envs.remote.servers import Servers
 from envs.remote.wingspan import MAX_ANSWER_BYTES, batches
-from envs.remote.wingspan_link import SESSIONS_PER_CONNECTION
+from envs.remote.wingspan_link import SESSIONS_PER_CONNECTION, Connections
 from envs.serve.limits import ServerLimits
 from envs.serve.sessions import EnvSessions
 from envs.serve.wingspan import SharedConnection
-from envs.types import Item, StepResult
+from envs.types import Environment, Item, StepResult
 from tests.support.http_server import serving
 from tests.support.serving import listening, wait_for_metric
 from tests.support.toy import ToyEnv, toy_item, toy_spec
@@ -49,6 +53,8 @@ class Wire:
     def __init__(self, port: int) -> None:
         self.url = ""
         self.connections = 0
+        self.left = 0
+        """Connections that the client has ended."""
         self.flows = asyncio.Event()
         """Answers pass while it is set."""
         self.flows.set()
@@ -59,7 +65,13 @@ class Wire:
         self.connections += 1
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
         self._writers.append(writer)
-        await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer, self.flows))
+        await asyncio.gather(
+            self._carry_requests(reader, there_writer), self._pump(there_reader, writer, self.flows)
+        )
+
+    async def _carry_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._pump(reader, writer)
+        self.left += 1
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event | None = None
@@ -297,6 +309,44 @@ async def test_a_session_that_hangs_delays_no_other_and_each_has_its_own_time() 
             await env.close()
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_connection_that_answers_nothing_gets_no_new_session_until_it_does(
+    is_cancelled: bool,
+) -> None:
+    async with listening(toy_spec(ToyEnv)) as url, wire_to(url) as wire:
+        connections = Connections(wire.url, None, timeout_s=30.0 if is_cancelled else 0.2)
+        idle, busy = connections.make_link(), connections.make_link()
+        for link in (idle, busy):
+            await link.reset(ITEM)
+        wire.flows.clear()
+        stepping = asyncio.create_task(busy.step("add 1"))
+        if is_cancelled:
+            await asyncio.sleep(0)
+            stepping.cancel()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else ServerUnreachable):
+            await stepping
+        starting = asyncio.create_task(connections.make_link().reset(ITEM))
+        await wait_until_async(lambda: wire.connections == 2)
+        wire.flows.set()
+        assert await starting == OPENING
+        assert (await idle.step("add 1")).observation == "The total is 1."
+        assert await connections.make_link().reset(ITEM) == OPENING
+        assert wire.connections == 2
+
+
+async def test_a_close_that_is_cancelled_leaves_no_connection() -> None:
+    async with listening(toy_spec(ToyEnv)) as url, wire_to(url) as wire:
+        link = Connections(wire.url, None, timeout_s=30.0).make_link()
+        await link.reset(ITEM)
+        wire.flows.clear()
+        closing = asyncio.create_task(link.close())
+        await wait_for_metric(url, 'wingspan_sessions_live{env="toy"}', 0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await wait_until_async(lambda: wire.left == 1)
+
+
 async def test_an_answer_that_comes_after_its_step_was_given_up_is_no_later_ones() -> None:
     async with listening(toy_spec(ToyEnv)) as url, wire_to(url) as wire:
         env = Servers([wire.url]).make()
@@ -378,7 +428,40 @@ def test_the_same_servers_serve_one_event_loop_after_another() -> None:
     asyncio.run(main(closes=True))
 
 
-@pytest.mark.parametrize("reply", ["hello", '{"id": 0}', "[1]", "[{}]", '[{"id": [0]}]', '[{"id": 0}]'])
+def test_an_instance_whose_event_loop_has_ended_connects_anew_and_can_be_closed() -> None:
+    urls: Queue[str] = Queue()
+    may_stop = threading.Event()
+
+    async def serve() -> None:
+        async with listening(toy_spec(ToyEnv)) as url:
+            urls.put(url)
+            await asyncio.to_thread(may_stop.wait)
+
+    async def begin(*envs: Environment) -> None:
+        for env in envs:
+            assert await env.reset(ITEM) == OPENING
+
+    async def go_on(first: Environment, second: Environment) -> None:
+        await begin(first)
+        for env in (second, first):
+            await env.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        serving = thread.submit(asyncio.run, serve())
+        try:
+            servers = Servers([urls.get(timeout=30)])
+            envs = servers.make(), servers.make()
+            asyncio.run(begin(*envs))
+            asyncio.run(go_on(*envs))
+            assert set(servers.live.values()) == {0}
+        finally:
+            may_stop.set()
+        serving.result()
+
+
+@pytest.mark.parametrize(
+    "reply", ["hello", '{"id": 0}', "[1]", "[{}]", '[{"id": [0]}]', '[{"id": 0}]', '[{"id": 0, "error": {}}]']
+)
 async def test_a_server_of_another_kind_is_named(reply: str) -> None:
     async def talk(socket: WebSocket) -> None:
         await socket.accept(headers=[(b"wingspan-max-bytes", b"1000")])
