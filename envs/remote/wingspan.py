@@ -7,7 +7,10 @@ A message of either side is a JSON array. The client's has requests:
 - `{"id": 8, "session": 2, "type": "step", "action": "inventory"}`
 - `{"id": 9, "session": 2, "type": "close"}`, which has no answer
 
-The server's has answers in any order, each with the `id` of its request: `observation`, `reward`,
+They begin in their order. While a session works, another reset or step of it is refused with 409, and a close
+ends the one at work, whose answer is 410.
+
+The server's message has answers in any order, each with the `id` of its request: `observation`, `reward`,
 `terminated`, `truncated`, `success`, `metrics` and `state_key`, or `error` with `status` and `detail`, which
 mean what they mean over HTTP. The client chooses ids and sessions' numbers. A connection sees its own
 sessions only, and they end with it. What either side has to say in one iteration of its event loop is one

@@ -12,7 +12,7 @@ from queue import Queue
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
@@ -25,10 +25,12 @@ from envs.remote.link import ServerUnreachable
 from envs.remote.servers import Servers
 from envs.remote.wingspan import MAX_ANSWER_BYTES, batches
 from envs.remote.wingspan_link import SESSIONS_PER_CONNECTION, Connections
+from envs.serve.app import EnvServer
 from envs.serve.limits import ServerLimits
 from envs.serve.sessions import EnvSessions
 from envs.serve.wingspan import SharedConnection
 from envs.types import Environment, Item, StepResult
+from tests.support.examples import examples
 from tests.support.http_server import serving
 from tests.support.serving import listening, wait_for_metric
 from tests.support.toy import ToyEnv, toy_item, toy_spec
@@ -584,6 +586,63 @@ async def test_a_client_that_reads_no_answers_is_not_read() -> None:
     may_leave.set()
     await serving
     assert sessions.live == 0
+
+
+REQUESTS = st.tuples(st.sampled_from(["reset", "add 1", "add 2", "close"]), st.integers(0, 2))
+
+
+@given(messages=st.lists(st.lists(REQUESTS, min_size=1, max_size=6), max_size=8))
+@settings(max_examples=examples(20), deadline=None)
+def test_requests_of_one_message_begin_in_order_one_at_a_time_for_each_session(
+    messages: Sequence[Sequence[tuple[str, int]]],
+) -> None:
+    """Against a model of the sessions."""
+
+    async def main() -> None:
+        server = EnvServer(toy_spec(ToyEnv), limits=ServerLimits(max_sessions=3))
+        async with server.listening("127.0.0.1", 0) as port, talking(f"http://127.0.0.1:{port}") as socket:
+            totals: dict[int, int] = {}  # of open sessions, by number
+            for message in messages:
+                requests: list[dict[str, object]] = []
+                expected: dict[int, object] = {}
+                busy: dict[int, int] = {}  # number of a session → id of its request under way
+                num_closing = 0
+                for request_id, (verb, number) in enumerate(message):
+                    if verb == "close":
+                        requests.append(close(request_id, number))
+                        num_closing += totals.pop(number, -1) != -1
+                        if number in busy:
+                            expected[busy.pop(number)] = 410
+                    elif verb == "reset":
+                        requests.append(reset(request_id, number))
+                        if number in busy:
+                            expected[request_id] = 409
+                        elif number not in totals and len(totals) + num_closing == 3:
+                            expected[request_id] = 429
+                        else:
+                            totals[number], busy[number] = 0, request_id
+                            expected[request_id] = OPENING
+                    else:
+                        requests.append(step(request_id, number, verb))
+                        if number not in totals:
+                            expected[request_id] = 404
+                        elif number in busy or totals[number] >= 3:
+                            expected[request_id] = 409
+                        else:
+                            totals[number], busy[number] = totals[number] + int(verb[-1]), request_id
+                            expected[request_id] = f"The total is {totals[number]}."
+                await socket.send(json.dumps(requests))
+                answers: dict[int, object] = {}
+                while len(answers) < len(expected):
+                    for answer in json.loads(await socket.recv()):
+                        assert answer["id"] not in answers
+                        answers[answer["id"]] = (
+                            answer["error"]["status"] if "error" in answer else answer["observation"]
+                        )
+                assert answers == expected
+                await wait_until_async(lambda: server.sessions.live == len(totals))
+
+    asyncio.run(main())
 
 
 async def test_a_crash_on_the_server_is_its_sessions_alone() -> None:
