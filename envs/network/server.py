@@ -53,8 +53,14 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {reason}; choose another host or port (--host, --port)"
         ) from None
-    # Accepted connections inherit it; asyncio sets it for other kinds of sockets. Without it, an answer's
-    # body waits for the client's delayed acknowledgement of its header: 40 ms for each request.
+    # Accepted connections inherit these options. A client whose machine is gone without a word is noticed
+    # after two minutes; otherwise its connection, and the sessions that end with it, would stay.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    # asyncio sets this one for other kinds of sockets. Without it, an answer's body waits for the client's
+    # delayed acknowledgement of its header: 40 ms for each request.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -255,6 +256,22 @@ async def test_sessions_end_with_their_connection_and_are_seen_by_no_other() -> 
             other.transport.abort()
         await wait_until_async(lambda: [env.is_closed for env in envs] == [True, True, False])
         assert (await ask(socket, step(2, 5, "add 1")))[2]["observation"] == "The total is 1."
+
+
+async def test_the_kernel_looks_whether_a_silent_client_is_still_there() -> None:
+    async with listening(toy_spec(ToyEnv)) as url, talking(url) as socket:
+        await ask(socket, reset(0, 0))
+        server, client = (f":{int(port):04X}" for port in (url.rpartition(":")[2], socket.local_address[1]))
+
+        def is_probed() -> bool:
+            lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+            # proc_net_tcp(5): the addresses of both ends, and the running timer, 02 for keepalive
+            return any(
+                fields[1].endswith(server) and fields[2].endswith(client) and fields[5].startswith("02:")
+                for fields in lines
+            )
+
+        await wait_until_async(is_probed)
 
 
 @given(
