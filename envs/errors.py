@@ -178,8 +178,9 @@ def hide_folders(text: str) -> str:
 
 
 def to_line(text: object, *, limit: int | None = None) -> str:
-    """Return `str(text)` on one line, without secrets, cut to `limit` characters."""
-    return redact(" ".join(str(text).split()))[:limit]
+    """Return `str(text)` on one line, without secrets, cut to `limit` characters; what UTF-8 cannot encode is
+    replaced."""
+    return redact(" ".join(str(text).split())).encode(errors="replace").decode()[:limit]
 
 
 class boundary:  # in lower case, as contextlib's; a class, because a generator is slow in every turn

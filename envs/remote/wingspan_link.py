@@ -26,6 +26,8 @@ from envs.remote.link import (
 from envs.remote.wingspan import MAX_ANSWER_BYTES, MAX_BYTES_HEADER, PATH, batches
 from envs.types import Item, StepResult
 
+PING_S = 20.0
+"""The time between two pings: proxies close connections that are idle, many after a minute."""
 SESSIONS_PER_CONNECTION = 64
 """A balancer before several servers has connections to spread, and one that is lost costs few episodes."""
 
@@ -213,7 +215,8 @@ class _Connection:
                 additional_headers=self._headers,
                 open_timeout=min(CONNECT_TIMEOUT_S, self._timeout_s),
                 close_timeout=CLOSE_TIMEOUT_S,
-                ping_interval=None,  # `request_timeout_s` decides when a server counts as dead
+                ping_interval=PING_S,
+                ping_timeout=None,  # `request_timeout_s` decides when a server counts as dead
                 compression=None,
                 max_size=MAX_ANSWER_BYTES,
                 proxy=None,

@@ -130,6 +130,7 @@ def test_our_own_errors_and_cancellation_pass_through(error: BaseException) -> N
 def test_a_line_is_cut_and_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN", "hunter2-hunter2")
     assert to_line("a\n  b\tc") == "a b c"
+    assert to_line("a\ud800b") == "a?b"
     assert to_line("the token hunter2-hunter2 is refused", limit=20) == "the token [redacted]"
 
 

@@ -279,6 +279,9 @@ async def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
             await asyncio.sleep(60)
             raise AssertionError
 
+        def state_key(self) -> str | None:
+            return None
+
         async def close(self) -> None: ...
 
     textcraft = get_env("textcraft")

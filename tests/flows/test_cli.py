@@ -180,17 +180,6 @@ def test_outside_a_project_the_missing_file_is_named(tmp_path: Path) -> None:
     assert "no pipelines.yaml here" in the_error(wingspan("run", "textcraft-cpu", cwd=tmp_path))
 
 
-def test_items_of_another_environment_in_the_workspace_are_refused(
-    project: Path, wingspan_here: Command
-) -> None:
-    data = project / "runs" / "textcraft-cpu" / "data"
-    data.mkdir(parents=True)
-    (data / "train.jsonl").write_text('{"item_id": "babyai_3", "env": "babyai"}\n')
-    line = the_error(wingspan_here("run", "textcraft-cpu", cwd=project))
-    assert "'babyai_3'" in line
-    assert "train.jsonl:1" in line
-
-
 @pytest.mark.heavy
 def test_a_stage_runs_from_the_command_line(project: Path, wingspan_here: Command) -> None:
     """In a process of its own, DVC runs it (`test_dvc.py`)."""

@@ -357,7 +357,7 @@ async def test_a_turn_of_an_address_need_be_no_whole_number(toy: Path) -> None:
 async def test_a_list_in_order_is_sorted_by_no_column(toy: Path) -> None:
     async with open_viewer(toy.parent) as (page, url):
         for sort, sorted_columns in (("", []), ("-turns", ["turns ↓"])):
-            await page.goto(f"{url}/#/run/toy/trajectories?sort={sort}")
+            await page.goto(f"{url}/?of={sort}#/run/toy/trajectories?sort={sort}")  # a page of its own
             await page.locator(".total", has_text="29 trajectories").wait_for()
             assert await page.locator("th[aria-sort]").all_inner_texts() == sorted_columns
 
