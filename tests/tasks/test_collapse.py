@@ -1,9 +1,10 @@
 """Signs of a collapse: monitors on series made by hand and on recorded runs, and a session that stops."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,34 @@ def test_a_monitor_is_switched_off_by_null(monitor: str) -> None:
     (alert,) = alerts_at_end(series(sign, sign, sign), LIMITS)
     setting = alert.text.partition("train.watch.")[2].split()[0]
     assert alerts_at_end(series(sign, sign, sign), LIMITS.model_copy(update={setting: None})) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("metric", ["entropy", "success", "reward", "parse_failures", "repetition", "kl"])
+def test_a_value_that_no_limit_can_be_compared_with_is_an_alert(metric: str, value: float) -> None:
+    steps = series({metric: value}, {})
+    (alert,) = new_alerts(steps[:7], LIMITS)
+    assert (alert.monitor, alert.step) == ("not_finite", 7)
+    assert metric in alert.text
+    assert not any(other in alert.text for other in HEALTHY if other != metric and other not in metric)
+    assert new_alerts(steps, LIMITS) == []  # it lasts
+    assert alerts_at_end([*steps, *series({}, {})[6:]], LIMITS) == []  # 3 steps later, it is over
+    read_back = Alert(**json.loads(json.dumps(asdict(alert), allow_nan=False)))
+    assert read_back == alert
+
+
+def test_medians_are_of_finite_values() -> None:
+    """Else a NaN would hide what the other steps show: `sorted` leaves it anywhere."""
+    signs = [{"kl": 0.5}, {"kl": math.nan}, {"kl": 0.3}]
+    found = {alert.monitor: alert.value for alert in alerts_at_end(series(*signs), LIMITS)}
+    assert found == {"kl": pytest.approx(0.4), "not_finite": 1.0}
+
+
+def test_a_metric_without_a_limit_may_be_infinite() -> None:
+    sign = {"kl_reference": math.inf, "lr": math.nan}
+    (alert,) = alerts_at_end(series(sign), LIMITS)
+    assert "kl_reference" in alert.text
+    assert alerts_at_end(series(sign), LIMITS.model_copy(update={"max_kl_reference": None})) == []
 
 
 def test_what_recovers_and_returns_is_a_new_alert() -> None:
