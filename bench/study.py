@@ -38,11 +38,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 from agents.horizon import Horizon
 from envs.errors import WingspanError
 from flows.cli.options import parse_settings
+from flows.lineage.stages import IfChanged
 from flows.lock import lock
 from flows.sweep.flow import LOG, run_all
 from flows.sweep.plan import plan_variants
@@ -181,6 +182,7 @@ def train(
     only: Sequence[str],
     items: int,
     settings: Sequence[str],
+    if_changed: IfChanged,
 ) -> None:
     """Train each variant of the study, or those named by `only`, with each seed."""
     overrides = parse_settings(list(settings))
@@ -194,6 +196,7 @@ def train(
         seeds=seeds,
         settings={"evaluate.quick_items": items, **overrides},
         folder=folder,
+        if_changed=if_changed,
     )
     with lock(plan.folder, option="--folder"):
         run_all(
@@ -214,6 +217,9 @@ def main() -> None:
     run.add_argument("--only", nargs="+", default=[], metavar="VARIANT", help="default: all variants")
     run.add_argument("--items", type=int, default=100_000, help="of the evaluations after each round")
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in `wingspan run`")
+    run.add_argument(
+        "--if-changed", choices=get_args(IfChanged), default="refuse", help="as in `wingspan run`"
+    )
     show = commands.add_parser("table")
     show.add_argument("folder", type=Path)
     show.add_argument("--reference", required=True, metavar="VARIANT")
@@ -228,6 +234,7 @@ def main() -> None:
                 only=args.only,
                 items=args.items,
                 settings=args.set,
+                if_changed=args.if_changed,
             )
         except WingspanError as error:
             raise SystemExit(f"error: {error}") from None

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.options import PipelineName, Settings, parse_axes, parse_seeds, parse_settings
+from flows.cli.options import IfChanged, PipelineName, Settings, parse_axes, parse_seeds, parse_settings
 from flows.cli.run import leave_incomplete_record
 
 
@@ -26,6 +26,7 @@ def sweep(
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the runs' workspaces.", show_default="runs/sweeps/PIPELINE")
     ] = None,
+    if_changed: IfChanged = "refuse",
     only_plan: Annotated[
         bool, typer.Option("--plan", help="Check the sweep, and list its runs and their cost; start nothing.")
     ] = False,
@@ -56,7 +57,13 @@ def sweep(
         numbers = None if seeds is None else parse_seeds(seeds)
         axes, overrides = parse_axes(vary or []), parse_settings(settings or [])
         plan = plan_sweep(
-            pipeline, seeds=numbers, axes=axes, settings=overrides, at_once=at_once, folder=folder
+            pipeline,
+            seeds=numbers,
+            axes=axes,
+            settings=overrides,
+            at_once=at_once,
+            folder=folder,
+            if_changed=if_changed,
         )
         if only_plan:
             rows = [
@@ -73,7 +80,7 @@ def sweep(
                 TemporaryServer().use()
             from flows.sweep.flow import sweep_with_prefect
 
-            parameters = {"seeds": numbers, "vary": axes, "overrides": overrides}
+            parameters = {"seeds": numbers, "vary": axes, "overrides": overrides, "if_changed": if_changed}
             result, prefect_failure = sweep_with_prefect(plan, parameters=parameters, temporary=temporary)
     show(result.comparison, console=Console())
     typer.echo(f"best: {result.best.name} with success {result.success:.3f}: {result.best.workspace}")

@@ -132,6 +132,6 @@ def _time(plan: Plan, stages: Sequence[str]) -> tuple[str, str, str]:
 def _steps_to_come(plan: Plan, stages: Sequence[str]) -> int:
     """Training steps after the last checkpoint, if training would resume there."""
     complete_steps: list[int] = []
-    if stages[0] == "train" and would_resume(plan.stages["train"], if_changed="refuse"):
+    if stages[0] == "train" and would_resume(plan.stages["train"], if_changed=plan.if_changed):
         complete_steps = checkpoints.complete_steps(plan.workspace / "train" / "checkpoints")
     return plan.pipeline.train.steps - (complete_steps[-1] if complete_steps else 0)

@@ -137,7 +137,7 @@ def _forecast(plan: Plan, stage: Stage, *, earlier: Sequence[Forecast]) -> Forec
     locked_difference = find_difference(stage, locked) if locked is not None else None
     if locked is not None and locked_difference is None:
         return Forecast(stage.name, False, f"up to date, as recorded in {LOCK_FILE}")
-    reason = reason or _resumption(stage)
+    reason = reason or _resumption(plan, stage)
     if reason is None and not any(out.exists() for out in stage.outs):
         reason = "it has not run in this workspace"
     return Forecast(stage.name, True, reason or locked_difference or _explain_no_receipt(plan, stage))
@@ -181,9 +181,9 @@ def _relative_to(workspace: Path, hashes: Mapping[str, str]) -> dict[str, str]:
     return {str(relative_within(Path(path), workspace)): md5 for path, md5 in hashes.items()}
 
 
-def _resumption(stage: Stage) -> str | None:
+def _resumption(plan: Plan, stage: Stage) -> str | None:
     """Where interrupted training would resume; None if it would start over, and for other stages."""
-    if not would_resume(stage, if_changed="refuse"):
+    if not would_resume(stage, if_changed=plan.if_changed):
         return None
     steps = checkpoints.complete_steps(stage.workspace / "train" / "checkpoints")
     return f"it resumes after step {steps[-1]}" if steps else "it was stopped before its first checkpoint"

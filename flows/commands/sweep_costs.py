@@ -6,8 +6,8 @@ from heapq import heapreplace
 
 from flows.commands.costs import EarlierRun, estimate_seconds, find_earlier_runs, name_sources, unknown_time
 from flows.commands.preview import forecast_stages
-from flows.plan import find_disk_need, make_plan
-from flows.sweep.plan import SweepPlan, largest_memory_need
+from flows.plan import find_disk_need
+from flows.sweep.plan import SweepPlan, largest_memory_need, plan_run
 from tasks.reporting.pages import duration, format_count
 
 
@@ -30,7 +30,7 @@ def _time(plan: SweepPlan) -> tuple[str, str, str]:
     seconds: list[float] = []
     sources: list[EarlierRun] = []
     for run in plan.unfinished:
-        run_plan = make_plan(plan.name, overrides=run.overrides, workspace=run.workspace)
+        run_plan = plan_run(plan, run)
         earlier_runs = find_earlier_runs(run_plan)
         if not earlier_runs:
             return unknown_time(plan.name)

@@ -304,8 +304,8 @@ def check_resume(
     if changes:
         raise ConfigError(
             f"{folder} has unfinished training (step {steps[-1]}) from other inputs: "
-            f"{'; '.join(changes)}. Undo this, give another --workspace, or choose: --if-changed restart "
-            "deletes that training, --if-changed resume goes on with it"
+            f"{'; '.join(changes)}. Undo this, give another --workspace (a sweep: --folder), or choose: "
+            "--if-changed restart deletes that training, --if-changed resume goes on with it"
         )
 
 
@@ -317,7 +317,10 @@ def _check_rounds(train: Stage, *, trained: int) -> None:
         return
     before, after = inputs["params"]["train"], train.params["train"]
     assert isinstance(after, dict)
-    remedy = "set that, give another --workspace, or delete that training by --if-changed restart"
+    remedy = (
+        "set that, give another --workspace (a sweep: --folder), or delete that training by --if-changed "
+        "restart"
+    )
     if before["steps_per_round"] != after["steps_per_round"]:
         raise ConfigError(
             f"train.steps_per_round {after['steps_per_round']}: the unfinished training in "

@@ -27,6 +27,7 @@ from envs.errors import ConfigError, WingspanError, to_line
 from flows.endings.cancelling import end_when_cancelled
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
+from flows.lineage.stages import IfChanged
 from flows.lock import lock
 from flows.orchestrator.artifacts import artifact_key
 from flows.orchestrator.events import emit_promoted
@@ -74,12 +75,13 @@ def sweep(
     overrides: dict[str, object] | None = None,
     at_once: Positive = 1,
     folder: str | None = None,
+    if_changed: IfChanged = "refuse",
 ) -> dict[str, object]:
     """Train `pipeline` with each of `seeds` and each combination of `vary`, compare, and promote the best.
 
     `vary`: values by dotted key, e.g. `{"train.lr": [1e-3, 1e-4]}`; `overrides`: parameters of all runs;
-    `at_once`: runs side by side. The same call goes on where this one stopped. Raises `WingspanError` for
-    anything that a user can fix.
+    `at_once`: runs side by side; `if_changed`: as of `train_agent`, for each run. The same call goes on where
+    this one stopped. Raises `WingspanError` for anything that a user can fix.
     """
     temporary = tempfile.gettempdir()
     guard()
@@ -91,6 +93,7 @@ def sweep(
             settings=overrides or {},
             at_once=at_once,
             folder=Path(folder) if folder else None,
+            if_changed=if_changed,
         )
         with lock(plan.folder, option="folder"):
             return summarise(run_sweep(plan, temporary=temporary))
@@ -103,7 +106,13 @@ def sweep_with_prefect(
     folder. Returns and raises as `orchestrate` does."""
 
     def work(
-        pipeline: str, seeds: object, vary: object, overrides: object, at_once: int, folder: str
+        pipeline: str,
+        seeds: object,
+        vary: object,
+        overrides: object,
+        at_once: int,
+        folder: str,
+        if_changed: str,
     ) -> SweepResult:
         return run_sweep(plan, temporary=temporary)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from envs.errors import ConfigError
 from envs.files import check_writable
-from flows.plan import check_run, find_disk_need, make_plan
+from flows.lineage.stages import IfChanged
+from flows.plan import Plan, check_run, find_disk_need, make_plan
 from flows.program import to_options
 from tasks.cluster.address import cluster_address
 from tasks.cluster.memory import Need, find_memory_needs
@@ -46,11 +47,12 @@ class SweepRun:
     workspace: Path
     is_finished: bool
     """The run has finished with these parameters, and is recorded in MLflow."""
+    if_changed: IfChanged
 
     def arguments(self, pipeline_name: str) -> list[str]:
         """The arguments of `wingspan`. The sweep decides about the champion, when all are there."""
-        options = (*to_options(self.overrides), "--workspace", str(self.workspace), "--no-promote")
-        return ["run", pipeline_name, *options]
+        options = (*to_options(self.overrides), "--if-changed", self.if_changed)
+        return ["run", pipeline_name, *options, "--workspace", str(self.workspace), "--no-promote"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +79,12 @@ def plan_sweep(
     settings: Mapping[str, object],
     at_once: int = 1,
     folder: Path | None = None,
+    if_changed: IfChanged = "refuse",
 ) -> SweepPlan:
     """Plan a run of pipeline `name` for each seed and each combination of values of `axes`, by dotted key.
 
-    `settings`: parameters of all runs; without `seeds`, the pipeline's own. Raises as `plan_variants` does.
+    `settings`: parameters of all runs; without `seeds`, the pipeline's own; `if_changed`: that of each run.
+    Raises as `plan_variants` does.
     """
     for key, values in axes.items():
         if key == "seed":
@@ -90,7 +94,13 @@ def plan_sweep(
     if not axes and seeds is None:
         raise ConfigError("nothing varies; give --seeds, or --vary KEY=A,B, or both")
     return plan_variants(
-        name, variants=_variants(name, axes), seeds=seeds, settings=settings, at_once=at_once, folder=folder
+        name,
+        variants=_variants(name, axes),
+        seeds=seeds,
+        settings=settings,
+        at_once=at_once,
+        folder=folder,
+        if_changed=if_changed,
     )
 
 
@@ -102,6 +112,7 @@ def plan_variants(
     settings: Mapping[str, object],
     at_once: int = 1,
     folder: Path | None = None,
+    if_changed: IfChanged = "refuse",
 ) -> SweepPlan:
     """Plan a run of pipeline `name` for each seed and each of the named `variants`.
 
@@ -124,6 +135,7 @@ def plan_variants(
             run_name=f"{variant}-seed{seed}",
             overrides={**settings, **overrides, "seed": seed},
             folder=folder,
+            if_changed=if_changed,
         )
         for seed, (variant, overrides) in product([own_seed] if seeds is None else seeds, variants.items())
     ]
@@ -135,9 +147,20 @@ def plan_variants(
     plan = SweepPlan(name=name, runs=runs, at_once=at_once, folder=folder)
     _check_at_once(plan)
     for run in plan.unfinished:
-        check_run(make_plan(name, overrides=run.overrides, workspace=run.workspace))
+        check_run(plan_run(plan, run))
     _check_disk(plan)
     return plan
+
+
+def plan_run(plan: SweepPlan, run: SweepRun) -> Plan:
+    """The plan of one run of the sweep."""
+    return make_plan(
+        plan.name,
+        overrides=run.overrides,
+        workspace=run.workspace,
+        if_changed=run.if_changed,
+        is_candidate=False,
+    )
 
 
 def largest_memory_need(plan: SweepPlan) -> Need | None:
@@ -173,7 +196,9 @@ def _format_value(value: object) -> str:
     return text_md5(text)[:8]
 
 
-def _make_run(name: str, *, run_name: str, overrides: Mapping[str, object], folder: Path) -> SweepRun:
+def _make_run(
+    name: str, *, run_name: str, overrides: Mapping[str, object], folder: Path, if_changed: IfChanged
+) -> SweepRun:
     """Raises `ConfigError` for a workspace in which a run of other parameters has finished."""
     workspace = folder / run_name
     pipeline = load_pipeline(name, overrides=dict(overrides))
@@ -187,7 +212,12 @@ def _make_run(name: str, *, run_name: str, overrides: Mapping[str, object], fold
                 "give another --folder, or remove it"
             )
     return SweepRun(
-        name=run_name, overrides=overrides, pipeline=pipeline, workspace=workspace, is_finished=is_finished
+        name=run_name,
+        overrides=overrides,
+        pipeline=pipeline,
+        workspace=workspace,
+        is_finished=is_finished,
+        if_changed=if_changed,
     )
 
 

@@ -5,18 +5,22 @@ Runs are scripts here; what a real one does, `tests/flows/test_flow.py` shows.
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError, WingspanError
+from envs.files import write_atomically
 from flows.cli.command_line import app
 from flows.cli.options import parse_axes, parse_seeds
 from flows.commands.sweep_costs import list_sweep_costs, total_seconds
+from flows.lineage.stages import claim_checkpoints, declared_stages
 from flows.lock import lock
 from flows.plan import find_disk_need
 from flows.sweep.flow import LOG, RunState, conclude, describe, run_all, sweep
@@ -24,8 +28,10 @@ from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
 from tasks.config.parameters import write_changes
 from tasks.config.pipelines import load_pipeline
 from tasks.evaluation.outcomes import OUTCOMES
+from tasks.stages.prepare import prepare
 from tasks.tracking.connection import connect
 from tasks.tracking.tracker import Tracker
+from tasks.verl.checkpoints import checkpoint_folder, mark_complete
 from tests.support.project import enter_linked_project
 from tests.support.report_toy import SAMPLE_SUCCESSES, write_workspace
 from tests.support.waiting import wait_until
@@ -85,6 +91,35 @@ def test_the_command_of_a_run_gives_it_the_same_parameters(project: Path) -> Non
     settings = [arguments[i + 1] for i, part in enumerate(arguments) if part == "--set"]
     assert parse_settings(settings) == run.overrides
     assert arguments[-3:] == ["--workspace", str(run.workspace), "--no-promote"]
+
+
+def test_an_interrupted_run_with_other_parameters_is_refused_or_handled_as_the_option_says(
+    project: Path,
+) -> None:
+    """The option reaches each run as `wingspan run` reads it."""
+    run = plan(seeds=[0, 1]).runs[0]
+    prepare(run.pipeline, run.workspace)
+    write_atomically(run.workspace / "warmup" / "weights", "0")
+    stages = declared_stages(NAME, pipeline=run.pipeline, workspace=run.workspace)
+    claim_checkpoints(stages["train"], if_changed="refuse")
+    checkpoints = run.workspace / "train" / "checkpoints"
+    write_atomically(checkpoint_folder(checkpoints, step=4) / "weights", "1")
+    mark_complete(checkpoints, step=4)
+
+    arguments = ["sweep", NAME, "--seeds", "0,1", "--set", "train.lr=0.5", "--plan"]
+    refusal = CliRunner().invoke(app, arguments).exception
+    assert isinstance(refusal, ConfigError)
+    options = set(
+        re.findall(r"--[a-z-]+", str(refusal).replace("--workspace (a sweep: --folder)", "--folder"))
+    )
+    assert options == {"--folder", "--if-changed"}
+    help_text = CliRunner().invoke(app, ["sweep", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    assert all(option in help_text for option in options)
+    for if_changed in ("restart", "resume"):
+        assert CliRunner().invoke(app, [*arguments, "--if-changed", if_changed]).exit_code == 0
+        planned_run = plan(seeds=[0, 1], settings={"train.lr": 0.5}, if_changed=if_changed).runs[0]
+        parsed = get_command(app).commands["run"].make_context("run", planned_run.arguments(NAME)[1:])  # type: ignore[attr-defined]
+        assert parsed.params["if_changed"] == if_changed
 
 
 def test_seeds_alone_are_runs_of_the_pipeline(project: Path) -> None:
