@@ -59,8 +59,8 @@ from tasks.runs.progress import Progress
 from tasks.runs.provenance import provenance, uncommitted_files
 from tasks.runs.state import mark_stopped, recorded_state
 from tasks.runs.usage import Usage, watch_usage, write_usage
-from tasks.tracking.model import Promotion
-from tasks.tracking.record import is_recorded
+from tasks.tracking.model import Promotion, promote_recorded
+from tasks.tracking.record import is_recorded, was_candidate
 from tasks.tracking.tracker import Tracker
 from tasks.verl.cpu import fork_server
 
@@ -129,6 +129,8 @@ def read_finished(plan: Plan) -> Evaluation | None:
     here.
     """
     if not is_recorded(plan.workspace, pipeline=plan.pipeline):
+        return None
+    if plan.is_candidate and not was_candidate(plan.workspace):
         return None
     if not all(has_inputs(stage) for stage in plan.stages.values()):
         return None
@@ -329,7 +331,10 @@ class Run:
         evaluation = read_evaluation(plan.workspace)
         # With every stage up to date there is nothing to record, unless a run was killed before it came here.
         if self._tracker is None and is_recorded(plan.workspace, pipeline=plan.pipeline):
-            self._show_result(evaluation)
+            promotion = None
+            if plan.is_candidate and not was_candidate(plan.workspace):
+                promotion = promote_recorded(plan.workspace, name=plan.name)
+            self._show_result(evaluation, promotion=promotion)
             self._display.stage(RECORD, StageState.CACHED)
             return evaluation
         self._display.stage(RECORD, StageState.RUNNING)

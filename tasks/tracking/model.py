@@ -12,7 +12,7 @@ from tasks.evaluation.outcomes import OUTCOMES, Samples, compare_samples, read_o
 from tasks.evaluation.paired import PairedTest
 from tasks.tracking.connection import MISSING, connect
 from tasks.tracking.facts import UNCHANGED
-from tasks.tracking.record import read_record
+from tasks.tracking.record import read_record, record_candidate
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -87,16 +87,34 @@ def promote_best(workspace: Path, *, name: str, num_candidates: int) -> Promotio
     best is the first step of Holm's method). Returns the promotion, if this call made one. Raises
     `WingspanError` for a run without a version.
     """
-    client, run_id = connect(), str(read_record(workspace)["run_id"])
+    client = connect()
+    version = _find_version(client, workspace, name=name)
+    if CHAMPION in version.aliases:
+        return None
+    return _promote(client, version, outcomes=workspace / OUTCOMES, num_candidates=num_candidates)
+
+
+def promote_recorded(workspace: Path, *, name: str) -> Promotion | None:
+    """Promote the policy of the finished run in `workspace`, which was no candidate, if it beats the champion
+    of model `name`; a version that a sweep has tested is not tested again.
+
+    Returns the promotion, if this call made one. Raises `WingspanError` for a run without a version.
+    """
+    client = connect()
+    version = _find_version(client, workspace, name=name)
+    promotion = None if version.aliases else _promote(client, version, outcomes=workspace / OUTCOMES)
+    record_candidate(workspace)
+    return promotion
+
+
+def _find_version(client: "MlflowClient", workspace: Path, *, name: str) -> "ModelVersion":
+    run_id = str(read_record(workspace)["run_id"])
     versions = client.search_model_versions(f"run_id = '{run_id}'")
     if not versions:
         raise WingspanError(
             f"MLflow has no version of the model {name} of run {run_id}; run it again, in another workspace"
         )
-    version = client.get_model_version(name, versions[0].version)
-    if CHAMPION in version.aliases:
-        return None
-    return _promote(client, version, outcomes=workspace / OUTCOMES, num_candidates=num_candidates)
+    return client.get_model_version(name, versions[0].version)
 
 
 def is_better(test: PairedTest, *, num_candidates: int = 1) -> bool:

@@ -18,24 +18,38 @@ _KEYS = ("uri", "run_id", "experiment_id")
 
 
 def read_record(workspace: Path) -> dict[str, Any]:
-    """`uri`, without user and password, `run_id`, `experiment_id`, `identity` and `finished`; empty if it is
-    not recorded. Raises `DamagedFile`."""
+    """`uri`, without user and password, `run_id`, `experiment_id`, `identity`, `finished` and `candidate`, as
+    `write_record` has them; empty if it is not recorded. Raises `DamagedFile`."""
     record = read_json(workspace / RECORD)
     if record:
         check_keys(record, _KEYS, file=workspace / RECORD)
     return record
 
 
-def write_record(workspace: Path, *, pipeline: Pipeline, run: "Run", is_finished: bool) -> None:
-    """Write `mlflow.json`: `run`, of these parameters, records `workspace`."""
+def write_record(
+    workspace: Path, *, pipeline: Pipeline, run: "Run", is_finished: bool, was_candidate: bool = False
+) -> None:
+    """Write `mlflow.json`: `run`, of these parameters, records `workspace`. `was_candidate`: its policy could
+    become the champion."""
     record = {
         "uri": without_password(tracking_uri()),
         "run_id": run.info.run_id,
         "experiment_id": run.info.experiment_id,
         "identity": _identity(pipeline),
         "finished": is_finished,
+        "candidate": was_candidate,
     }
     write_json(workspace / RECORD, record)
+
+
+def record_candidate(workspace: Path) -> None:
+    """Note in `mlflow.json` that the policy of `workspace` could become the champion."""
+    write_json(workspace / RECORD, read_record(workspace) | {"candidate": True})
+
+
+def was_candidate(workspace: Path) -> bool:
+    """Whether the policy of the recorded run could become the champion."""
+    return bool(read_record(workspace).get("candidate"))
 
 
 def find_recorded_id(workspace: Path) -> str | None:

@@ -339,7 +339,13 @@ class Tracker:
             is_candidate=self._is_candidate,
         )
         client.set_terminated(run_id, status="FINISHED")
-        write_record(workspace, pipeline=self._pipeline, run=client.get_run(run_id), is_finished=True)
+        write_record(
+            workspace,
+            pipeline=self._pipeline,
+            run=client.get_run(run_id),
+            is_finished=True,
+            was_candidate=self._is_candidate,
+        )
         self._failure = None  # earlier failures are repaired
 
     def _log_traces(self, client: "MlflowClient", run_id: str, traces: list[EpisodeTrace]) -> None:

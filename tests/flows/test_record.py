@@ -3,17 +3,21 @@
 import json
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from envs.errors import WingspanError
 from flows.display.display import Display
-from flows.lineage.stages import declared_stages, default_workspace, make_receipt
+from flows.lineage.stages import cache_key, declared_stages, default_workspace, make_receipt, stage_key
+from flows.orchestrator.runs import open_local_results
 from flows.plan import Plan
-from flows.run import RECORD, Run
+from flows.run import RECORD, Run, read_finished
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
+from tasks.evaluation.outcomes import OUTCOMES
+from tasks.tracking.connection import connect
 from tasks.tracking.record import is_recorded
 from tests.support.dvc_toy import NAME, make_project
 from tests.tasks.test_tracking import runs_of, write_tokenizer
@@ -63,6 +67,36 @@ def test_a_run_that_is_stopped_while_dvc_records_it_is_recorded_by_the_next(
     parent, _ = runs_of(plan.workspace)
     assert parent.info.status == "FINISHED"
     assert parent.data.tags["md5.dvc.lock"] == path_md5(Path("dvc.lock"))
+
+
+@pytest.mark.heavy
+def test_a_finished_run_without_promotion_is_tested_once_promotion_is_asked_for(plan: Plan) -> None:
+    """Of six items that only training solves; p is 2 / 2^6."""
+    outcomes = {f"item_{n}": [False] for n in range(6)}
+    solved = {item: [True] for item in outcomes}
+    both_modes = {"before": outcomes, "after": solved}
+    file = plan.workspace / OUTCOMES
+    file.write_text(json.dumps({policy: {"sampled": s, "greedy": s} for policy, s in both_modes.items()}))
+    without = replace(plan, is_candidate=False)
+    record(without)
+    run_id = json.loads((plan.workspace / "mlflow.json").read_text())["run_id"]
+    client = connect()
+    assert client.get_registered_model(NAME).aliases == {}
+    record(without)
+    assert client.get_registered_model(NAME).aliases == {}
+    receipts = open_local_results()
+    for stage in plan.stages.values():
+        receipts.write(make_receipt(stage), key=cache_key(stage, stage_key(stage)))
+    assert read_finished(without) is not None
+    assert read_finished(plan) is None
+    record(plan)
+    assert read_finished(plan) is not None
+    assert client.get_registered_model(NAME).aliases == {"champion": 1}
+    tags = client.get_model_version(NAME, "1").tags
+    record(plan)
+    assert client.get_model_version(NAME, "1").tags == tags
+    [version] = client.search_model_versions(f"name = '{NAME}'")
+    assert version.run_id == run_id == json.loads((plan.workspace / "mlflow.json").read_text())["run_id"]
 
 
 @pytest.mark.heavy
