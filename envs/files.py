@@ -20,8 +20,35 @@ T = TypeVar("T")
 
 RESTORE = "restore it, or delete it and run its pipeline again"
 """What to do about a damaged file of a run."""
+_MAX_NAME_BYTES = 255
+"""NAME_MAX of Linux's file systems."""
+_MAX_PATH_BYTES = 4096 - 512
+"""PATH_MAX of Linux, less what the files of a run have below its workspace."""
 _LOCK_TRIES, _LOCK_WAIT_S = 5, 0.02
 """`is_locked` in another process holds a lock for microseconds, which is no reason to give up."""
+
+
+def read_path(path: str | Path) -> Path:
+    """A path that a user gives, with the home folder in place of `~`; forms and configuration have no shell.
+
+    Raises `ConfigError` for a user who does not exist, and for a path that no file system takes.
+    """
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: {error}; give the whole path") from None
+    for name in expanded.parts:
+        if len(os.fsencode(name)) > _MAX_NAME_BYTES:
+            raise ConfigError(
+                f"{name[:40]}… is a name of {len(os.fsencode(name))} bytes, and a file system takes "
+                f"{_MAX_NAME_BYTES}; give a shorter one"
+            )
+    if len(os.fsencode(expanded.absolute())) > _MAX_PATH_BYTES:
+        raise ConfigError(
+            f"{str(path)[:40]}… is a path of more than {_MAX_PATH_BYTES} bytes, which leaves no room for the "
+            "files below it; give a shorter one"
+        )
+    return expanded
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

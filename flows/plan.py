@@ -12,7 +12,7 @@ from agents.huggingface.files import find_file
 from agents.prompting.images import has_vision
 from agents.samplers.vllm import find_python
 from envs.errors import ConfigError
-from envs.files import check_writable
+from envs.files import check_writable, read_path
 from envs.redaction import redact
 from envs.registry import Split
 from flows.lineage.stages import (
@@ -90,7 +90,7 @@ def make_plan(
     """
     pipeline = load_pipeline(name, overrides=dict(overrides))
     home = default_workspace(name)
-    folder = workspace_of(name, overrides=overrides, workspace=workspace)
+    folder = read_path(workspace_of(name, overrides=overrides, workspace=workspace))
     is_home = folder.resolve() == home.resolve()
     folder = home if is_home else folder  # as dvc.lock names it
     if is_home and overrides:

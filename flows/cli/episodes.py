@@ -75,6 +75,7 @@ def rollout(
     """
     from rich.console import Console
 
+    from envs.files import read_path
     from flows.commands.rollout import Rollout, make_model, run_rollout
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable
@@ -88,7 +89,7 @@ def rollout(
         num_samples=num_samples,
         max_turns=max_turns,
         temperature=temperature,
-        out=out,
+        out=None if out is None else read_path(out),
     )
     player = make_model(
         configuration, endpoint=endpoint, model=model, api_key_from=api_key_from, policy=policy

@@ -41,13 +41,15 @@ def export(
 ) -> None:
     """Copy a run's policy to a folder with a model card, and upload it to a model hub if asked."""
     from envs.errors import ConfigError
+    from envs.files import read_path
     from flows.lineage.stages import default_workspace
     from tasks.tracking.export import export_policy
     from tasks.tracking.export import push as push_folder
 
     if private and push is None:
         raise ConfigError("--private is for --push, which is not given; give both, or neither")
-    export_policy(workspace or default_workspace(pipeline), policy=policy, target=output, is_adapter=adapter)
+    output, folder = read_path(output), read_path(workspace or default_workspace(pipeline))
+    export_policy(folder, policy=policy, target=output, is_adapter=adapter)
     typer.echo(f"the {'adapter of the ' if adapter else ''}{policy} policy is in {output}")
     if push is not None:
         typer.echo(f"pushed: {push_folder(output, repository=push, is_private=private)}")

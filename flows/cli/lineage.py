@@ -64,12 +64,14 @@ def reproduce(
     import tempfile
 
     temporary = tempfile.gettempdir()
+    from envs.files import read_path
     from flows.endings.guardian import guard
     from flows.endings.stopping import Stoppable, resume_hint
 
     guard()
     line = "stopped; nothing is left of the reproduction"
     if folder is not None:
+        folder = read_path(folder)
         line = f"stopped; {resume_hint()}"
     with Stoppable(line):
         is_equal = _reproduce(run, folder=folder, with_patch=with_patch, temporary=temporary)

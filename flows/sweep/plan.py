@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from envs.errors import ConfigError
-from envs.files import check_writable
+from envs.files import check_writable, read_path
 from flows.lineage.stages import IfChanged
 from flows.plan import Plan, check_run, find_disk_need, make_plan
 from flows.program import to_options
@@ -127,7 +127,7 @@ def plan_variants(
             raise ConfigError(f"--set {min(repeated_keys)}: the sweep varies it; leave it out")
     if seeds is not None and not seeds:
         raise ConfigError("--seeds is empty; e.g. --seeds 0,1,2")
-    folder = folder or SWEEPS / name
+    folder = read_path(folder or SWEEPS / name)
     own_seed = load_pipeline(name).seed
     runs = [
         _make_run(
@@ -200,7 +200,7 @@ def _make_run(
     name: str, *, run_name: str, overrides: Mapping[str, object], folder: Path, if_changed: IfChanged
 ) -> SweepRun:
     """Raises `ConfigError` for a workspace in which a run of other parameters has finished."""
-    workspace = folder / run_name
+    workspace = read_path(folder / run_name)
     pipeline = load_pipeline(name, overrides=dict(overrides))
     has_evaluation = (workspace / EVALUATION).exists()
     is_finished = is_recorded(workspace, pipeline=pipeline) and has_evaluation

@@ -8,14 +8,16 @@ is never trained.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from agents.clients.endpoint import Endpoint
 from agents.formats import FORMATS
 from agents.settings import Positive, Settings
 from agents.types import EpisodeLimits
 from envs.errors import ConfigError
+from envs.files import read_path
 from envs.registry import Split, get_env
 from envs.types import Item
 from tasks.config.data import PartSettings
@@ -79,7 +81,7 @@ class EvaluationRequest(Settings):
 class PolicyEvaluation(EvaluationRequest, NamedPolicy):
     """What the command `wingspan evaluate` is given, and the flow `evaluate-policy` as its parameters."""
 
-    out: Path | None = None
+    out: Annotated[Path, AfterValidator(read_path)] | None = None
     """The folder to write to; None is one of its own below `runs/evaluations`."""
     track: bool = False
     """Whether MLflow records it."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from envs.errors import ConfigError
-from envs.files import append_line, drop_incomplete_line, read_json, read_json_lines
+from envs.files import append_line, drop_incomplete_line, read_json, read_json_lines, read_path
 
 
 def test_a_missing_file_is_empty(tmp_path: Path) -> None:
@@ -51,3 +51,25 @@ def test_an_incomplete_last_line_is_dropped(tmp_path: Path, rest: str) -> None:
     file.write_text(rest)
     drop_incomplete_line(file)
     assert file.read_text() == ""
+
+
+def test_a_path_of_a_user_may_begin_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_path("~/runs/x") == tmp_path / "runs" / "x"
+    assert read_path("runs/~x") == Path("runs/~x")
+    with pytest.raises(ConfigError, match=r"no-such-user-here/x: .*; give the whole path"):
+        read_path("~no-such-user-here/x")
+
+
+@pytest.mark.parametrize("letter", ["x", "é"])
+def test_a_name_is_refused_where_the_file_system_refuses_it(tmp_path: Path, letter: str) -> None:
+    """The longest name that it takes is taken."""
+    longest = letter * (255 // len(letter.encode()))
+    (tmp_path / longest).mkdir()
+    assert read_path(tmp_path / longest) == tmp_path / longest
+    with pytest.raises(OSError, match="too long"):
+        (tmp_path / (longest + letter)).mkdir()
+    with pytest.raises(ConfigError, match="is a name of 256 bytes"):
+        read_path(tmp_path / "none" / (longest + letter))
+    with pytest.raises(ConfigError, match="is a path of more than"):
+        read_path(Path(*["x" * 200] * 20))

@@ -38,6 +38,7 @@ from flows.recorder import Recorder
 from tasks.config.parameters import write_changes
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
+from tasks.evaluation.request import PolicyEvaluation
 from tasks.stages.prepare import prepare
 from tasks.tracking.connection import check_tracking
 from tasks.verl.checkpoints import checkpoint_folder, mark_complete
@@ -98,6 +99,37 @@ def refusal(overrides: dict[str, Any]) -> str:
         check(overrides)
     assert "\n" not in str(refusal_info.value)
     return str(refusal_info.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", NAME, "--workspace"],
+        ["sweep", NAME, "--seeds", "0,1", "--plan", "--folder"],
+        ["evaluate", "models/textcraft-base", "textcraft", "--out"],
+        ["rollout", NAME, "--out"],
+        ["export", NAME, "--output"],
+        ["export", NAME, "-o", "x", "--workspace"],
+        ["compare", "runs", "runs", "--out"],
+        ["reproduce", NAME, "--folder"],
+    ],
+    ids=" ".join,
+)
+def test_a_folder_with_too_long_a_name_is_refused_by_every_command(
+    project: Path, arguments: list[str]
+) -> None:
+    *arguments, option = arguments
+    result = CliRunner().invoke(app, [*arguments, f"{option}=runs/{'x' * 256}/y"])
+    assert isinstance(result.exception, ConfigError), result.exception
+    assert "is a name of 256 bytes" in str(result.exception)
+
+
+def test_a_workspace_may_be_below_the_home_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Prefect's page passes it on."""
+    monkeypatch.setenv("HOME", str(project / "home"))
+    plan = make_plan(NAME, overrides={}, workspace=Path("~/x"))
+    assert plan.workspace == project / "home" / "x"
+    assert PolicyEvaluation(policy="p", envs=("textcraft",), out="~/y").out == project / "home" / "y"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

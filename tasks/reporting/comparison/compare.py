@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError, DamagedFile, suggest
-from envs.files import check_writable
+from envs.files import check_writable, read_path
 from tasks.evaluation.record import is_record
 from tasks.reporting.chart_style import Plot
 from tasks.reporting.comparison import evaluations, runs, tables
@@ -58,6 +58,7 @@ def compare(paths: Sequence[Path], out: Path, *, reference: str | None = None) -
     comparison and the page's path. An unfinished or damaged run in a folder of runs is left out, with a note.
     Raises `ConfigError` for what cannot be compared, and for an `out` that cannot be written to.
     """
+    out = read_path(out)
     paths = [path.parent if path.name == RECORD and path.is_file() else path for path in paths]
     folders = find_folders(paths)
     are_records = [is_record(folder.folder) for folder in folders]
