@@ -36,6 +36,7 @@ from typing import Any
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from bench.processes import busy_processes
+from envs.cores import count_cores
 from envs.types import Item
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl.cpu.flops import UPDATE_PASSES, ModelFlops, count_work, matmul_flops
@@ -86,7 +87,7 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
                 send(processes, signal.SIGCONT)
                 busy_times.append(timed_update(worker, data))
                 send(processes, signal.SIGSTOP)
-    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    threads, cores = torch.get_num_threads(), count_cores()
     cpu_s, wall_s = (median(times) for times in zip(*alone_times, strict=True))
     work = count_work(rows)
     flop = UPDATE_PASSES * ModelFlops.of_folder(Path(pipeline.model)).forward(work)

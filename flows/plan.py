@@ -1,6 +1,5 @@
 """The plan of a run, checked before anything expensive starts."""
 
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from agents.huggingface import hub
 from agents.huggingface.files import find_file
 from agents.prompting.images import has_vision
 from agents.samplers.vllm import find_python
+from envs.cores import count_cores
 from envs.errors import ConfigError
 from envs.files import check_writable, read_path
 from envs.redaction import redact
@@ -229,11 +229,11 @@ def _check_context(pipeline: Pipeline, folder: Path) -> None:
 
 def check_workers(pipeline: Pipeline) -> None:
     """Raise `ConfigError` for more training processes than cores, unless training runs on a cluster."""
-    backend, cores = pipeline.backend, os.cpu_count() or 1
+    backend, cores = pipeline.backend, count_cores()
     if backend.device == "cpu" and backend.workers > cores and not cluster_address():
         raise ConfigError(
-            f"backend.workers {backend.workers}: this machine has {format_count(cores, 'core')}, and a "
-            "training process keeps one busy; lower it, or name a cluster in RAY_ADDRESS"
+            f"backend.workers {backend.workers}: this process may use {format_count(cores, 'core')}, and "
+            "a training process keeps one busy; lower it, or name a cluster in RAY_ADDRESS"
         )
 
 

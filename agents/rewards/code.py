@@ -8,7 +8,6 @@ reference output is compared outside and never enters the sandbox.
 
 import asyncio
 import json
-import os
 import re
 import secrets
 import time
@@ -22,6 +21,7 @@ from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.formats.fences import ClosingFences
 from agents.rewards.function import reward
 from agents.rewards.text import verdict
+from envs.cores import count_cores
 from envs.errors import EnvCrashed
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
@@ -47,7 +47,7 @@ _OPENING = re.compile(
 _CLOSING = re.compile(r"(?:^[ \t]*+)?(?P<fence>`{3,}+)", re.MULTILINE)
 """Anywhere: models also write it behind the last line of the code."""
 _PYTHON = ("", "py", "python", "python3")
-_LIMITER = ConcurrencyLimiter(os.cpu_count() or 1)
+_LIMITER = ConcurrencyLimiter(count_cores())
 
 _FEED = """
 import subprocess, sys

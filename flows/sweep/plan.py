@@ -5,13 +5,13 @@ key. Every run is a `wingspan run` in a workspace of its own, which is named aft
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from envs.cores import count_cores
 from envs.errors import ConfigError
 from envs.files import check_writable, read_path
 from flows.lineage.stages import IfChanged
@@ -262,11 +262,11 @@ def _check_at_once(plan: SweepPlan) -> None:
         raise ConfigError(
             f"--at-once {plan.at_once}: runs on GPUs or on a cluster take all that they find; leave it out"
         )
-    workers, cores = max(run.pipeline.backend.workers for run in plan.runs), os.cpu_count() or 1
+    workers, cores = max(run.pipeline.backend.workers for run in plan.runs), count_cores()
     if count * workers > cores:
         raise ConfigError(
             f"--at-once {plan.at_once}: {count} runs have {count * workers} training processes, each of "
-            f"which keeps a core busy, and this machine has {format_count(cores, 'core')}; at most "
+            f"which keeps a core busy, and this process may use {format_count(cores, 'core')}; at most "
             f"{max(1, cores // workers)}"
         )
     largest = largest_memory_need(plan)

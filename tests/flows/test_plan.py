@@ -175,7 +175,7 @@ def test_a_workspace_may_be_below_the_home_folder(project: Path, monkeypatch: py
         ),
         ({"horizon.max_turns": [1000000]}, "horizon.max_turns: 1000000 turns do not fit"),
         ({"evaluate.max_turns": 1000000}, "evaluate.max_turns: 1000000 turns do not fit"),
-        ({"backend.workers": 100_000}, "backend.workers 100000: this machine has"),
+        ({"backend.workers": 100_000}, "backend.workers 100000: this process may use"),
         ({"backend.device": "cuda"}, "use cpu or vllm-cpu with cpu, vllm with cuda"),
         ({"backend.rollout": "vllm"}, "use cpu or vllm-cpu with cpu, vllm with cuda"),
         ({"data.parts.textcraft.where": {"depth": [99]}}, "data.parts.textcraft has no training items"),
@@ -344,7 +344,7 @@ def test_a_workspace_of_another_pipeline_is_refused(project: Path) -> None:
 
 def test_ray_on_this_machine_by_name_is_no_cluster(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    assert "backend.workers 99: this machine has" in refusal({"backend.workers": 99})
+    assert "backend.workers 99: this process may use" in refusal({"backend.workers": 99})
 
 
 def test_a_port_in_use_is_refused_before_the_model_is_loaded(project: Path) -> None:

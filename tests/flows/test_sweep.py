@@ -22,7 +22,7 @@ from flows.cli.options import parse_axes, parse_seeds
 from flows.commands.sweep_costs import list_sweep_costs, total_seconds
 from flows.lineage.stages import claim_checkpoints, declared_stages
 from flows.lock import lock
-from flows.plan import find_disk_need
+from flows.plan import check_workers, find_disk_need
 from flows.sweep.flow import LOG, RunState, conclude, describe, run_all, sweep
 from flows.sweep.plan import SweepPlan, SweepRun, plan_sweep
 from tasks.config.parameters import write_changes
@@ -166,9 +166,22 @@ def test_a_folder_that_cannot_be_written_to_is_refused_by_its_option(project: Pa
 
 
 def test_more_runs_than_fit_in_memory_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(64)))
     with pytest.raises(ConfigError, match=r"--at-once 60: 60 runs need .* GB, .*; at most \d+$"):
         plan("train.lr=0.1,0.2", seeds=range(30), at_once=60)
+
+
+def test_more_runs_than_this_process_may_use_cores_are_refused(project: Path) -> None:
+    """As under `taskset -c 0`."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with pytest.raises(ConfigError, match=r"--at-once 2: .* may use 1 core; at most 1$"):
+            plan(seeds=[0, 1], at_once=2)
+        with pytest.raises(ConfigError, match=r"backend\.workers 2: this process may use 1 core, and"):
+            check_workers(load_pipeline(NAME, overrides={"backend.workers": 2}))
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 @pytest.mark.heavy
@@ -277,7 +290,7 @@ def test_runs_are_one_after_another_unless_more_are_allowed(project: Path) -> No
 
 
 def test_runs_side_by_side_are_as_many_as_allowed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1})
     found = plan("train.lr=1e-3,1e-4", seeds=[0, 1], at_once=2)
     # The first two end only if both have begun.
     changes = run_scripts(found, make_script(together=" ".join(run.name for run in found.runs[:2])))

@@ -5,7 +5,6 @@ The accepted answers come from the field `answer`, with or without dollars. An a
 within `CPU_S` is wrong, with the metric `undecided`: a reward of 0, not a failure.
 """
 
-import os
 from collections.abc import Sequence
 
 from agents.rewards.formats import after_thinking, tool_calls
@@ -14,6 +13,7 @@ from agents.rewards.math.process import NEEDS, MathProcesses, MathVerdict
 from agents.rewards.text import references
 from agents.rewards.text import verdict as verdict_of
 from agents.types import Trajectory
+from envs.cores import count_cores
 
 Answer = str | float | Sequence[str]
 Value = dict[str, float | bool]
@@ -23,7 +23,7 @@ WRONG_BY_TOOL = 0.1
 TIMEOUT_S = 120.0
 """Seconds of one reward, including the wait for a free process."""
 
-_PROCESSES = MathProcesses(os.cpu_count() or 1)
+_PROCESSES = MathProcesses(count_cores())
 
 
 def _compare(response: str | None, answer: Answer) -> MathVerdict:

@@ -16,6 +16,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from envs.cores import count_cores
 from tasks.verl.cpu.linear import use_onednn
 from tasks.verl.cpu.packed_row import ATTENTION, PackedRow, pack_row, packed_attention
 from tasks.verl.lora import patch_engine
@@ -212,8 +213,7 @@ def threads_per_process(processes: int) -> int:
 
     `WINGSPAN_THREADS`, if set, limits the threads of each: on a shared machine, set it to 1.
     """
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = max(1, available // processes)
+    share = max(1, count_cores() // processes)
     limit = os.environ.get("WINGSPAN_THREADS")
     return min(share, int(limit)) if limit else share
 
