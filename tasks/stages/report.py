@@ -120,13 +120,15 @@ def main_figures(results: Results, *, changes: Mapping[str, Change | None]) -> d
     """The figures that two runs are compared by, those that are known.
 
     `success` on the test split with its 95% interval (`_low`, `_high`), `success_before` training and the
-    `gain`, also with its interval; the same two rates of greedy episodes; the number of test `items`, of
-    training `steps`, and the `minutes` that these took.
+    `gain`, with its interval where it has one (`PairedTest.has_interval`); the same two rates of greedy
+    episodes; the number of test `items`, of training `steps`, and the `minutes` that these took.
     """
     figures: dict[str, float] = {}
     if change := changes["sampled"]:
         rates = {"success": change.after, "success_before": change.before, "gain": change.gain}
-        intervals = {"success": change.after_interval, "gain": (change.test.low, change.test.high)}
+        intervals = {"success": change.after_interval}
+        if change.test.has_interval:
+            intervals["gain"] = (change.test.low, change.test.high)
         for name, rate in rates.items():
             figures[name] = rate
             if name in intervals:

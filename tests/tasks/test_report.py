@@ -14,7 +14,7 @@ from agents.horizon import Horizon
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.data.collapse import Alert
 from tasks.evaluation.intervals import bootstrap, wilson
-from tasks.evaluation.outcomes import OUTCOMES, episodes_to_keep
+from tasks.evaluation.outcomes import OUTCOMES, compare_samples, episodes_to_keep
 from tasks.reporting.chart_style import PARTS, render_plot
 from tasks.reporting.charts import (
     line_over_steps,
@@ -30,7 +30,7 @@ from tasks.reporting.figures import LINES
 from tasks.reporting.pages import DASH, PAGES
 from tasks.reporting.results import count_dropped, environment_steps, phases, read_results, stages_of
 from tasks.runs.rounds import explain_unchanged
-from tasks.stages.report import horizon_steps, report
+from tasks.stages.report import Change, horizon_steps, main_figures, report
 from tests.support.html_page import Page
 from tests.support.report_toy import (
     ITEMS,
@@ -240,21 +240,40 @@ def test_the_password_of_a_server_is_in_no_file_of_a_report(tmp_path: Path) -> N
 def test_the_main_figures_are_a_flat_file(workspace: Path) -> None:
     metrics = json.loads((workspace / "metrics.json").read_text())
     low, high = wilson(0.5, n=4)
-    gain_low, gain_high = bootstrap([0.5, 0.0, 0.5, 0.0])  # 1 - .5, .5 - .5, .5 - 0, 0 - 0
     assert metrics == {
         "success": 0.5,
         "success_low": pytest.approx(low, abs=1e-6),
         "success_high": pytest.approx(high, abs=1e-6),
         "success_before": 0.25,
         "gain": 0.25,
-        "gain_low": pytest.approx(gain_low, abs=1e-6),
-        "gain_high": pytest.approx(gain_high, abs=1e-6),
         "greedy": 0.75,
         "greedy_before": 0.25,
         "items": 4,
         "steps": 4,
         "minutes": pytest.approx(4 * 4.0 / 60, abs=1e-6),
     }
+
+
+def test_the_gain_has_an_interval_from_ten_items_that_differ(tmp_path: Path) -> None:
+    """Five of ten items are solved only after training, the others never."""
+    outcomes = {f"item_{n}": ([False], [n < 5]) for n in range(10)}
+
+    def figures(first: int) -> dict[str, float]:
+        chosen = dict(list(outcomes.items())[first:])
+        samples = [{item: pair[policy] for item, pair in chosen.items()} for policy in (0, 1)]
+        test = compare_samples(*samples)
+        assert test is not None
+        change = Change(
+            before=0.0, after=0.5, before_interval=(0.0, 0.3), after_interval=(0.2, 0.8), test=test
+        )
+        return main_figures(read_results(tmp_path), changes={"sampled": change, "greedy": None})
+
+    write_workspace(tmp_path)
+    low, high = bootstrap([1.0] * 5 + [0.0] * 5)
+    ten_items = figures(first=0)
+    assert (ten_items["gain_low"], ten_items["gain_high"]) == (low, high)
+    nine_items = figures(first=1)
+    assert ten_items.keys() - nine_items.keys() == {"gain_low", "gain_high"}
 
 
 @pytest.fixture
@@ -274,7 +293,6 @@ def uneven_workspace(tmp_path: Path) -> Path:
 def test_no_gain_contradicts_its_interval_where_episodes_failed(uneven_workspace: Path) -> None:
     metrics = json.loads((uneven_workspace / "metrics.json").read_text())
     assert (metrics["success_before"], metrics["success"], metrics["gain"]) == (0.25, 0.25, 0.0)
-    assert (metrics["gain_low"], metrics["gain_high"]) == (0.0, 0.0)
     run = read_run(uneven_workspace)
     assert (run.before, run.after, run.gain.mean) == (0.25, 0.25, 0.0)
     page = Page(uneven_workspace / "report" / "index.html")
