@@ -9,13 +9,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from envs.errors import list_names, suggest
 
-Positive = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+def _refuse_truth(value: object) -> object:
+    """pydantic takes `true` for 1 and `false` for 0."""
+    if isinstance(value, bool):
+        raise ValueError(f"{value} is no number; give a whole one")
+    return value
+
+
+Positive = Annotated[int, BeforeValidator(_refuse_truth), Field(ge=1)]
+Seed = Annotated[int, BeforeValidator(_refuse_truth), Field(ge=0, lt=2**31)]
 """The seed of every random number generator; steps are added to it."""
 Seconds = Annotated[float, Field(gt=0)]
 

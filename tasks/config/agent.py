@@ -1,5 +1,6 @@
 """The block `agent`: how the model is prompted, how its output is read, and what rewards its episodes."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +13,13 @@ from agents.settings import EndpointSettings, JudgeSettings, Settings
 
 def _check_reward(value: object) -> object:
     weights = value.values() if isinstance(value, dict) else ()
-    has_weights = bool(weights) and all(isinstance(weight, int | float) for weight in weights)
+    has_weights = bool(weights) and all(
+        isinstance(weight, int | float) and not isinstance(weight, bool) and math.isfinite(weight)
+        for weight in weights
+    )
     if value is not None and not isinstance(value, str) and not has_weights:
         raise ValueError(
-            f"{value!r} is neither the name of a reward nor several with weights, such as "
+            f"{value!r} is neither the name of a reward nor several with finite weights, such as "
             "{qa_exact_match: 1.0, think_format: 0.2}"
         )
     return value

@@ -160,7 +160,17 @@ def test_a_workspace_may_be_below_the_home_folder(project: Path, monkeypatch: py
             ONE_SAMPLE | {"train": SFT, "horizon": FIXED, "backend.samplers": 1},
             "train.algorithm.data: absent.jsonl cannot be read",
         ),
-        ({"agent.reward": {}}, "agent.reward: {} is neither the name of a reward nor several with weights"),
+        (
+            {"agent.reward": {}},
+            "agent.reward: {} is neither the name of a reward nor several with finite weights",
+        ),
+        (
+            {"agent.reward": {"qa_exact_match": float("nan")}},
+            "agent.reward: {'qa_exact_match': nan} is neither the name of a reward nor several with finite",
+        ),
+        ({"agent.reward": {"qa_exact_match": True}}, "nor several with finite weights"),
+        ({"seed": True}, "seed: True is no number; give a whole one"),
+        ({"train.steps": True}, "train.steps: True is no number; give a whole one"),
         ({"agent.reward": 5}, "agent.reward: 5 is neither"),
         ({"rollout.max_tokens_per_turn": 2000}, "rollout.max_tokens_per_turn 2000 leaves no room"),
         ({"train.mini_batches": 1000}, "train.mini_batches 1000 is more than rollout.items_per_step"),
