@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from envs.files import write_atomically
+from envs.types import replace_surrogates
 from tasks.reporting.chart_style import Plot
 
 PAGES = Path(__file__).parent / "templates"
@@ -31,7 +33,10 @@ def render_page(template: str, **facts: object) -> str:
 
 
 def write_page(folder: Path, *, page: str, plots: Sequence[Plot]) -> Path:
-    """Write `index.html` and `plots` into `folder`, replacing an earlier page; returns its path."""
+    """Write `index.html` and `plots` into `folder`, replacing an earlier page; returns its path.
+
+    The page has a question mark for a lone surrogate, as recorded texts of an endpoint may have.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for old in [*folder.glob("*.svg"), *folder.glob("*.png")]:
         old.unlink()
@@ -39,7 +44,7 @@ def write_page(folder: Path, *, page: str, plots: Sequence[Plot]) -> Path:
         (folder / f"{plot.name}.svg").write_text(plot.svg)
         (folder / f"{plot.name}.png").write_bytes(plot.png)
     path = folder / "index.html"
-    path.write_text(page)
+    write_atomically(path, replace_surrogates(page, by="?"))
     return path
 
 

@@ -237,6 +237,20 @@ def test_the_password_of_a_server_is_in_no_file_of_a_report(tmp_path: Path) -> N
         assert b"http://[redacted]@host:8000" in texts[name]
 
 
+def test_a_page_shows_a_question_mark_for_a_lone_surrogate(tmp_path: Path) -> None:
+    """An endpoint may escape one in its JSON; UTF-8 has none."""
+    write_workspace(tmp_path)
+    for file in ("evaluation_trajectories.jsonl", "train/metrics.jsonl"):
+        text = (tmp_path / file).read_text()
+        (tmp_path / file).write_text(
+            text.replace("wood first", "wood \\ud800 first é").replace("KeyError", "Key\\udfffError")
+        )
+    report(toy_pipeline(), tmp_path)
+    page = (tmp_path / "report" / "index.html").read_bytes().decode("utf-8")
+    assert "wood ? first é" in page
+    assert "wood first" not in page
+
+
 def test_the_main_figures_are_a_flat_file(workspace: Path) -> None:
     metrics = json.loads((workspace / "metrics.json").read_text())
     low, high = wilson(0.5, n=4)

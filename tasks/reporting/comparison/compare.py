@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError, DamagedFile, suggest
-from envs.files import check_writable, read_path
+from envs.files import check_writable, read_path, write_atomically
+from envs.types import replace_surrogates
 from tasks.evaluation.record import is_record
 from tasks.reporting.chart_style import Plot
 from tasks.reporting.comparison import evaluations, runs, tables
@@ -76,7 +77,7 @@ def compare(paths: Sequence[Path], out: Path, *, reference: str | None = None) -
     page = render_page("compare.html", comparison=comparison)
     plots = [plot for part in comparison.sections if isinstance(part, Plots) for plot in part.plots]
     path = write_page(out, page=page, plots=plots)
-    (out / "compare.md").write_text(_as_markdown(comparison))
+    write_atomically(out / "compare.md", replace_surrogates(_as_markdown(comparison), by="?"))
     return comparison, path
 
 
