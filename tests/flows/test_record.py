@@ -70,8 +70,12 @@ def test_a_run_that_is_stopped_while_dvc_records_it_is_recorded_by_the_next(
 
 
 @pytest.mark.heavy
-def test_a_finished_run_without_promotion_is_tested_once_promotion_is_asked_for(plan: Plan) -> None:
+def test_a_finished_run_without_promotion_is_tested_once_promotion_is_asked_for(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of six items that only training solves; p is 2 / 2^6."""
+    # MLflow keeps the connection of a relative address, whose file another test may have left elsewhere.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd()}/mlflow.db")
     outcomes = {f"item_{n}": [False] for n in range(6)}
     solved = {item: [True] for item in outcomes}
     both_modes = {"before": outcomes, "after": solved}
