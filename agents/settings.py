@@ -22,8 +22,8 @@ def _refuse_truth(value: object) -> object:
     return value
 
 
-Positive = Annotated[int, BeforeValidator(_refuse_truth), Field(ge=1)]
-Seed = Annotated[int, BeforeValidator(_refuse_truth), Field(ge=0, lt=2**31)]
+Positive = Annotated[int, Field(ge=1), BeforeValidator(_refuse_truth)]
+Seed = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_refuse_truth)]
 """The seed of every random number generator; steps are added to it."""
 Seconds = Annotated[float, Field(gt=0)]
 
