@@ -207,7 +207,8 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.0, help="seconds that the simulated model takes")
     parser.add_argument("--servers", type=int, default=0, help="HTTP servers for the environments; 0: none")
     arguments = parser.parse_args()
-    fleet = Fleet(ENV, arguments.servers) if arguments.servers else None
+    # Each server has room for all episodes.
+    fleet = Fleet(ENV, arguments.servers, max_sessions=arguments.episodes) if arguments.servers else None
     try:
         result = measure(
             agent=arguments.agent,

@@ -24,6 +24,7 @@ from envs.remote.link import (
     headers,
 )
 from envs.remote.wingspan import MAX_ANSWER_BYTES, MAX_BYTES_HEADER, PATH, batches
+from envs.runtime.concurrency import take_turn
 from envs.types import Item, StepResult
 
 PING_S = 20.0
@@ -265,6 +266,7 @@ class _Connection:
         try:
             async for message in self._socket:
                 self._is_silent = False
+                await take_turn()  # a message may have many openings
                 for answer in from_json(message):
                     waiting = self._waiting.get(answer["id"])  # None: who asked has given up
                     if waiting is not None and not waiting.answer.done():

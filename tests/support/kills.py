@@ -32,6 +32,7 @@ from agents.types import Completion, EpisodeLimits, SamplingParams, StopReason, 
 from envs.registry import EnvSpec, get_env
 from envs.remote.servers import Servers, on_servers
 from envs.runtime.manager import EnvManager
+from envs.serve.limits import ServerLimits
 from envs.types import Image, Item
 from tasks.base_model.model import make_tokenizer
 from tests.support.experts import actions_of
@@ -119,9 +120,10 @@ class Processes:
 class Fleet:
     """HTTP servers of one environment, each in a process, that are restarted after a kill."""
 
-    def __init__(self, env: str, count: int) -> None:
-        """Start them; returns when all answer."""
+    def __init__(self, env: str, count: int, *, max_sessions: int = ServerLimits().max_sessions) -> None:
+        """Start them; returns when all answer. `max_sessions`: of each."""
         self._env = env
+        self._max_sessions = max_sessions
         self._ports = [free_port() for _ in range(count)]
         self._running = {port: self._start(port) for port in self._ports}
         for port in self._ports:
@@ -155,7 +157,10 @@ class Fleet:
     def _start(self, port: int) -> "subprocess.Popen[bytes]":
         code = "from flows.cli.app import main; main()"
         return subprocess.Popen(
-            [sys.executable, "-c", code, "serve-env", self._env, "--port", str(port)],
+            [
+                *(sys.executable, "-c", code, "serve-env", self._env),
+                *("--port", str(port), "--max-sessions", str(self._max_sessions)),
+            ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
