@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -549,7 +550,9 @@ async def test_answers_that_are_too_large_for_one_message_are_several() -> None:
             await env.close()
 
 
-async def test_an_answer_that_is_no_text_fails_alone() -> None:
+async def test_an_answer_that_is_no_text_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="envs.serve")  # pytest's workers send only what is text
+
     class Surrogates(ToyEnv):
         key = "0"
 
