@@ -182,7 +182,7 @@ def test_doctor_makes_the_checks_of_a_run_if_nothing_is_missing(here: Path) -> N
     done = call("doctor")
     assert done.exit_code == 1
     [line] = [line for line in done.stdout.splitlines() if line.startswith("missing")]
-    assert "backend.workers 99: this machine has" in line
+    assert "backend.workers 99: this process may use" in line
 
 
 def test_doctor_tells_all_that_is_wrong_not_the_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
