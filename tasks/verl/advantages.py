@@ -2,7 +2,6 @@
 back."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +11,10 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 
 from agents.rollout.packing import sampled_runs
 from agents.types import Trajectory
-from envs.errors import ConfigError, boundary
+from envs.errors import ConfigError
 from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
 from tasks.algorithms.conversations import Conversations, Estimate, turn_scores_of
+from tasks.algorithms.users import users_boundary
 from tasks.config.training import RolloutCorrectionSettings, TrainSettings
 from tasks.verl.rows import overlong_penalty, parent_key, segment_number
 
@@ -190,9 +190,7 @@ def _estimate(algorithm: OnlineAlgorithm, batch: Conversations) -> Estimate:
     Raises `ConfigError` for a user's algorithm that raises, unless it lacks memory.
     """
     subject = f"algorithm {algorithm.name!r}"
-    is_users = not type(algorithm).__module__.startswith("tasks.algorithms.")
-    no_memory = (MemoryError, torch.OutOfMemoryError)
-    with boundary(ConfigError, f"{subject}: estimate", passes=no_memory) if is_users else nullcontext():
+    with users_boundary(algorithm, f"{subject}: estimate"):
         estimate: object = algorithm.estimate(batch)
     if not isinstance(estimate, Estimate):
         raise ConfigError(f"{subject} returned a {type(estimate).__name__}; return an Estimate")

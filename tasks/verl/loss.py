@@ -8,7 +8,6 @@ mean of the workers' gradients, and `dp_size`, their number, makes it the sum.
 """
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,10 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from agents.samplers.sampling import random_key
-from envs.errors import ConfigError, boundary
+from envs.errors import ConfigError
 from tasks.algorithms.algorithm import ActorCritic, Aggregation
 from tasks.algorithms.losses import PolicyLoss, TokenLosses, Tokens
+from tasks.algorithms.users import users_boundary
 from tasks.config.training import TrainSettings
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def compute_token_losses(loss: PolicyLoss, tokens: Tokens) -> TokenLosses:
     Raises `ConfigError` for a user's loss that raises, unless it lacks memory, and for another result.
     """
     subject = f"loss {loss.name!r}"
-    is_users = not type(loss).__module__.startswith("tasks.algorithms.")
-    no_memory = (MemoryError, torch.OutOfMemoryError)
-    with boundary(ConfigError, f"{subject}: per_token", passes=no_memory) if is_users else nullcontext():
+    with users_boundary(loss, f"{subject}: per_token"):
         result: object = loss.per_token(tokens)
     if not isinstance(result, TokenLosses):
         raise ConfigError(f"{subject} returned a {type(result).__name__}; return TokenLosses")
