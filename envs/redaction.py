@@ -12,7 +12,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -37,9 +38,14 @@ def register_secret(secret: str | None) -> None:
         _secrets.add(secret)
 
 
-def forget_secrets() -> None:
-    """Forget all registered secrets; for tests."""
-    _secrets.clear()
+@contextmanager
+def scope_of_secrets() -> Iterator[None]:
+    """Forget, at the end, the secrets that were registered inside; for tests."""
+    before = set(_secrets)
+    try:
+        yield
+    finally:
+        _secrets.intersection_update(before)
 
 
 def register_url(url: str) -> None:

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from envs.redaction import scope_of_secrets
 from envs.registry import ENVIRONMENTS
 from flows.endings.guardian import MARK, end_guarded, guard
 from tasks.verl.cpu import fork_server
@@ -129,16 +130,16 @@ def fork_server_holder() -> Iterator[ExitStack]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def only_own_envs() -> Iterator[None]:
-    """Forget what a file of tests registers: files run in any order."""
-    with ENVIRONMENTS.scope():
+def own_registrations() -> Iterator[None]:
+    """Forget the environments and secrets that a file of tests registers: files run in any order."""
+    with ENVIRONMENTS.scope(), scope_of_secrets():
         yield
 
 
 @pytest.fixture(autouse=True)
-def _own_envs_of_a_test() -> Iterator[None]:
-    """Forget what a test registers."""
-    with ENVIRONMENTS.scope():
+def _own_registrations_of_a_test() -> Iterator[None]:
+    """Forget the environments and secrets that a test registers."""
+    with ENVIRONMENTS.scope(), scope_of_secrets():
         yield
 
 

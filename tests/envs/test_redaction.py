@@ -16,7 +16,7 @@ from agents.clients.web_search import WebEndpoint, WebSearch
 from envs.builtin.webarena.judge import ModelJudge
 from envs.errors import ConfigError, EnvCrashed, SamplerFailed, SearchFailed, describe
 from envs.network.client import Backoff
-from envs.redaction import REDACTION, clean_logs, forget_secrets, redact, register_secret, register_url
+from envs.redaction import REDACTION, clean_logs, redact, register_secret, register_url, scope_of_secrets
 from envs.remote.servers import Servers, WireProtocol
 from envs.types import Item
 from flows.cli import command_line
@@ -25,13 +25,6 @@ KEY = 'sk-live/4f9+"x"==\'Zq81'
 """With characters that URLs and JSON escape."""
 
 PLAIN_KEY = "key-4f9Zq81-0123456789"
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_registered() -> Iterator[None]:
-    forget_secrets()
-    yield
-    forget_secrets()
 
 
 @contextmanager
@@ -152,6 +145,15 @@ def test_passwords_of_urls_are_known_by_their_form() -> None:
     assert redact("{'Authorization': 'Basic YWRhOnBhc3M='}") == f"{{'Authorization': 'Basic {REDACTION}'}}"
     register_url("postgresql://ada:p%40ssw0rd@db/mlflow")
     assert redact("password p@ssw0rd, p%40ssw0rd") == f"password {REDACTION}, {REDACTION}"
+
+
+def test_a_scope_forgets_what_was_registered_inside_it() -> None:
+    register_secret("outside-0123")
+    with scope_of_secrets():
+        register_secret("outside-0123")
+        register_secret("inside-0123")
+        assert redact("outside-0123 inside-0123") == f"{REDACTION} {REDACTION}"
+    assert redact("outside-0123 inside-0123") == f"{REDACTION} inside-0123"
 
 
 def test_what_is_logged_is_clean(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
