@@ -75,7 +75,7 @@ def measure(*, agent: str, episodes: int, turns: int, latency_s: float, urls: Se
     """
     spec = get_env(ENV)
     if urls:
-        spec = on_servers(spec, Servers(list(urls)))
+        spec = on_servers(spec, Servers(ENV, list(urls)))
     train = spec.split(0).train
     group_size = GROUP_SIZE if episodes % GROUP_SIZE == 0 else 1
     num_items = episodes // group_size

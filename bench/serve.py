@@ -64,7 +64,7 @@ def serving(*options: str) -> Iterator[tuple[str, psutil.Process]]:
 
 async def steps(url: str, server: psutil.Process, *, clients: int, total: int, protocol: WireProtocol) -> Any:
     """Play `total` steps, shared among `clients`."""
-    servers = Servers([url], protocol=protocol)
+    servers = Servers("textcraft", [url], protocol=protocol)
     # None of these has a goal that `ACTIONS` reach.
     train = [item for item in get_env("textcraft").split(0).train if item.metadata["depth"] > 1]
     latencies_s: list[float] = []

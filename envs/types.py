@@ -226,6 +226,17 @@ class HasProcess(Protocol):
         """Start the process before the first `reset`, which would otherwise do it."""
 
 
+@runtime_checkable
+class HasSession(Protocol):
+    """The additional interface of an environment that plays in a session elsewhere: instances share a few."""
+
+    async def acquire(self) -> None:
+        """Wait for a session, unless it has one; before each episode, outside of its time limits."""
+
+    def release(self) -> None:
+        """The episode is over: the session may go to an instance that waits for one."""
+
+
 class HasState(Protocol):
     """The additional interface of an environment that recognises a state in which it has been before."""
 

@@ -24,17 +24,18 @@ class AgentGymLink:
     state: str | None = None
     """The protocol has no place for keys of states."""
 
-    def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
+    def __init__(self, env: str, url: str, token: str | None, timeout_s: float) -> None:
+        self._env = env
+        self._dialect = dialect_of(env)
         self._url = url
         self._headers = headers(token)
         self._timeout_s = timeout_s
         self._http: httpx.AsyncClient | None = None
         self._session_id: int | None = None
-        self._env = ""
         self._score = 0.0
 
-    async def reset(self, item: Item) -> str:
-        """Start an episode, in a new session at the first call; returns the first observation."""
+    async def open(self) -> None:
+        """Begin the session. Idempotent."""
         if self._http is None:
             self._http = httpx.AsyncClient(
                 headers=self._headers,
@@ -44,15 +45,20 @@ class AgentGymLink:
                 follow_redirects=True,
                 trust_env=False,
             )
-        self._env = item.env
-        dialect = dialect_of(self._env)
         if self._session_id is None:
             await self._check_env()
-            answer = await self._post("/create", dict(dialect.create_body))
-            number = answer.get(dialect.session_key) if isinstance(answer, dict) else answer
+            answer = await self._post("/create", dict(self._dialect.create_body))
+            number = answer.get(self._dialect.session_key) if isinstance(answer, dict) else answer
             if not isinstance(number, int):
-                raise ConfigError(f"{self._url}/create answers no id: it is no AgentGym server of {item.env}")
+                raise ConfigError(
+                    f"{self._url}/create answers no id: it is no AgentGym server of {self._env}"
+                )
             self._session_id = number
+
+    async def reset(self, item: Item) -> str:
+        """Start an episode; returns the first observation."""
+        dialect = self._dialect
+        await self.open()
         answer = await self._post(
             "/reset",
             {dialect.session_key: self._session_id, dialect.item_key: item.index, **dialect.reset_extras},
@@ -64,7 +70,7 @@ class AgentGymLink:
 
     async def step(self, action: str) -> StepResult:
         """One action."""
-        dialect = dialect_of(self._env)
+        dialect = self._dialect
         answer = await self._post("/step", {dialect.session_key: self._session_id, "action": action})
         done = bool(self._field(answer, dialect.end_key))
         if dialect.score_key:
@@ -94,13 +100,13 @@ class AgentGymLink:
 
     @property
     def _session(self) -> dict[str, int | None]:
-        return {dialect_of(self._env).session_key: self._session_id}
+        return {self._dialect.session_key: self._session_id}
 
     def _opening(self, answer: Any) -> str:
         """The opening in the answer to a reset, whose form depends on the environment."""
         match answer:
             case str(text) | [str(text), *_]:
-                start = dialect_of(self._env).opens_at
+                start = self._dialect.opens_at
                 return f"{start} {text.rpartition(start)[2].strip()}" if start else text
             case {"task_description": str(task), "observation": str(observation)}:
                 return f"{task}\n{observation}"  # as SciWorld's client joins them
@@ -108,7 +114,7 @@ class AgentGymLink:
 
     async def _with_actions(self, text: str, answer: object, *, done: bool) -> str:
         """The observation, with the available actions if AgentGym sends them separately."""
-        path = dialect_of(self._env).actions_path
+        path = self._dialect.actions_path
         if path:
             return f"{text}\n{ACTIONS}{json.dumps(await self._get(path), ensure_ascii=False)}"
         if not done and isinstance(answer, dict) and "available_actions" in answer:

@@ -36,8 +36,11 @@ class Link(Protocol):
     def state(self) -> str | None:
         """The key of the state that the last answer describes; None if the protocol carries none."""
 
+    async def open(self) -> None:
+        """Begin the session on the server. Idempotent."""
+
     async def reset(self, item: Item) -> str:
-        """Start an episode, in a new session at the first call; returns the first observation."""
+        """Start an episode; returns the first observation."""
 
     async def step(self, action: str) -> StepResult:
         """Apply one action."""

@@ -1,18 +1,19 @@
-"""Environments on remote servers: new instances go to the least busy one, and not to one that failed lately.
+"""Environments on remote servers: new sessions go to the least busy one, and not to one that failed lately.
 
-`Servers.make` fits `EnvSpec.make`: each instance is a session on one of the servers for as long as it lives.
-A failed server or connection raises `EnvCrashed`, so that the episode is retried, on another server if there
-is one; a failure that no retry can fix raises `ConfigError`.
+`Servers.make` fits `EnvSpec.make`. An instance plays in a session, which it keeps for its next episode unless
+another instance waits for one: there may be more instances than the servers have room for. A failed server or
+connection raises `EnvCrashed`, so that the episode is retried, on another server if there is one; a failure
+that no retry can fix raises `ConfigError`.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from envs.errors import ConfigError, EnvCrashed
 from envs.network.client import is_http_url
@@ -22,27 +23,28 @@ from envs.remote.link import Link, ServerFull, ServerUnreachable, SessionLost
 from envs.remote.wingspan_link import Connections
 from envs.types import Environment, Item, StepResult
 
+T = TypeVar("T")
 WireProtocol = Literal["wingspan", "agentgym"]
 
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
 """How long a server that did not answer is avoided: doubled each time until it answers again."""
 
 POLL_S = 0.2
-"""The time between two searches for a server while none has room."""
+"""The time between two searches for room while no server has any: others may have left some."""
 
 _log = logging.getLogger(__name__)
 
 
-def _agentgym(url: str, token: str | None, timeout_s: float) -> Callable[[], Link]:
-    return partial(AgentGymLink, url, token, timeout_s)
+def _agentgym(env: str, url: str, token: str | None, timeout_s: float) -> Callable[[], Link]:
+    return partial(AgentGymLink, env, url, token, timeout_s)
 
 
-def _wingspan(url: str, token: str | None, timeout_s: float) -> Callable[[], Link]:
+def _wingspan(env: str, url: str, token: str | None, timeout_s: float) -> Callable[[], Link]:
     return Connections(url, token, timeout_s=timeout_s).make_link
 
 
 _LINKS = {"wingspan": _wingspan, "agentgym": _agentgym}
-"""Protocol → what makes the links to a server, by its URL, token and time limit for a request."""
+"""Protocol → what makes the links to a server, by environment, URL, token and time limit for a request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,17 +55,17 @@ class _Server:
     make_link: Callable[[], Link]
     """A new session there, which begins with its first reset."""
     live: int = 0
-    """Instances of this process there."""
+    """Sessions of this process there."""
     rest_s: float = 0.0
     """Length of its last rest; 0 while it answers."""
     avoided_until_s: float = 0.0
-    """Monotonic time before which it gets no new instance."""
+    """Monotonic time before which it gets no new session."""
     on_trial: bool = False
-    """One instance tests whether it works again; the others wait for the result."""
+    """One session tests whether it works again; the others wait for the result."""
     last_failure: str = ""
 
     def try_again(self) -> None:
-        """Let one instance test it after a rest."""
+        """Let one session test it after a rest."""
         self.on_trial = True
         self.avoided_until_s = time.monotonic() + self.rest_s
 
@@ -82,11 +84,52 @@ class _Server:
         self.rest_s, self.avoided_until_s, self.on_trial = 0.0, 0.0, False
 
 
+class Session:
+    """A session on one of the servers, which learns from what becomes of it."""
+
+    def __init__(self, server: _Server) -> None:
+        self.server = server
+        self.link = server.make_link()
+        self._is_closed = False
+        server.live += 1
+
+    async def open(self) -> None:
+        """Begin it. Raises `ServerFull`, `SessionLost` or `ServerUnreachable` if another session may succeed;
+        any failure closes it."""
+        await self._report(self.link.open())
+
+    async def reset(self, item: Item) -> str:
+        """Start an episode; fails as `open` does."""
+        observation = await self._report(self.link.reset(item))
+        self.server.report_success()
+        return observation
+
+    async def close(self) -> None:
+        """End it. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.server.live -= 1
+            await self.link.close()
+
+    async def _report(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except BaseException as error:
+            if isinstance(error, ServerFull):
+                self.server.report_success()
+                self.server.last_failure = str(error)
+            elif isinstance(error, ServerUnreachable):
+                self.server.report_failure(error)
+            await self.close()
+            raise
+
+
 class Servers:
-    """The servers of one environment."""
+    """The servers of one environment, and this process's sessions there; one event loop at a time."""
 
     def __init__(
         self,
+        env: str,
         urls: Sequence[str],
         *,
         protocol: WireProtocol = "wingspan",
@@ -97,7 +140,8 @@ class Servers:
         """`protocol`: AgentGym's own servers know only "agentgym".
 
         `request_timeout_s`: what one reset or step may take before the server counts as dead.
-        `patience_s`: how long a new instance waits while all servers are full or dead.
+        `patience_s`: how long an instance waits for a session while all servers are dead, or full of other
+        clients' sessions.
         """
         if not urls:
             raise ConfigError("servers: the list of URLs is empty; name at least one, e.g. http://host:8000")
@@ -108,51 +152,146 @@ class Servers:
         if make_link is None:
             raise ConfigError(f"servers: unknown protocol {protocol!r}; there are: {', '.join(_LINKS)}")
         self._servers = [
-            _Server(url, make_link(url, token, request_timeout_s))
+            _Server(url, make_link(env, url, token, request_timeout_s))
             for url in dict.fromkeys(url.rstrip("/") for url in urls)
         ]
-        self._patience_s = patience_s
+        self._env = env
+        self.patience_s = patience_s
         self.has_states = protocol == "wingspan"
         """Whether answers carry the keys of states."""
+        self._playing: set[RemoteEnv] = set()
+        """Instances with a session, in an episode."""
+        self._idle: dict[RemoteEnv, None] = {}
+        """Those with a session, between two episodes; longest idle first."""
+        self._waiting: dict[asyncio.Future[Session], float] = {}
+        """Who waits for a session, in their order → the time since which it has waited."""
+        self._searching: asyncio.Task[None] | None = None
+        """Searches for room for them."""
+        self._may_have_room = asyncio.Event()
+        self._last_played_s = 0.0
+        """Monotonic time at which one of our instances had a session, as far as is known."""
 
     def make(self) -> Environment:
-        """A new instance; it finds its server at the first reset."""
+        """A new instance; it gets a session before its first episode."""
         return RemoteEnv(self)
 
     @property
     def live(self) -> dict[str, int]:
-        """URL → instances of this process there."""
+        """URL → sessions of this process there."""
         return {server.url: server.live for server in self._servers}
 
-    async def start(self, item: Item, env: "RemoteEnv") -> str:
-        """Start `item` in a new session on the least busy server that works; returns the first observation.
+    async def acquire(self, env: "RemoteEnv") -> Session:
+        """A session for `env`: a new one on the least busy server that works, or an idle instance's.
 
-        Raises `EnvCrashed` if none does within `patience_s` seconds, or if an environment breaks.
+        If there is none, it waits behind those that asked before, for as long as any instance of this process
+        plays. Raises `EnvCrashed` if none has for `patience_s` seconds.
         """
-        deadline = time.monotonic() + self._patience_s
-        unavailable: set[_Server] = set()
-        while True:
-            server = self._next(unavailable)
-            if server is None:
-                if time.monotonic() > deadline:
-                    failures = (
-                        f"{server.url} {server.last_failure or 'is full'}" for server in self._servers
-                    )
-                    raise EnvCrashed(f"no server has room for {item.item_id}: {'; '.join(failures)}")
-                unavailable.clear()
-                await asyncio.sleep(POLL_S)
-                continue
-            env.connect(server, server.make_link())
-            try:
-                return await env.reset_session(item)
-            except (ServerFull, SessionLost, ServerUnreachable):
-                unavailable.add(server)
+        session = None if self._waiting else await self._find_session()
+        if session is None:
+            session = await self._wait_for_session()
+        self._playing.add(env)
+        return session
 
-    def _next(self, unavailable: set[_Server]) -> _Server | None:
+    def release(self, env: "RemoteEnv") -> None:
+        """The episode of `env` is over: its session is for the first who waits, or else stays its own."""
+        self._playing.discard(env)
+        waiter = self._pop_waiting()
+        if waiter is None:
+            self._idle[env] = None
+        else:
+            waiter.set_result(env.give_up_session())
+
+    def resume(self, env: "RemoteEnv") -> None:
+        """`env` begins another episode in its session."""
+        self._idle.pop(env, None)
+        self._playing.add(env)
+
+    def forget(self, env: "RemoteEnv") -> None:
+        """`env` has no session any more."""
+        self._idle.pop(env, None)
+        self._playing.discard(env)
+        self._may_have_room.set()
+
+    async def _find_session(self) -> Session | None:
+        """A new session, or an idle one; None if there is none at the moment."""
+        failed: set[_Server] = set()
+        while (server := self._next(failed)) is not None:
+            session = Session(server)
+            try:
+                await session.open()
+            except (ServerFull, SessionLost, ServerUnreachable):
+                failed.add(server)
+            else:
+                return session
+        if self._idle:
+            env = next(iter(self._idle))
+            del self._idle[env]
+            return env.give_up_session()
+        return None
+
+    async def _wait_for_session(self) -> Session:
+        waiter: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = time.monotonic()
+        if self._searching is None or self._searching.done():
+            self._searching = asyncio.create_task(self._search())
+        try:
+            return await waiter
+        except BaseException:
+            self._waiting.pop(waiter, None)
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                await self._hand_over_or_close(waiter.result())  # it came at the moment the wait ended
+            raise
+
+    async def _hand_over_or_close(self, session: Session) -> None:
+        """Give `session` to the first who waits, if anybody does."""
+        waiter = self._pop_waiting()
+        if waiter is None:
+            await session.close()
+        else:
+            waiter.set_result(session)
+
+    def _pop_waiting(self) -> asyncio.Future[Session] | None:
+        while self._waiting:
+            waiter = next(iter(self._waiting))
+            del self._waiting[waiter]
+            if not waiter.done():  # cancelled, but not yet out of the queue
+                return waiter
+        return None
+
+    async def _search(self) -> None:
+        """Look for room until nobody waits."""
+        self._may_have_room = asyncio.Event()  # of this event loop
+        while self._waiting:
+            self._may_have_room.clear()
+            try:
+                session = await self._find_session()
+            except Exception as error:
+                waiter = self._pop_waiting()
+                if waiter is None:
+                    raise
+                waiter.set_exception(error)
+                continue
+            if session is not None:
+                await self._hand_over_or_close(session)
+                continue
+            self._reject_impatient()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._may_have_room.wait()
+
+    def _reject_impatient(self) -> None:
         now = time.monotonic()
-        able = [
-            server for server in self._servers if server.avoided_until_s <= now and server not in unavailable
-        ]
+        if self._playing:
+            self._last_played_s = now
+        failures = "; ".join(f"{server.url} {server.last_failure or 'is full'}" for server in self._servers)
+        for waiter, since in list(self._waiting.items()):
+            if now - max(since, self._last_played_s) > self.patience_s and not waiter.done():
+                del self._waiting[waiter]
+                waiter.set_exception(EnvCrashed(f"no server has room for {self._env}: {failures}"))
+
+    def _next(self, failed: set[_Server]) -> _Server | None:
+        now = time.monotonic()
+        able = [server for server in self._servers if server.avoided_until_s <= now and server not in failed]
         if not able:
             return None
         server = min(able, key=lambda server: server.live)
@@ -175,27 +314,55 @@ def on_servers(spec: EnvSpec, servers: Servers) -> EnvSpec:
 
 
 class RemoteEnv:
-    """One live instance: a session on one of the servers."""
+    """One live instance: it plays in a session on one of the servers."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._server: _Server | None = None
-        self._link: Link | None = None
+        self._session: Session | None = None
+
+    async def acquire(self) -> None:
+        """Wait for a session, unless the last one is still its own."""
+        if self._session is None:
+            self._session = await self._servers.acquire(self)
+        else:
+            self._servers.resume(self)
+
+    def release(self) -> None:
+        """The episode is over: another instance that waits for a session may have this one."""
+        if self._session is not None:
+            self._servers.release(self)
+
+    def give_up_session(self) -> Session:
+        """Its session, which is another instance's from now on."""
+        session, self._session = self._session, None
+        assert session is not None
+        return session
 
     async def reset(self, item: Item) -> str:
-        """Start `item`, in the session of the last episode if it is still open."""
-        if self._link is not None:
-            with suppress(ServerFull, SessionLost, ServerUnreachable):
-                return await self.reset_session(item)
-        return await self._servers.start(item, self)
+        """Start `item`; in another session if its own was lost between two episodes."""
+        deadline = time.monotonic() + self._servers.patience_s
+        while True:
+            await self.acquire()
+            assert self._session is not None
+            session = self._session
+            try:
+                return await session.reset(item)
+            except (ServerFull, SessionLost, ServerUnreachable) as error:
+                await self.close()
+                if time.monotonic() > deadline:
+                    raise EnvCrashed(f"{session.server.url}: {error}") from error
+            except BaseException:
+                await self.close()
+                raise
 
     async def step(self, action: str) -> StepResult:
         """Apply one action of the current episode. Every failure is an `EnvCrashed`, or a `ConfigError`."""
-        server, link = self._server, self._link
-        if server is None or link is None:
+        session = self._session
+        if session is None:
             raise RuntimeError("step before reset")
+        server = session.server
         try:
-            return await link.step(action)
+            return await session.link.step(action)
         except asyncio.CancelledError:
             # The caller's own time limit or end came first. It is unknown whether this server still
             # answers, so others are preferred.
@@ -209,36 +376,13 @@ class RemoteEnv:
 
     def state_key(self) -> str | None:
         """The key that came with the last answer."""
-        return None if self._link is None else self._link.state
+        return None if self._session is None else self._session.link.state
 
     async def close(self) -> None:
         """End the session. Idempotent."""
-        server, link = self._server, self._link
-        self._server = self._link = None
-        if server is not None and link is not None:
-            server.live -= 1
-            await link.close()
-
-    def connect(self, server: _Server, link: Link) -> None:
-        """Use `link` to `server` for the next session."""
-        self._server, self._link = server, link
-        server.live += 1
-
-    async def reset_session(self, item: Item) -> str:
-        """Start `item` on the current link, which is closed on failure. Raises `ServerFull`, `SessionLost` or
-        `ServerUnreachable` if another session may succeed."""
-        server, link = self._server, self._link
-        assert server is not None
-        assert link is not None
-        try:
-            observation = await link.reset(item)
-        except BaseException as error:
-            if isinstance(error, ServerFull):
-                server.report_success()
-                server.last_failure = str(error)
-            elif isinstance(error, ServerUnreachable):
-                server.report_failure(error)
-            await self.close()
-            raise
-        server.report_success()
-        return observation
+        session, self._session = self._session, None
+        if session is not None:
+            try:
+                await session.close()
+            finally:
+                self._servers.forget(self)

@@ -2,19 +2,21 @@
 
 A message of either side is a JSON array. The client's has requests:
 
-- `{"id": 7, "session": 2, "type": "reset", "item_id": "textcraft_12", "seed": 0, "metadata": {}}` opens
-  session 2 if it is not open, and begins an episode.
+- `{"id": 6, "session": 2, "type": "open"}` opens session 2, if it is not open and there is room.
+- `{"id": 7, "session": 2, "type": "reset", "item_id": "textcraft_12", "seed": 0, "metadata": {}}` does the
+  same, and begins an episode.
 - `{"id": 8, "session": 2, "type": "step", "action": "inventory"}`
 - `{"id": 9, "session": 2, "type": "close"}`, which has no answer
 
 They begin in their order. While a session works, another reset or step of it is refused with 409, and a close
 ends the one at work, whose answer is 410.
 
-The server's message has answers in any order, each with the `id` of its request: `observation`, `reward`,
-`terminated`, `truncated`, `success`, `metrics` and `state_key`, or `error` with `status` and `detail`, which
-mean what they mean over HTTP. The client chooses ids and sessions' numbers. A connection sees its own
-sessions only, and they end with it. What either side has to say in one iteration of its event loop is one
-message, or several if it exceeds a limit: docs/decisions/0022-shared-connections.md.
+The server's message has answers in any order, each with the `id` of its request. That to a reset or step has
+`observation`, `reward`, `terminated`, `truncated`, `success`, `metrics` and `state_key`, that to an open has
+nothing else. Instead, an answer may have `error` with `status` and `detail`, which mean what they mean over
+HTTP. The client chooses ids and sessions' numbers. A connection sees its own sessions only, and they end with
+it. What either side has to say in one iteration of its event loop is one message, or several if it exceeds a
+limit: docs/decisions/0022-shared-connections.md.
 """
 
 from collections.abc import Iterator, Sequence

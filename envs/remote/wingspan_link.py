@@ -64,8 +64,13 @@ class WingspanLink:
         self.state: str | None = None
         """The key of the state that the last answer describes."""
 
+    async def open(self) -> None:
+        """Begin the session. Idempotent."""
+        await self._connection.open()
+        await self._ask({"type": "open"})
+
     async def reset(self, item: Item) -> str:
-        """Start an episode, in a new session at the first call; returns the first observation."""
+        """Start an episode; returns the first observation."""
         await self._connection.open()
         answer = await self._ask(
             {"type": "reset", "item_id": item.item_id, "seed": item.seed, "metadata": dict(item.metadata)}

@@ -14,7 +14,7 @@ from envs.errors import EnvCrashed, EpisodeTimeout, boundary
 from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.metrics import Clock, PoolMetrics
 from envs.runtime.time_limits import run_in_time
-from envs.types import Environment, HasProcess, Item, Observation, StepResult, read_state_key
+from envs.types import Environment, HasProcess, HasSession, Item, Observation, StepResult, read_state_key
 
 CLOSE_TIMEOUT_S = 10.0
 """Seconds a broken instance may take to close before it is abandoned."""
@@ -30,12 +30,13 @@ class Instance:
     protocol's methods, such as a workspace. An environment in another process has no more.
     """
 
-    __slots__ = ("_process", "_resets", "_steps", "episodes", "is_reusable", "unwrapped")
+    __slots__ = ("_process", "_resets", "_session", "_steps", "episodes", "is_reusable", "unwrapped")
 
     def __init__(self, env: Environment, *, resets: Clock, steps: Clock) -> None:
         """All instances of a pool share its clocks."""
         self.unwrapped = env
         self._process = env if isinstance(env, HasProcess) else None
+        self._session = env if isinstance(env, HasSession) else None
         self._resets = resets
         self._steps = steps
         self.episodes = 0
@@ -52,6 +53,16 @@ class Instance:
         """Start its process, if any, before the first reset."""
         if self._process is not None:
             await self._process.prepare()
+
+    async def acquire(self) -> None:
+        """Wait for its session, if it needs one, before an episode."""
+        if self._session is not None:
+            await self._session.acquire()
+
+    def release(self) -> None:
+        """Let others have its session, if it has one, after an episode."""
+        if self._session is not None:
+            self._session.release()
 
     async def reset(self, item: Item) -> str | Observation:
         self.episodes += 1
@@ -106,6 +117,7 @@ class EnvPool:
         self._num_occupied = 0  # slots of instances that are lent, or being prepared or closed
         # First come, first served. The result is a warm instance, or None for a slot to make one.
         self._waiting: dict[asyncio.Future[Instance | None], None] = {}
+        self._num_acquiring = 0  # instances that wait for a session
         self._closing: set[asyncio.Task[None]] = set()
         self._grant_is_due = False
         self._is_closed = False
@@ -119,8 +131,9 @@ class EnvPool:
     async def lease(self, *, timeout_s: float | None = None, fresh: bool = False) -> AsyncIterator[Instance]:
         """Lend one instance; it returns to the pool on exit, or is closed if the block raises.
 
-        Waits up to `timeout_s` seconds for a slot (None: without limit), then raises `EpisodeTimeout`.
-        `fresh` asks for a new instance instead of a warm one. Raises `EnvCrashed` if it cannot be made.
+        Waits up to `timeout_s` seconds for a slot (None: without limit), then raises `EpisodeTimeout`; after
+        that for its session, if it needs one. `fresh` asks for a new instance instead of a warm one. Raises
+        `EnvCrashed` if it cannot be made, or gets no session.
         """
         instance = await self._wait_for_slot(timeout_s)
         if instance is not None and (fresh or not instance.is_alive):
@@ -138,6 +151,11 @@ class EnvPool:
                 self._free_slot()
                 raise
         try:
+            self._num_acquiring += 1
+            try:
+                await instance.acquire()
+            finally:
+                self._num_acquiring -= 1
             yield instance
         except BaseException:
             self._num_replaced += 1
@@ -185,7 +203,7 @@ class EnvPool:
         return PoolMetrics(
             live=self.live,
             idle=self.idle,
-            waiting=self.waiting,
+            waiting=self.waiting + self._num_acquiring,
             created=self._num_created,
             replaced=self._num_replaced,
             recycled=self._num_recycled,
@@ -291,6 +309,7 @@ class EnvPool:
             self._num_recycled += 1
             self._discard(instance)
         else:
+            instance.release()
             self._idle.append(instance)
             self._free_slot()
 

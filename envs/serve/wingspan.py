@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from envs.network.server import RequestRejected
 from envs.remote.wingspan import MAX_ANSWER_BYTES, MAX_BYTES_HEADER, batches
+from envs.runtime.concurrency import TURNS_PER_ITERATION, take_turn
 from envs.serve.sessions import EnvSession, EnvSessions
 from envs.serve.wire import fault_text, read_json, validate
 from envs.types import StepResult
@@ -29,6 +30,12 @@ _log = logging.getLogger(__name__)
 class _Request(BaseModel):
     id: Annotated[int, Field(ge=0)]
     session: Annotated[int, Field(ge=0)]
+
+
+class Open(_Request):
+    """Begin a session."""
+
+    type: Literal["open"]
 
 
 class Reset(_Request):
@@ -53,7 +60,7 @@ class Close(_Request):
     type: Literal["close"]
 
 
-class Request(RootModel[Annotated[Reset | Step | Close, Field(discriminator="type")]]):
+class Request(RootModel[Annotated[Open | Reset | Step | Close, Field(discriminator="type")]]):
     """A request of any type."""
 
 
@@ -105,19 +112,27 @@ class SharedConnection:
                 requests = read_json(event.get("bytes") or event.get("text") or "")
                 if not isinstance(requests, list):
                     raise RequestRejected(422, "a message is an array of requests")
-                parsed = [validate(Request, request, location="request").root for request in requests]
+                parsed = []
+                for request in requests:
+                    await take_turn()  # a message may have thousands
+                    parsed.append(validate(Request, request, location="request").root)
             except RequestRejected as rejection:
                 # Whose request it was, or whether it has an id, is unknown.
                 reason = fault_text(rejection.detail).encode()[:_MAX_REASON_BYTES]
                 return reason.decode(errors="ignore")
-            for request in parsed:
+            for number, request in enumerate(parsed, start=1):
                 task = asyncio.create_task(self._answer(request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+                if number % TURNS_PER_ITERATION == 0:
+                    await asyncio.sleep(0)
 
-    async def _answer(self, request: Reset | Step | Close) -> None:
+    async def _answer(self, request: Open | Reset | Step | Close) -> None:
         try:
             match request:
+                case Open():
+                    self._open(request.session)
+                    message = _message(request.id, {})
                 case Reset():
                     message = _message(request.id, await self._reset(request))
                 case Step():
@@ -144,10 +159,14 @@ class SharedConnection:
         item = self._sessions.find_item(
             request.item_id, field=("request", "item_id"), seed=request.seed, metadata=request.metadata
         )
-        session = self._by_number.get(request.session)
-        if session is None or session.end.is_set():
-            session = self._by_number[request.session] = self._sessions.open(self._owner)
+        session = self._open(request.session)
         return _answer(StepResult(await self._sessions.reset(session, item), 0.0), session)
+
+    def _open(self, number: int) -> EnvSession:
+        session = self._by_number.get(number)
+        if session is None or session.end.is_set():
+            session = self._by_number[number] = self._sessions.open(self._owner)
+        return session
 
     def _find(self, number: int) -> EnvSession:
         session = self._by_number.get(number)

@@ -66,4 +66,4 @@ def _environment(name: str, *, pipeline: Pipeline) -> EnvSpec:
                 f"servers.{name}.token_from: the environment variable {settings.token_from} is not set; "
                 "export it"
             )
-    return on_servers(spec, Servers(settings.urls, protocol=settings.protocol, token=token))
+    return on_servers(spec, Servers(name, settings.urls, protocol=settings.protocol, token=token))

@@ -100,7 +100,7 @@ def judge(url: str) -> None:
 
 def environment(protocol: WireProtocol) -> Callable[[str], None]:
     def play(url: str) -> None:
-        servers = Servers([url], protocol=protocol, token=PLAIN_KEY, patience_s=0.1)
+        servers = Servers("textcraft", [url], protocol=protocol, token=PLAIN_KEY, patience_s=0.1)
         asyncio.run(servers.make().reset(Item(item_id="textcraft_1", env="textcraft")))
 
     return play

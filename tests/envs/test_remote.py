@@ -110,7 +110,7 @@ async def test_a_remote_episode_is_the_local_one(
         pytest.skip(f"{env} needs something that is not installed")
     items = [spec.split(0).test[position] for position in positions]
     async with listening(spec) as url:
-        servers = Servers([url], protocol=protocol)
+        servers = Servers(spec.name, [url], protocol=protocol)
         remote = EnvManager([on_servers(spec, servers)], capacity=4)
         local = EnvManager([spec], capacity=4)
         there, here = await play_items(remote, items), await play_items(local, items)
@@ -141,7 +141,7 @@ async def test_a_killed_servers_episodes_are_played_elsewhere(
             dying.process.kill()
 
     try:
-        servers = Servers([dying.url, textcraft.url], protocol=protocol)
+        servers = Servers("textcraft", [dying.url, textcraft.url], protocol=protocol)
         envs = EnvManager([on_servers(get_env("textcraft"), servers)], capacity=16)
         groups = await play_items(
             envs, items, num_samples=4, latency_s=0.01, on_turn=kill_when_all_are_playing
@@ -164,7 +164,7 @@ async def test_instances_are_spread_and_a_dead_server_comes_back() -> None:
     spec = get_env("textcraft")
     async with listening(spec) as url, AsyncExitStack() as dying:
         second_url = await dying.enter_async_context(listening(spec))
-        servers = Servers([url, second_url])
+        servers = Servers("textcraft", [url, second_url])
         envs = [servers.make() for _ in range(6)]
         for env in envs:
             await env.reset(make_item(1))
@@ -194,15 +194,15 @@ async def test_instances_are_spread_and_a_dead_server_comes_back() -> None:
 async def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol) -> None:
     spec = get_env("textcraft")
     async with listening(spec, limits=ServerLimits(max_sessions=1)) as small, listening(spec) as large:
-        two_servers = Servers([small, large], protocol=protocol)
+        two_servers = Servers("textcraft", [small, large], protocol=protocol)
         envs = [two_servers.make() for _ in range(4)]
         for env in envs:
             await env.reset(make_item(1))
         assert two_servers.live == {small: 1, large: 3}
-        impatient = Servers([small], protocol=protocol, patience_s=0.3).make()
+        impatient = Servers("textcraft", [small], protocol=protocol, patience_s=0.3).make()
         with pytest.raises(EnvCrashed, match=r"no server has room.*--max-sessions"):
             await impatient.reset(make_item(1))
-        late = Servers([small], protocol=protocol).make()
+        late = Servers("textcraft", [small], protocol=protocol).make()
         waiting = asyncio.create_task(late.reset(make_item(1)))
         await asyncio.sleep(0.3)
         assert not waiting.done()
@@ -217,7 +217,7 @@ async def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol)
 async def test_a_session_that_expired_between_episodes_costs_nothing(protocol: WireProtocol) -> None:
     limits = ServerLimits(idle_s=0.2)
     async with listening(get_env("textcraft"), limits=limits, tokens=("secret",)) as url:
-        env = Servers([url], protocol=protocol, token="secret").make()
+        env = Servers("textcraft", [url], protocol=protocol, token="secret").make()
         opening = await env.reset(make_item(1))
         await wait_for_metric(
             url, 'wingspan_sessions_ended_total{cause="idle",env="textcraft"}', 1, token="secret"
@@ -234,7 +234,7 @@ async def test_a_session_that_expired_between_episodes_costs_nothing(protocol: W
         await env.close()
 
         for wrong in (None, "guess"):
-            stranger = Servers([url], protocol=protocol, token=wrong).make()
+            stranger = Servers("textcraft", [url], protocol=protocol, token=wrong).make()
             with pytest.raises(ConfigError, match=f"{url}.*401.*token"):
                 await stranger.reset(make_item(1))
 
@@ -245,7 +245,7 @@ async def test_a_server_that_was_restarted_between_episodes_is_not_left_out(
 ) -> None:
     spec = get_env("textcraft")
     async with listening(spec) as url:
-        env = Servers([url], protocol=protocol).make()
+        env = Servers("textcraft", [url], protocol=protocol).make()
         opening = await env.reset(make_item(1))
     async with listening(spec, port=int(url.rpartition(":")[2])):
         assert await env.reset(make_item(1)) == opening
@@ -259,7 +259,7 @@ async def test_a_server_that_never_answers_is_left_out(protocol: WireProtocol) -
     hung = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     silent = f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]}"
     async with hung, listening(get_env("textcraft")) as url:
-        servers = Servers([silent, url], protocol=protocol, request_timeout_s=0.5)
+        servers = Servers("textcraft", [silent, url], protocol=protocol, request_timeout_s=0.5)
         envs = [servers.make() for _ in range(2)]
         for env in envs:
             await env.reset(make_item(1))
@@ -286,7 +286,7 @@ async def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
 
     textcraft = get_env("textcraft")
     async with listening(replace(textcraft, make=Hangs)) as silent, listening(textcraft) as url:
-        servers = Servers([silent, url], protocol="wingspan")
+        servers = Servers("textcraft", [silent, url], protocol="wingspan")
         first = servers.make()
         assert await first.reset(make_item(1)) == "begun"
         with pytest.raises(TimeoutError):
@@ -302,7 +302,7 @@ async def test_a_server_of_another_environment_is_refused(
     protocol: WireProtocol, textcraft: ServerProcess
 ) -> None:
     """Even if the other one has an item of the same number."""
-    env = Servers([textcraft.url], protocol=protocol).make()
+    env = Servers("babyai", [textcraft.url], protocol=protocol).make()
     with pytest.raises(ConfigError, match=f"{textcraft.url}.*textcraft"):
         await env.reset(Item(item_id="babyai_1", env="babyai"))
     await env.close()
@@ -333,7 +333,7 @@ async def test_agentgyms_own_servers_are_known_by_their_own_names(
 
     routes = [Route("/", greet), Route("/{name}", begin, methods=["POST"])]
     async with serving(Starlette(routes=routes)) as url:
-        env = Servers([url], protocol="agentgym").make()
+        env = Servers("sciworld", [url], protocol="agentgym").make()
         refusal = pytest.raises(ConfigError, match=f"{url} serves environment '.*', not 'sciworld'")
         with nullcontext() if is_accepted else refusal:
             assert await env.reset(Item("sciworld_3", env="sciworld")) == "Boil water.\nA room."
@@ -344,10 +344,10 @@ async def test_agentgyms_own_servers_are_known_by_their_own_names(
 async def test_what_no_retry_fixes_is_an_error_of_one_line(
     protocol: WireProtocol, textcraft: ServerProcess
 ) -> None:
-    wrong_env = Servers([f"{textcraft.url}/nowhere"], protocol=protocol).make()
+    wrong_env = Servers("textcraft", [f"{textcraft.url}/nowhere"], protocol=protocol).make()
     with pytest.raises(ConfigError, match=r"/nowhere/.* answers 404"):
         await wrong_env.reset(make_item(1))
-    dead = Servers(["http://127.0.0.1:9"], protocol=protocol, patience_s=0.1).make()
+    dead = Servers("textcraft", ["http://127.0.0.1:9"], protocol=protocol, patience_s=0.1).make()
     with pytest.raises(EnvCrashed, match=r"no server has room.*127.0.0.1:9 .*Connect"):
         await dead.reset(make_item(1))
     for urls in (
@@ -360,7 +360,7 @@ async def test_what_no_retry_fixes_is_an_error_of_one_line(
         ["ftp://host"],
     ):
         with pytest.raises(ConfigError, match="servers: "):
-            Servers(urls, protocol=protocol)
+            Servers("textcraft", urls, protocol=protocol)
 
 
 class EndsAtOnce(ToyEnv):
@@ -387,7 +387,7 @@ async def test_agentgyms_rewards_tell_success(env: str, reward: float, is_succes
     item = Item(item_id=f"{env}_0", env=env, metadata={"target": 1})
     spec = toy_spec(EndsAtOnce, name=env, split=lambda seed: Split(train=[item], test=[]))
     async with listening(spec) as url:
-        remote = Servers([url], protocol="agentgym").make()
+        remote = Servers(env, [url], protocol="agentgym").make()
         await remote.reset(item)
         end = await remote.step(str(reward))
         assert (end.reward, end.terminated, end.success) == (reward, True, is_success)
@@ -443,7 +443,7 @@ async def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None
         await env.close()
 
     async with serving(Starlette(routes=[Route("/{name}", answer, methods=["POST"])])) as url:
-        await play(Servers([url], protocol="agentgym").make())
+        await play(Servers("sciworld", [url], protocol="agentgym").make())
     assert received_requests[:3] == [
         ("/create", {}),
         ("/reset", {"id": 7, "data_idx": 3}),

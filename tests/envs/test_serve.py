@@ -394,7 +394,7 @@ async def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> Non
             reset_answer = (await http.post("/reset", json={**me, "data_idx": 4169})).json()
             assert reset_answer["score"] == reset_answer["reward"] == 20
             assert reset_answer.items() >= local_step("look around").items()
-            env = Servers([url], protocol="agentgym").make()
+            env = Servers("sciworld", [url], protocol="agentgym").make()
             assert await env.reset(item) == f"{description}\n{reset_answer['observation']}"
             results = []
             for action in gold_path:

@@ -366,7 +366,7 @@ def test_a_connection_that_is_dropped_frees_its_environment() -> None:
 @pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
 def test_our_client_tells_a_broken_environment_from_a_broken_server(protocol: Any) -> None:
     async def talk(url: str, http: httpx.AsyncClient) -> None:
-        servers = Servers([url], protocol=protocol, patience_s=0.0)
+        servers = Servers("toy", [url], protocol=protocol, patience_s=0.0)
         item = Item(item_id="toy_1", env="toy", metadata={"target": 3})
         env = servers.make()
         await env.reset(item)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +28,12 @@ from envs.remote.link import ServerUnreachable
 from envs.remote.servers import Servers
 from envs.remote.wingspan import MAX_ANSWER_BYTES, batches
 from envs.remote.wingspan_link import SESSIONS_PER_CONNECTION, Connections
+from envs.runtime.pool import EnvPool
 from envs.serve.app import EnvServer
 from envs.serve.limits import ServerLimits
 from envs.serve.sessions import EnvSessions
 from envs.serve.wingspan import SharedConnection
-from envs.types import Environment, Item, StepResult
+from envs.types import Environment, HasSession, Item, StepResult
 from tests.support.examples import examples
 from tests.support.http_server import serving
 from tests.support.serving import listening, wait_for_metric
@@ -293,7 +295,7 @@ def test_batches_are_all_messages_in_order_each_as_large_as_allowed(
 
 async def test_a_broken_connection_ends_its_own_sessions_only() -> None:
     async with listening(toy_spec(ToyEnv)) as url, wire_to(url) as wire:
-        servers = Servers([wire.url])
+        servers = Servers("toy", [wire.url])
         envs = [servers.make() for _ in range(SESSIONS_PER_CONNECTION + 6)]
         openings = await asyncio.gather(*(env.reset(ITEM) for env in envs))
         assert set(openings) == {OPENING}
@@ -311,7 +313,7 @@ async def test_a_broken_connection_ends_its_own_sessions_only() -> None:
 
 async def test_a_session_that_hangs_delays_no_other_and_each_has_its_own_time() -> None:
     async with listening(toy_spec(Waits)) as url, wire_to(url) as wire:
-        servers = Servers([wire.url], request_timeout_s=0.5)
+        servers = Servers("toy", [wire.url], request_timeout_s=0.5)
         hung, other, late = (servers.make() for _ in range(3))
         for env in (hung, other, late):
             await env.reset(ITEM)
@@ -369,7 +371,7 @@ async def test_a_close_that_is_cancelled_leaves_no_connection() -> None:
 
 async def test_an_answer_that_comes_after_its_step_was_given_up_is_no_later_ones() -> None:
     async with listening(toy_spec(ToyEnv)) as url, wire_to(url) as wire:
-        env = Servers([wire.url]).make()
+        env = Servers("toy", [wire.url]).make()
         await env.reset(ITEM)
         wire.flows.clear()
         with pytest.raises(TimeoutError):
@@ -385,7 +387,7 @@ async def test_an_answer_that_comes_after_its_step_was_given_up_is_no_later_ones
 
 async def test_who_gives_up_while_connecting_takes_nobody_along() -> None:
     async with listening(toy_spec(ToyEnv)) as url, wire_to(url) as wire:
-        servers = Servers([wire.url])
+        servers = Servers("toy", [wire.url])
         wire.flows.clear()
         hasty, patient = servers.make(), servers.make()
         first, second = asyncio.create_task(hasty.reset(ITEM)), asyncio.create_task(patient.reset(ITEM))
@@ -403,7 +405,7 @@ async def test_who_gives_up_while_connecting_takes_nobody_along() -> None:
 async def test_what_nobody_waits_for_is_not_connected() -> None:
     hung = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     async with hung:
-        servers = Servers([f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]}"])
+        servers = Servers("toy", [f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]}"])
         starting = asyncio.create_task(servers.make().reset(ITEM))
         await asyncio.sleep(0.1)
         starting.cancel()
@@ -416,7 +418,7 @@ async def test_what_nobody_waits_for_is_not_connected() -> None:
 
 async def test_a_request_that_is_too_large_is_refused_and_breaks_nothing() -> None:
     async with listening(toy_spec(ToyEnv), limits=ServerLimits(max_body_bytes=2000)) as url:
-        servers = Servers([url])
+        servers = Servers("toy", [url])
         envs = [servers.make() for _ in range(20)]
         await asyncio.gather(*(env.reset(ITEM) for env in envs))  # several messages: of 20 × 100 bytes
         large = Item(item_id="toy_1", env="toy", metadata={"target": 3, "hint": "x" * 2000})
@@ -437,7 +439,7 @@ def test_the_same_servers_serve_one_event_loop_after_another() -> None:
     async def main(*, closes: bool) -> None:
         async with listening(toy_spec(ToyEnv), port=ports[0]) as url:
             ports[0] = int(url.rpartition(":")[2])
-            servers.append(servers[0] if servers else Servers([url]))
+            servers.append(servers[0] if servers else Servers("toy", [url]))
             env = servers[0].make()
             assert await env.reset(ITEM) == OPENING
             if closes:
@@ -469,7 +471,7 @@ def test_an_instance_whose_event_loop_has_ended_connects_anew_and_can_be_closed(
     with ThreadPoolExecutor(1) as thread:
         serving = thread.submit(asyncio.run, serve())
         try:
-            servers = Servers([urls.get(timeout=30)])
+            servers = Servers("toy", [urls.get(timeout=30)])
             envs = servers.make(), servers.make()
             asyncio.run(begin(*envs))
             asyncio.run(go_on(*envs))
@@ -480,11 +482,13 @@ def test_an_instance_whose_event_loop_has_ended_connects_anew_and_can_be_closed(
 
 
 @pytest.mark.parametrize(
-    "reply", ["hello", '{"id": 0}', "[1]", "[{}]", '[{"id": [0]}]', '[{"id": 0}]', '[{"id": 0, "error": {}}]']
+    "reply", ["hello", '{"id": 1}', "[1]", "[{}]", '[{"id": [1]}]', '[{"id": 1}]', '[{"id": 1, "error": {}}]']
 )
 async def test_a_server_of_another_kind_is_named(reply: str) -> None:
     async def talk(socket: WebSocket) -> None:
         await socket.accept(headers=[(b"wingspan-max-bytes", b"1000")])
+        await socket.receive_bytes()
+        await socket.send_text('[{"id": 0}]')
         await socket.receive_bytes()
         await socket.send_text(reply)
         await socket.receive()
@@ -497,7 +501,7 @@ async def test_a_server_of_another_kind_is_named(reply: str) -> None:
     async with serving(Starlette(routes=routes)) as url:
         for path in "ab":
             with pytest.raises(ConfigError, match=f"{url}/{path}/sessions sends .*it is no Wingspan server"):
-                await Servers([f"{url}/{path}"]).make().reset(ITEM)
+                await Servers("toy", [f"{url}/{path}"]).make().reset(ITEM)
 
 
 async def test_a_step_under_way_is_answered_when_the_server_stops() -> None:
@@ -510,7 +514,7 @@ async def test_a_step_under_way_is_answered_when_the_server_stops() -> None:
             return await super().step(action)
 
     async with AsyncExitStack() as stopping:
-        env = Servers([await stopping.enter_async_context(listening(toy_spec(Slow)))]).make()
+        env = Servers("toy", [await stopping.enter_async_context(listening(toy_spec(Slow)))]).make()
         await env.reset(ITEM)
         waiting = asyncio.create_task(env.step("add 1"))
         await is_inside.wait()
@@ -530,7 +534,7 @@ async def test_answers_that_are_too_large_for_one_message_are_several() -> None:
             return StepResult("x" * int(action))
 
     async with listening(toy_spec(Large)) as url, wire_to(url) as wire:
-        servers = Servers([wire.url])
+        servers = Servers("toy", [wire.url])
         envs = [servers.make() for _ in range(4)]
         await asyncio.gather(*(env.reset(ITEM) for env in envs))
         half = MAX_ANSWER_BYTES // 2
@@ -665,10 +669,118 @@ def test_requests_of_one_message_begin_in_order_one_at_a_time_for_each_session(
     asyncio.run(main())
 
 
+class Held(ToyEnv):
+    """Its steps wait until the test lets them go on."""
+
+    may_step: asyncio.Event
+
+    async def step(self, action: str) -> StepResult:
+        await self.may_step.wait()
+        return await super().step(action)
+
+
+async def test_more_instances_than_sessions_play_in_the_order_in_which_they_asked() -> None:
+    """Nine instances, two servers with room for one session each, and a step's time limit below the wait."""
+    Held.may_step = asyncio.Event()
+    limits = ServerLimits(max_sessions=1)
+    began: list[int] = []
+    async with (
+        listening(toy_spec(Held), limits=limits) as first,
+        listening(toy_spec(Held), limits=limits) as second,
+    ):
+        servers = Servers("toy", [first, second], patience_s=0.1)
+        pool = EnvPool(servers.make, capacity=9)
+
+        async def play(number: int) -> str:
+            async with pool.lease() as env:
+                began.append(number)
+                async with asyncio.timeout(1.0):
+                    await env.reset(ITEM)
+                return (await env.step("add 1")).observation
+
+        playing: list[asyncio.Task[str]] = []
+        for number in range(9):
+            playing.append(asyncio.create_task(play(number)))
+            await wait_until_async(lambda: len(began) == min(2, len(playing)))
+            await asyncio.sleep(0.02)
+        assert pool.metrics.waiting == 7
+        await asyncio.sleep(3 * servers.patience_s)  # the others wait for as long as these two play
+        assert (pool.live, sum(servers.live.values())) == (9, 2)
+        Held.may_step.set()
+        assert await asyncio.gather(*playing) == ["The total is 1."] * 9
+        assert began == list(range(9))
+        assert servers.live == {first: 1, second: 1}
+        for url in (first, second):  # sessions were handed on, not closed
+            await wait_for_metric(url, 'wingspan_sessions_opened_total{env="toy"}', 1)
+        await pool.close()
+        assert servers.live == {first: 0, second: 0}
+
+
+async def test_who_waits_for_a_session_gets_it_from_an_end_a_cancellation_or_another_client() -> None:
+    async with listening(toy_spec(ToyEnv), limits=ServerLimits(max_sessions=1)) as url:
+        servers, others = Servers("toy", [url]), Servers("toy", [url])
+        holder, *waiting = (servers.make() for _ in range(4))
+        await holder.reset(ITEM)
+        resets = [asyncio.create_task(env.reset(ITEM)) for env in waiting]
+        await asyncio.sleep(0.05)
+        resets[0].cancel()  # while it waits
+        await holder.close()
+        assert await resets[1] == OPENING
+        assert not resets[2].done()
+        assert isinstance(waiting[1], HasSession)
+        waiting[1].release()
+        resets[2].cancel()  # at the moment at which it gets the session
+        with pytest.raises(asyncio.CancelledError):
+            await resets[2]
+        stranger = others.make()
+        assert await stranger.reset(ITEM) == OPENING
+        last = asyncio.create_task(waiting[0].reset(ITEM))
+        await asyncio.sleep(0.05)
+        await stranger.close()
+        assert await last == OPENING
+        await waiting[0].close()
+        assert set(servers.live.values()) == {0}
+        await wait_for_metric(url, 'wingspan_sessions_live{env="toy"}', 0)
+
+
+async def test_all_who_wait_in_vain_are_told_at_once() -> None:
+    async with listening(toy_spec(ToyEnv), limits=ServerLimits(max_sessions=1)) as url:
+        stranger = Servers("toy", [url]).make()
+        await stranger.reset(ITEM)
+        servers = Servers("toy", [url, "http://127.0.0.1:9"], patience_s=0.3)
+        start = asyncio.get_running_loop().time()
+        failures = await asyncio.gather(
+            *(servers.make().reset(ITEM) for _ in range(5)), return_exceptions=True
+        )
+        assert asyncio.get_running_loop().time() - start < 5 * servers.patience_s
+        for failure in failures:
+            assert isinstance(failure, EnvCrashed)
+            assert re.search(
+                r"no server has room for toy: .* all 1 instances .*; .*:9 .*Connect", str(failure)
+            )
+        await stranger.close()
+
+
+async def test_a_long_message_does_not_hold_the_servers_event_loop() -> None:
+    """Another client's step is answered before the thousands of one message."""
+    limits = ServerLimits(max_body_bytes=1 << 24)
+    async with listening(toy_spec(ToyEnv), limits=limits) as url, talking(url) as long, talking(url) as other:
+        await ask(long, reset(0, 0))
+        await ask(other, reset(0, 0))
+        await long.send(json.dumps([step(number, 0, "add 0") for number in range(1, 20_001)]))
+        answering = asyncio.create_task(long.recv())
+        await asyncio.sleep(0)
+        assert (await ask(other, step(1, 0, "add 1")))[1]["observation"] == "The total is 1."
+        answers = json.loads(await answering)
+        while len(answers) < 20_000:
+            answers += json.loads(await long.recv())
+        assert sorted(answer["id"] for answer in answers) == list(range(1, 20_001))
+
+
 async def test_a_crash_on_the_server_is_its_sessions_alone() -> None:
     envs = iter([ToyEnv(crash_at=1), ToyEnv(), ToyEnv()])
     async with listening(toy_spec(lambda: next(envs))) as url, wire_to(url) as wire:
-        servers = Servers([wire.url])
+        servers = Servers("toy", [wire.url])
         broken, sound = servers.make(), servers.make()
         for env in (broken, sound):
             await env.reset(ITEM)
@@ -685,7 +797,7 @@ async def test_a_crash_on_the_server_is_its_sessions_alone() -> None:
 
 async def test_instances_on_a_server_with_tokens_share_only_their_own_tokens_connection() -> None:
     async with listening(toy_spec(ToyEnv), tokens=("one", "two")) as url, wire_to(url) as wire:
-        envs = [Servers([wire.url], token=token).make() for token in ("one", "two")]
+        envs = [Servers("toy", [wire.url], token=token).make() for token in ("one", "two")]
         for env in envs:
             await env.reset(replace(ITEM, seed=3))
         assert wire.connections == 2

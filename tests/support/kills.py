@@ -190,7 +190,7 @@ def measure(
     """
     spec = get_env(env)
     if fleet is not None:
-        spec = on_servers(spec, Servers(fleet.urls))
+        spec = on_servers(spec, Servers(env, fleet.urls))
     elif spec.isolation == "none":
         spec = replace(spec, isolation="process")
     solutions = [[f"Action: {action}" for action in asyncio.run(actions_of(spec, item))] for item in items]
