@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch.multiprocessing.spawn import spawn
 
 from bench.reading import cut_before_ingredient
 from envs.builtin.textcraft.expert import parse
@@ -15,7 +16,7 @@ from envs.builtin.textcraft.invented import words
 from tasks.base_model.data import sample_sequence
 from tasks.base_model.model import make_model, make_tokenizer
 from tasks.base_model.muon import orthogonal
-from tasks.base_model.train import base, make_encoder
+from tasks.base_model.train import base, make_encoder, train_cycle
 from tasks.base_model.widening import widen
 from tasks.config.base_model import BaseCycle, BaseSettings
 
@@ -113,27 +114,38 @@ def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> Non
     assert model.config.eos_token_id == transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token_id
 
 
+def train_on_one_sequence(rank: int, processes: int, folder: Path) -> None:
+    """A step, as one of `processes`."""
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store-{processes}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
+    settings = BaseSettings(
+        seed=0,
+        cycles=[BaseCycle(tokens=1)],
+        processes=processes,
+        layers=2,
+        width=128,
+        batch_tokens=1,
+        muon_lr=0.02,
+        adamw_lr=3e-3,
+    )
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, layers=settings.layers, width=settings.width, seed=settings.seed)
+    train_cycle(model, settings, number=0, encoder=make_encoder(tokenizer), log=None)
+    if rank == 0:
+        save_file(dict(model.named_parameters()), folder / f"{processes}.safetensors")
+    torch.distributed.destroy_process_group()
+
+
 @pytest.mark.heavy
 def test_a_process_without_a_share_of_a_batch_changes_nothing(tmp_path: Path) -> None:
     """A batch of one sequence is the work of one process."""
-    weights = []
     for processes in (1, 2):
-        settings = BaseSettings(
-            seed=0,
-            cycles=[BaseCycle(tokens=600)],
-            processes=processes,
-            layers=2,
-            width=128,
-            batch_tokens=1,
-            muon_lr=0.02,
-            adamw_lr=3e-3,
-        )
-        folder = tmp_path / str(processes)
-        base(settings, folder)
-        weights.append(load_file(folder / "model.safetensors"))
-    assert weights[0].keys() == weights[1].keys()
-    for name, tensor in weights[0].items():
-        torch.testing.assert_close(tensor, weights[1][name])
+        spawn(train_on_one_sequence, (processes, tmp_path), nprocs=processes)
+    alone, shared = (load_file(tmp_path / f"{processes}.safetensors") for processes in (1, 2))
+    assert alone.keys() == shared.keys()
+    for name, tensor in alone.items():
+        torch.testing.assert_close(tensor, shared[name])
 
 
 def test_a_command_is_cut_before_the_member_that_it_names() -> None:
