@@ -97,7 +97,7 @@ def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> Non
     settings = BaseSettings(
         seed=0,
         cycles=[BaseCycle(tokens=16_000), BaseCycle(tokens=4_000, misreads=0.5, widen=True)],
-        processes=2,
+        processes=1,  # each of several would widen the model, for 16 CPU-seconds
         layers=3,
         width=128,
         batch_tokens=2000,
