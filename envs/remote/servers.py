@@ -206,11 +206,14 @@ class Servers:
         self._idle.pop(env, None)
         self._playing.add(env)
 
-    def forget(self, env: "RemoteEnv") -> None:
-        """`env` has no session any more."""
+    async def end(self, env: "RemoteEnv", session: Session) -> None:
+        """Close the session that `env` has given up: nobody gets it any more."""
         self._idle.pop(env, None)
         self._playing.discard(env)
-        self._may_have_room.set()
+        try:
+            await session.close()
+        finally:
+            self._may_have_room.set()
 
     async def _find_session(self) -> Session | None:
         """A new session, or an idle one; None if there is none at the moment."""
@@ -382,7 +385,4 @@ class RemoteEnv:
         """End the session. Idempotent."""
         session, self._session = self._session, None
         if session is not None:
-            try:
-                await session.close()
-            finally:
-                self._servers.forget(self)
+            await self._servers.end(self, session)

@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosed
 
 from envs.errors import ConfigError, EnvCrashed
 from envs.remote.link import ServerUnreachable
-from envs.remote.servers import Servers
+from envs.remote.servers import Servers, WireProtocol
 from envs.remote.wingspan import MAX_ANSWER_BYTES, batches
 from envs.remote.wingspan_link import SESSIONS_PER_CONNECTION, Connections
 from envs.runtime.pool import EnvPool
@@ -33,7 +33,7 @@ from envs.serve.app import EnvServer
 from envs.serve.limits import ServerLimits
 from envs.serve.sessions import EnvSessions
 from envs.serve.wingspan import SharedConnection
-from envs.types import Environment, HasSession, Item, StepResult
+from envs.types import Environment, HasSession, Item, Observation, StepResult
 from tests.support.examples import examples
 from tests.support.http_server import serving
 from tests.support.serving import listening, wait_for_metric
@@ -741,6 +741,33 @@ async def test_who_waits_for_a_session_gets_it_from_an_end_a_cancellation_or_ano
         await waiting[0].close()
         assert set(servers.live.values()) == {0}
         await wait_for_metric(url, 'wingspan_sessions_live{env="toy"}', 0)
+
+
+@pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
+async def test_an_instance_that_is_being_closed_gives_its_session_to_nobody(protocol: WireProtocol) -> None:
+    is_closing, may_close = asyncio.Event(), asyncio.Event()
+
+    class ClosesSlowly(ToyEnv):
+        async def close(self) -> None:
+            is_closing.set()
+            await may_close.wait()
+
+    async with listening(toy_spec(ClosesSlowly), limits=ServerLimits(max_sessions=1)) as url:
+        pool = EnvPool(Servers("toy", [url], protocol=protocol).make, capacity=2)
+
+        async def play(*, fresh: bool = False) -> str | Observation:
+            async with pool.lease(fresh=fresh) as env:
+                return await env.reset(ITEM)
+
+        assert await play() == OPENING
+        playing = [asyncio.create_task(play(fresh=True))]  # closes the instance between two episodes
+        await is_closing.wait()
+        playing.append(asyncio.create_task(play()))
+        await wait_until_async(lambda: pool.metrics.waiting == 1)
+        await asyncio.sleep(0.02)
+        may_close.set()
+        assert await asyncio.gather(*playing) == [OPENING] * 2
+        await pool.close()
 
 
 async def test_all_who_wait_in_vain_are_told_at_once() -> None:
