@@ -157,6 +157,8 @@ class AgentGymLink:
             raise ConfigError(f"{self._url}{path} answers no JSON: it is no environment server") from None
         if isinstance(content, dict) and "error" in content:
             # AgentGym's own servers answer every failure like this.
+            if path == "/create":
+                raise ServerUnreachable(f"{path}: {content['error']}")
             raise EnvCrashed(f"{self._url}{path}: {content['error']}")
         return content
 

@@ -118,7 +118,8 @@ class Session:
             if isinstance(error, ServerFull):
                 self.server.report_success()
                 self.server.last_failure = str(error)
-            elif isinstance(error, ServerUnreachable):
+            elif isinstance(error, ServerUnreachable | EnvCrashed):
+                # The least busy server is often the one on which no episode can begin.
                 self.server.report_failure(error)
             await self.close()
             raise

@@ -207,7 +207,7 @@ class _Connection:
         finally:
             del self._waiting[request_id]
         if "error" in content:
-            self._fail(content["error"])
+            self._fail(content["error"], creates=request["type"] == "open")
         return content
 
     def not_a_server(self, what: str) -> ConfigError:
@@ -306,7 +306,7 @@ class _Connection:
             if not waiting.answer.done():
                 waiting.answer.set_exception(make_error())
 
-    def _fail(self, error: Any) -> NoReturn:
+    def _fail(self, error: Any, *, creates: bool) -> NoReturn:
         try:
             status, detail = error["status"], str(error["detail"])
         except (KeyError, TypeError):
@@ -317,6 +317,8 @@ class _Connection:
             case 404 | 410:
                 raise SessionLost(detail)
             case 503:
+                raise ServerUnreachable(detail)
+            case 500 if creates:  # no environment can be made there
                 raise ServerUnreachable(detail)
             case 422:
                 raise ConfigError(f"{self.url}: {detail}")

@@ -30,7 +30,7 @@ from envs.types import Environment, Item, StepResult
 from tests.support.experts import actions_of
 from tests.support.http_server import serving
 from tests.support.serving import ServerProcess, listening, serve_env, wait_for_metric
-from tests.support.toy import ToyEnv, encode, toy_spec, toy_tokenizer
+from tests.support.toy import ToyEnv, encode, toy_item, toy_spec, toy_tokenizer
 from tests.support.waiting import wait_until_async
 
 PLAYS = itertools.count()
@@ -295,6 +295,44 @@ async def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
         second = servers.make()
         assert await second.reset(make_item(1)) != "begun"
         await second.close()
+
+
+def cannot_be_made() -> Environment:
+    raise RuntimeError("no browser")
+
+
+class CannotBegin(ToyEnv):
+    async def reset(self, item: Item) -> str:
+        raise RuntimeError("no browser")
+
+
+@pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
+@pytest.mark.parametrize(("make", "num_failures"), [(cannot_be_made, 0), (CannotBegin, 1)])
+async def test_a_server_on_which_no_episode_can_begin_gets_no_more(
+    make: Callable[[], Environment],
+    num_failures: int,
+    protocol: WireProtocol,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has the fewest sessions, so each attempt would go there."""
+    monkeypatch.setattr("envs.remote.servers.FIRST_REST_S", 60.0)
+    item = toy_item(1)
+    async with listening(toy_spec(make)) as broken, listening(toy_spec()) as url:
+        servers = Servers("toy", [broken, url], protocol=protocol)
+        failures, envs = [], [servers.make() for _ in range(4)]
+        for env in envs:
+            try:
+                await env.reset(item)
+            except EnvCrashed as error:
+                failures.append(str(error))
+        assert len(failures) == num_failures
+        assert all("no browser" in failure for failure in failures)
+        assert servers.live == {broken: 0, url: 4 - num_failures}
+        alone = Servers("toy", [broken], protocol=protocol, patience_s=0.1).make()
+        with pytest.raises(EnvCrashed, match="no browser"):
+            await alone.reset(item)
+        for env in (*envs, alone):
+            await env.close()
 
 
 @pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
