@@ -9,9 +9,10 @@ that no retry can fix raises `ConfigError`.
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -57,17 +58,28 @@ class _Server:
     live: int = 0
     """Sessions of this process there."""
     rest_s: float = 0.0
-    """Length of its last rest; 0 while it answers."""
+    """Length of its last rest; 0 if nothing has failed since an episode last began there."""
     avoided_until_s: float = 0.0
     """Monotonic time before which it gets no new session."""
     on_trial: bool = False
     """One session tests whether it works again; the others wait for the result."""
     last_failure: str = ""
+    may_have_room: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a session of this process there has ended."""
 
-    def try_again(self) -> None:
-        """Let one session test it after a rest."""
-        self.on_trial = True
-        self.avoided_until_s = time.monotonic() + self.rest_s
+    @property
+    def is_avoided(self) -> bool:
+        """Whether it gets no new session at the moment."""
+        return self.avoided_until_s > time.monotonic()
+
+    async def open_session(self) -> "Session":
+        """A new session; the first one after a rest tests the server. Fails as `Session.open` does."""
+        if self.rest_s:
+            self.on_trial = True
+            self.avoided_until_s = time.monotonic() + self.rest_s
+        session = Session(self)
+        await session.open()
+        return session
 
     def report_failure(self, error: Exception) -> None:
         """Avoid it for a while, longer than the last time."""
@@ -78,6 +90,11 @@ class _Server:
         self.rest_s = min(max(FIRST_REST_S, 2 * self.rest_s), LONGEST_REST_S)
         self.avoided_until_s = time.monotonic() + self.rest_s
         _log.warning("%s is avoided for %g s: %s", self.url, self.rest_s, error)
+
+    def report_full(self, error: Exception) -> None:
+        """Ask it again soon: it answers. Whether episodes can begin there is as uncertain as before."""
+        self.last_failure = str(error)
+        self.avoided_until_s, self.on_trial = 0.0, False
 
     def report_success(self) -> None:
         """Use the server again without restrictions: it works."""
@@ -90,8 +107,14 @@ class Session:
     def __init__(self, server: _Server) -> None:
         self.server = server
         self.link = server.make_link()
+        self._has_begun = False
         self._is_closed = False
         server.live += 1
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether an episode may be expected to go on here: one has begun, or the server has not failed."""
+        return self._has_begun or not self.server.rest_s
 
     async def open(self) -> None:
         """Begin it. Raises `ServerFull`, `SessionLost` or `ServerUnreachable` if another session may succeed;
@@ -101,6 +124,7 @@ class Session:
     async def reset(self, item: Item) -> str:
         """Start an episode; fails as `open` does."""
         observation = await self._report(self.link.reset(item))
+        self._has_begun = True
         self.server.report_success()
         return observation
 
@@ -116,8 +140,7 @@ class Session:
             return await work
         except BaseException as error:
             if isinstance(error, ServerFull):
-                self.server.report_success()
-                self.server.last_failure = str(error)
+                self.server.report_full(error)
             elif isinstance(error, ServerUnreachable | EnvCrashed):
                 # The least busy server is often the one on which no episode can begin.
                 self.server.report_failure(error)
@@ -160,17 +183,18 @@ class Servers:
         self.patience_s = patience_s
         self.has_states = protocol == "wingspan"
         """Whether answers carry the keys of states."""
-        self._playing: set[RemoteEnv] = set()
-        """Instances with a session, in an episode."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of what follows."""
+        self._playing: dict[RemoteEnv, Session] = {}
+        """Instances in an episode, and their sessions."""
         self._idle: dict[RemoteEnv, None] = {}
-        """Those with a session, between two episodes; longest idle first."""
-        self._waiting: dict[asyncio.Future[Session], float] = {}
-        """Who waits for a session, in their order → the time since which it has waited."""
-        self._searching: asyncio.Task[None] | None = None
-        """Searches for room for them."""
-        self._may_have_room = asyncio.Event()
+        """Those with a session, between two episodes, longest idle first; none while anybody waits."""
+        self._waiting: OrderedDict[asyncio.Future[Session], float] = OrderedDict()
+        """Who waits for a session, in their order → the monotonic time since which it has waited."""
+        self._searches: dict[_Server, asyncio.Task[None]] = {}
+        """For room for them. Each server has its own, so that one that hangs delays no room elsewhere."""
         self._last_played_s = 0.0
-        """Monotonic time at which one of our instances had a session, as far as is known."""
+        """Monotonic time at which one of our instances was in an episode, as far as is known."""
 
     def make(self) -> Environment:
         """A new instance; it gets a session before its first episode."""
@@ -181,63 +205,75 @@ class Servers:
         """URL → sessions of this process there."""
         return {server.url: server.live for server in self._servers}
 
-    async def acquire(self, env: "RemoteEnv") -> Session:
+    async def acquire(self, env: "RemoteEnv", *, comes_first: bool = False) -> Session:
         """A session for `env`: a new one on the least busy server that works, or an idle instance's.
 
-        If there is none, it waits behind those that asked before, for as long as any instance of this process
-        plays. Raises `EnvCrashed` if none has for `patience_s` seconds.
+        If there is none, it waits behind those that asked before, or before them if it `comes_first`, for as
+        long as any instance of this process plays. Raises `EnvCrashed` if none has for `patience_s` seconds.
         """
+        self._enter_loop()
         session = None if self._waiting else await self._find_session()
         if session is None:
-            session = await self._wait_for_session()
-        self._playing.add(env)
+            session = await self._wait_for_session(comes_first=comes_first)
+        self._playing[env] = session
         return session
 
     def release(self, env: "RemoteEnv") -> None:
         """The episode of `env` is over: its session is for the first who waits, or else stays its own."""
-        self._playing.discard(env)
+        self._stop_playing(env)
         waiter = self._pop_waiting()
         if waiter is None:
             self._idle[env] = None
         else:
             waiter.set_result(env.give_up_session())
 
-    def resume(self, env: "RemoteEnv") -> None:
+    def resume(self, env: "RemoteEnv", session: Session) -> None:
         """`env` begins another episode in its session."""
+        self._enter_loop()
         self._idle.pop(env, None)
-        self._playing.add(env)
+        self._playing[env] = session
 
     async def end(self, env: "RemoteEnv", session: Session) -> None:
         """Close the session that `env` has given up: nobody gets it any more."""
         self._idle.pop(env, None)
-        self._playing.discard(env)
+        self._stop_playing(env)
         try:
             await session.close()
         finally:
-            self._may_have_room.set()
+            session.server.may_have_room.set()
+
+    def _enter_loop(self) -> None:
+        """Forget what an event loop that has ended left: it ran no `release` and no `close`."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            self._playing.clear()
+            self._idle.clear()
+            self._waiting.clear()
+            self._searches.clear()
 
     async def _find_session(self) -> Session | None:
         """A new session, or an idle one; None if there is none at the moment."""
         failed: set[_Server] = set()
         while (server := self._next(failed)) is not None:
-            session = Session(server)
             try:
-                await session.open()
+                return await server.open_session()
             except (ServerFull, SessionLost, ServerUnreachable):
                 failed.add(server)
-            else:
-                return session
         if self._idle:
             env = next(iter(self._idle))
             del self._idle[env]
             return env.give_up_session()
         return None
 
-    async def _wait_for_session(self) -> Session:
+    async def _wait_for_session(self, *, comes_first: bool) -> Session:
         waiter: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = time.monotonic()
-        if self._searching is None or self._searching.done():
-            self._searching = asyncio.create_task(self._search())
+        if comes_first:
+            self._waiting.move_to_end(waiter, last=False)
+        for server in self._servers:
+            if server not in self._searches or self._searches[server].done():
+                self._searches[server] = asyncio.create_task(self._search(server))
         try:
             return await waiter
         except BaseException:
@@ -256,36 +292,37 @@ class Servers:
 
     def _pop_waiting(self) -> asyncio.Future[Session] | None:
         while self._waiting:
-            waiter = next(iter(self._waiting))
-            del self._waiting[waiter]
+            waiter, _ = self._waiting.popitem(last=False)
             if not waiter.done():  # cancelled, but not yet out of the queue
                 return waiter
         return None
 
-    async def _search(self) -> None:
-        """Look for room until nobody waits."""
-        self._may_have_room = asyncio.Event()  # of this event loop
+    async def _search(self, server: _Server) -> None:
+        """Look for room on `server` until nobody waits."""
+        server.may_have_room = asyncio.Event()  # of this event loop
         while self._waiting:
-            self._may_have_room.clear()
-            try:
-                session = await self._find_session()
-            except Exception as error:
-                waiter = self._pop_waiting()
-                if waiter is None:
-                    raise
-                waiter.set_exception(error)
-                continue
-            if session is not None:
-                await self._hand_over_or_close(session)
-                continue
+            server.may_have_room.clear()
+            if not server.is_avoided:
+                try:
+                    session = await server.open_session()
+                except (ServerFull, SessionLost, ServerUnreachable):
+                    pass
+                except Exception as error:
+                    waiter = self._pop_waiting()
+                    if waiter is not None:
+                        waiter.set_exception(error)
+                    continue
+                else:
+                    await self._hand_over_or_close(session)
+                    continue
             self._reject_impatient()
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
-                    await self._may_have_room.wait()
+                    await server.may_have_room.wait()
 
     def _reject_impatient(self) -> None:
         now = time.monotonic()
-        if self._playing:
+        if any(session.is_sound for session in self._playing.values()):
             self._last_played_s = now
         failures = "; ".join(f"{server.url} {server.last_failure or 'is full'}" for server in self._servers)
         for waiter, since in list(self._waiting.items()):
@@ -293,15 +330,15 @@ class Servers:
                 del self._waiting[waiter]
                 waiter.set_exception(EnvCrashed(f"no server has room for {self._env}: {failures}"))
 
+    def _stop_playing(self, env: "RemoteEnv") -> None:
+        session = self._playing.pop(env, None)
+        if session is not None and session.is_sound:
+            self._last_played_s = time.monotonic()
+
     def _next(self, failed: set[_Server]) -> _Server | None:
-        now = time.monotonic()
-        able = [server for server in self._servers if server.avoided_until_s <= now and server not in failed]
-        if not able:
-            return None
-        server = min(able, key=lambda server: server.live)
-        if server.rest_s:
-            server.try_again()
-        return server
+        """The least busy server that works."""
+        able = [server for server in self._servers if not server.is_avoided and server not in failed]
+        return min(able, key=lambda server: server.live, default=None)
 
 
 def on_servers(spec: EnvSpec, servers: Servers) -> EnvSpec:
@@ -329,7 +366,7 @@ class RemoteEnv:
         if self._session is None:
             self._session = await self._servers.acquire(self)
         else:
-            self._servers.resume(self)
+            self._servers.resume(self, self._session)
 
     def release(self) -> None:
         """The episode is over: another instance that waits for a session may have this one."""
@@ -345,8 +382,8 @@ class RemoteEnv:
     async def reset(self, item: Item) -> str:
         """Start `item`; in another session if its own was lost between two episodes."""
         deadline = time.monotonic() + self._servers.patience_s
+        await self.acquire()
         while True:
-            await self.acquire()
             assert self._session is not None
             session = self._session
             try:
@@ -358,6 +395,8 @@ class RemoteEnv:
             except BaseException:
                 await self.close()
                 raise
+            # It has waited for its turn already, and now the episode's time runs.
+            self._session = await self._servers.acquire(self, comes_first=True)
 
     async def step(self, action: str) -> StepResult:
         """Apply one action of the current episode. Every failure is an `EnvCrashed`, or a `ConfigError`."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from queue import Queue
@@ -25,7 +26,7 @@ from websockets.exceptions import ConnectionClosed
 
 from envs.errors import ConfigError, EnvCrashed
 from envs.remote.link import ServerUnreachable
-from envs.remote.servers import Servers, WireProtocol
+from envs.remote.servers import POLL_S, Servers, WireProtocol
 from envs.remote.wingspan import MAX_ANSWER_BYTES, batches
 from envs.remote.wingspan_link import SESSIONS_PER_CONNECTION, Connections
 from envs.runtime.pool import EnvPool
@@ -768,6 +769,96 @@ async def test_an_instance_that_is_being_closed_gives_its_session_to_nobody(prot
         may_close.set()
         assert await asyncio.gather(*playing) == [OPENING] * 2
         await pool.close()
+
+
+async def test_a_server_that_begins_no_episode_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions can be opened there, and each trial occupies an instance for a while."""
+    monkeypatch.setattr("envs.remote.servers.FIRST_REST_S", 0.05)
+    monkeypatch.setattr("envs.remote.servers.LONGEST_REST_S", 0.05)
+    async with listening(toy_spec(partial(ToyEnv, hang_at=0)), limits=ServerLimits(max_sessions=1)) as url:
+        servers = Servers("toy", [url], request_timeout_s=0.3, patience_s=0.5)
+        pool = EnvPool(servers.make, capacity=6)
+
+        async def play() -> None:
+            async with pool.lease() as env:
+                await env.reset(ITEM)
+
+        failures = await asyncio.gather(*(play() for _ in range(6)), return_exceptions=True)
+        assert {type(failure) for failure in failures} == {EnvCrashed}
+        rejected = [failure for failure in failures if "no server has room" in str(failure)]
+        assert len(rejected) >= 4  # the others had a trial each
+        await pool.close()
+
+
+async def test_a_server_that_hangs_delays_no_room_elsewhere() -> None:
+    limits = ServerLimits(max_sessions=1)
+    async with (
+        listening(toy_spec(ToyEnv), limits=limits) as sound,
+        listening(toy_spec(ToyEnv), limits=limits) as hung,
+        wire_to(hung) as wire,
+    ):
+        servers = Servers("toy", [sound, wire.url])
+        first, second, late = (servers.make() for _ in range(3))
+        for env in (first, second):
+            await env.reset(ITEM)
+        waiting = asyncio.create_task(late.reset(ITEM))
+        await asyncio.sleep(0.05)
+        wire.flows.clear()
+        await asyncio.sleep(2 * POLL_S)  # the search on this server has begun, and waits for an answer
+        assert not waiting.done()
+        await first.close()
+        assert await asyncio.wait_for(waiting, 20) == OPENING
+        assert servers.live[sound] == 1
+        wire.flows.set()
+        for env in (second, late):
+            await env.close()
+
+
+async def test_who_has_lost_a_session_before_the_episode_began_is_the_next_to_get_one() -> None:
+    may_close = asyncio.Event()
+
+    class ClosesSlowly(ToyEnv):
+        async def close(self) -> None:
+            await may_close.wait()
+
+    limits = ServerLimits(max_sessions=1)
+    async with listening(toy_spec(ClosesSlowly), limits=limits) as url, wire_to(url) as wire:
+        servers = Servers("toy", [wire.url])
+        first, second, third = (servers.make() for _ in range(3))
+        assert isinstance(first, HasSession)
+        assert isinstance(second, HasSession)
+        await first.reset(ITEM)
+        taking = asyncio.create_task(second.acquire())
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(third.reset(ITEM))
+        await asyncio.sleep(0.05)
+        first.release()
+        await taking
+        wire.cut(0)
+        beginning = asyncio.create_task(second.reset(ITEM))
+        await asyncio.sleep(0.05)
+        may_close.set()
+        assert await asyncio.wait_for(beginning, 20) == OPENING
+        assert not waiting.done()
+        await second.close()
+        assert await waiting == OPENING
+        await third.close()
+
+
+def test_an_event_loop_that_ended_in_an_episode_keeps_nobody_of_the_next_waiting() -> None:
+    servers: list[Servers] = []
+
+    async def begin() -> None:
+        async with listening(toy_spec(ToyEnv)) as url:
+            servers.append(Servers("toy", [url], patience_s=0.1))
+            await servers[0].make().reset(ITEM)
+
+    async def begin_without_a_server() -> None:
+        with pytest.raises(EnvCrashed, match="no server has room"):
+            await asyncio.wait_for(servers[0].make().reset(ITEM), 20)
+
+    asyncio.run(begin())
+    asyncio.run(begin_without_a_server())
 
 
 async def test_all_who_wait_in_vain_are_told_at_once() -> None:
