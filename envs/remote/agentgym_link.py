@@ -31,20 +31,13 @@ class AgentGymLink:
         self._headers = headers(token)
         self._timeout_s = timeout_s
         self._http: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of its connection."""
         self._session_id: int | None = None
         self._score = 0.0
 
     async def open(self) -> None:
         """Begin the session. Idempotent."""
-        if self._http is None:
-            self._http = httpx.AsyncClient(
-                headers=self._headers,
-                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-                limits=httpx.Limits(max_connections=1, keepalive_expiry=KEEP_ALIVE_S),
-                verify=tls_context(),
-                follow_redirects=True,
-                trust_env=False,
-            )
         if self._session_id is None:
             await self._check_env()
             answer = await self._post("/create", dict(self._dialect.create_body))
@@ -89,14 +82,32 @@ class AgentGymLink:
 
     async def close(self) -> None:
         """End the session; never raises."""
-        http, self._http = self._http, None
-        if http is None:
+        if self._http is None:
             return
-        with suppress(httpx.HTTPError, TimeoutError):
-            if self._session_id is not None:
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await http.post(f"{self._url}/close", json=self._session)
-        await http.aclose()
+        http = self._connect()
+        self._http = None
+        try:
+            with suppress(httpx.HTTPError, TimeoutError):
+                if self._session_id is not None:
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                        await http.post(f"{self._url}/close", json=self._session)
+        finally:
+            await http.aclose()
+
+    def _connect(self) -> httpx.AsyncClient:
+        """The HTTP client of the running event loop; the session outlives that of an earlier one."""
+        loop = asyncio.get_running_loop()
+        if self._http is None or self._loop is not loop:
+            self._loop = loop
+            self._http = httpx.AsyncClient(
+                headers=self._headers,
+                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+                limits=httpx.Limits(max_connections=1, keepalive_expiry=KEEP_ALIVE_S),
+                verify=tls_context(),
+                follow_redirects=True,
+                trust_env=False,
+            )
+        return self._http
 
     @property
     def _session(self) -> dict[str, int | None]:
@@ -137,10 +148,10 @@ class AgentGymLink:
         return await self._send("GET", path, params=self._session)
 
     async def _request(self, method: str, path: str, **options: Unpack[RequestOptions]) -> httpx.Response:
-        assert self._http is not None
+        http = self._connect()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._http.request(method, f"{self._url}{path}", **options)
+                return await http.request(method, f"{self._url}{path}", **options)
         except TimeoutError as error:
             raise ServerUnreachable(f"{path}: no answer within {self._timeout_s:g} s") from error
         except (httpx.HTTPError, OSError) as error:

@@ -451,7 +451,10 @@ def test_the_same_servers_serve_one_event_loop_after_another() -> None:
     asyncio.run(main(closes=True))
 
 
-def test_an_instance_whose_event_loop_has_ended_connects_anew_and_can_be_closed() -> None:
+@pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
+def test_an_instance_whose_event_loop_has_ended_connects_anew_and_can_be_closed(
+    protocol: WireProtocol,
+) -> None:
     urls: Queue[str] = Queue()
     may_stop = threading.Event()
 
@@ -472,7 +475,7 @@ def test_an_instance_whose_event_loop_has_ended_connects_anew_and_can_be_closed(
     with ThreadPoolExecutor(1) as thread:
         serving = thread.submit(asyncio.run, serve())
         try:
-            servers = Servers("toy", [urls.get(timeout=30)])
+            servers = Servers("toy", [urls.get(timeout=30)], protocol=protocol)
             envs = servers.make(), servers.make()
             asyncio.run(begin(*envs))
             asyncio.run(go_on(*envs))
