@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import random
 import re
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -128,6 +129,10 @@ def reset(request_id: int, session: int) -> dict[str, object]:
         "item_id": "toy_1",
         "metadata": {"target": 3},
     }
+
+
+def opening(request_id: int, session: int) -> dict[str, object]:
+    return {"id": request_id, "session": session, "type": "open"}
 
 
 def step(request_id: int, session: int, action: str) -> dict[str, object]:
@@ -745,6 +750,75 @@ async def test_who_waits_for_a_session_gets_it_from_an_end_a_cancellation_or_ano
         await waiting[0].close()
         assert set(servers.live.values()) == {0}
         await wait_for_metric(url, 'wingspan_sessions_live{env="toy"}', 0)
+
+
+async def test_episodes_begin_in_their_order_as_soon_as_there_is_room() -> None:
+    """Against a model: episodes ask, end, fail and are cancelled; another client takes and leaves room."""
+    rng = random.Random(0)
+    limits, rooms = ServerLimits(max_sessions=2), 4
+    async with (
+        listening(toy_spec(ToyEnv), limits=limits) as first,
+        listening(toy_spec(ToyEnv), limits=limits) as second,
+        talking(first) as stranger,
+    ):
+        servers = Servers("toy", [first, second])
+        pool = EnvPool(servers.make, capacity=8)
+        endings: dict[int, asyncio.Future[None]] = {}
+        asked: dict[int, asyncio.Task[None]] = {}  # in this order; cancelled ones are no longer here
+        playing: list[int] = []
+        begun: list[int] = []
+        strangers: set[int] = set()
+
+        async def play(number: int) -> None:
+            async with pool.lease() as env:
+                begun.append(number)
+                playing.append(number)
+                try:
+                    assert await env.reset(ITEM) == OPENING
+                    await endings[number]
+                finally:
+                    playing.remove(number)
+
+        async def settle() -> None:
+            expected = min(len(asked), rooms - len(strangers))
+            await wait_until_async(
+                lambda: (len(playing), pool.metrics.waiting) == (expected, len(asked) - expected)
+            )
+            assert begun == sorted(begun)
+
+        for number in range(150):
+            event = rng.choice(["ask", "ask", "ask", "end", "end", "fail", "cancel", "take", "leave"])
+            waiting = [key for key in asked if key not in playing]
+            if event == "ask" and len(asked) < pool.capacity:
+                endings[number] = asyncio.get_running_loop().create_future()
+                asked[number] = asyncio.create_task(play(number))
+            elif event in ("end", "fail") and playing:
+                key = rng.choice(playing)
+                if event == "end":
+                    endings[key].set_result(None)
+                else:
+                    endings[key].set_exception(EnvCrashed("the episode fails"))
+                [outcome] = await asyncio.gather(asked.pop(key), return_exceptions=True)
+                assert isinstance(outcome, EnvCrashed) == (event == "fail")
+            elif event == "cancel" and waiting:
+                task = asked.pop(rng.choice(waiting))
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            elif event == "take":
+                if "error" not in (await ask(stranger, opening(number, number)))[number]:
+                    strangers.add(number)
+            elif event == "leave" and strangers:
+                key = strangers.pop()
+                await stranger.send(json.dumps([close(number, key)]))
+            await settle()
+        for ending in endings.values():
+            if not ending.done():
+                ending.set_result(None)
+        await asyncio.gather(*asked.values())
+        await pool.close()
+        assert set(servers.live.values()) == {0}
+        await wait_for_metric(first, 'wingspan_sessions_live{env="toy"}', len(strangers))
+        await wait_for_metric(second, 'wingspan_sessions_live{env="toy"}', 0)
 
 
 @pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
