@@ -45,7 +45,7 @@ class PoolMetrics:
     """Instances that hold resources: lent, idle, being prepared or closed. Never above the capacity."""
     idle: int
     waiting: int
-    """Callers in the queue."""
+    """Callers in the queue, and those whose instance waits for a session on a server."""
     created: int
     """Instances made so far."""
     replaced: int

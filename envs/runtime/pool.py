@@ -156,6 +156,8 @@ class EnvPool:
                 await instance.acquire()
             finally:
                 self._num_acquiring -= 1
+            if self._is_closed:
+                raise RuntimeError(_CLOSED_MESSAGE)
             yield instance
         except BaseException:
             self._num_replaced += 1

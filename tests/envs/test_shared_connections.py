@@ -848,6 +848,28 @@ async def test_an_instance_that_is_being_closed_gives_its_session_to_nobody(prot
         await pool.close()
 
 
+async def test_two_pools_share_sessions_and_one_that_is_closed_begins_no_episode() -> None:
+    """As the pools of a training and of an evaluation."""
+    async with listening(toy_spec(ToyEnv), limits=ServerLimits(max_sessions=1)) as url:
+        servers = Servers("toy", [url])
+        training, evaluation = (EnvPool(servers.make, capacity=2) for _ in range(2))
+
+        async def play(pool: EnvPool) -> str | Observation:
+            async with pool.lease() as env:
+                return await env.reset(ITEM)
+
+        async with training.lease() as env:
+            await env.reset(ITEM)
+            playing = [asyncio.create_task(play(pool)) for pool in (training, evaluation)]
+            await wait_until_async(lambda: training.metrics.waiting + evaluation.metrics.waiting == 2)
+            await training.close()
+        with pytest.raises(RuntimeError, match="the environment pool is closed"):
+            await playing[0]
+        assert await playing[1] == OPENING
+        assert (training.live, evaluation.live, servers.live) == (0, 1, {url: 1})
+        await evaluation.close()
+
+
 async def test_a_server_that_begins_no_episode_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions can be opened there, and each trial occupies an instance for a while."""
     monkeypatch.setattr("envs.remote.servers.FIRST_REST_S", 0.05)
