@@ -228,13 +228,14 @@ class HasProcess(Protocol):
 
 @runtime_checkable
 class HasSession(Protocol):
-    """The additional interface of an environment that plays in a session elsewhere: instances share a few."""
+    """The additional interface of an environment that runs in a session elsewhere. There may be fewer
+    sessions than instances."""
 
     async def acquire(self) -> None:
-        """Wait for a session, unless it has one; before each episode, outside of its time limits."""
+        """Wait for a session, unless it has one. Called before each episode, outside its time limits."""
 
     def release(self) -> None:
-        """The episode is over: the session may go to an instance that waits for one."""
+        """Let an instance that waits have the session. Called after each episode."""
 
 
 class HasState(Protocol):

@@ -31,7 +31,7 @@ FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
 """How long a server that did not answer is avoided: doubled each time until it answers again."""
 
 POLL_S = 0.2
-"""The time between two searches for room while no server has any: others may have left some."""
+"""The time between two requests for room to a server that had none: other clients may have left some."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class _Server:
 
     url: str
     make_link: Callable[[], Link]
-    """A new session there, which begins with its first reset."""
+    """Makes a session there, which begins when it is opened."""
     live: int = 0
     """Sessions of this process there."""
     rest_s: float = 0.0
@@ -102,7 +102,7 @@ class _Server:
 
 
 class Session:
-    """A session on one of the servers, which learns from what becomes of it."""
+    """A session on one of the servers. Its requests decide whether that server gets further sessions."""
 
     def __init__(self, server: _Server) -> None:
         self.server = server
@@ -163,9 +163,9 @@ class Servers:
     ) -> None:
         """`protocol`: AgentGym's own servers know only "agentgym".
 
-        `request_timeout_s`: what one reset or step may take before the server counts as dead.
-        `patience_s`: how long an instance waits for a session while all servers are dead, or full of other
-        clients' sessions.
+        `request_timeout_s`: what one request may take before the server counts as dead.
+        `patience_s`: how long an instance waits for a session while no instance plays, because all servers
+        are dead, full of other clients' sessions, or unable to begin an episode.
         """
         if not urls:
             raise ConfigError("servers: the list of URLs is empty; name at least one, e.g. http://host:8000")
@@ -190,9 +190,9 @@ class Servers:
         self._idle: dict[RemoteEnv, None] = {}
         """Those with a session, between two episodes, longest idle first; none while anybody waits."""
         self._waiting: OrderedDict[asyncio.Future[Session], float] = OrderedDict()
-        """Who waits for a session, in their order → the monotonic time since which it has waited."""
+        """Those who wait for a session, in their order → the monotonic time at which they began to."""
         self._searches: dict[_Server, asyncio.Task[None]] = {}
-        """For room for them. Each server has its own, so that one that hangs delays no room elsewhere."""
+        """For room for them: one search for each server, so that a server that hangs delays no other."""
         self._last_played_s = 0.0
         """Monotonic time at which one of our instances was in an episode, as far as is known."""
 
@@ -208,8 +208,8 @@ class Servers:
     async def acquire(self, env: "RemoteEnv", *, comes_first: bool = False) -> Session:
         """A session for `env`: a new one on the least busy server that works, or an idle instance's.
 
-        If there is none, it waits behind those that asked before, or before them if it `comes_first`, for as
-        long as any instance of this process plays. Raises `EnvCrashed` if none has for `patience_s` seconds.
+        If there is none, it waits behind all others, or in front of them if it `comes_first`, for as long as
+        any instance of this process plays. Raises `EnvCrashed` if none has played for `patience_s` seconds.
         """
         self._enter_loop()
         session = None if self._waiting else await self._find_session()
@@ -219,7 +219,7 @@ class Servers:
         return session
 
     def release(self, env: "RemoteEnv") -> None:
-        """The episode of `env` is over: its session is for the first who waits, or else stays its own."""
+        """The episode of `env` is over: its session goes to the first who waits, or stays its own."""
         self._stop_playing(env)
         waiter = self._pop_waiting()
         if waiter is None:

@@ -8,15 +8,15 @@ A message of either side is a JSON array. The client's has requests:
 - `{"id": 8, "session": 2, "type": "step", "action": "inventory"}`
 - `{"id": 9, "session": 2, "type": "close"}`, which has no answer
 
-They begin in their order. While a session works, another reset or step of it is refused with 409, and a close
-ends the one at work, whose answer is 410.
+Requests begin in their order. While a session works, another reset or step of it is refused with 409, and a
+close ends the one at work, whose answer is 410.
 
-The server's message has answers in any order, each with the `id` of its request. That to a reset or step has
-`observation`, `reward`, `terminated`, `truncated`, `success`, `metrics` and `state_key`, that to an open has
-nothing else. Instead, an answer may have `error` with `status` and `detail`, which mean what they mean over
-HTTP. The client chooses ids and sessions' numbers. A connection sees its own sessions only, and they end with
-it. What either side has to say in one iteration of its event loop is one message, or several if it exceeds a
-limit: docs/decisions/0022-shared-connections.md.
+The server's message has answers in any order, each with the `id` of its request. The answer to a reset or
+step has `observation`, `reward`, `terminated`, `truncated`, `success`, `metrics` and `state_key`; the answer
+to an open has only the `id`. A request that fails is answered with `error` instead: its `status` and `detail`
+mean what they mean over HTTP. The client chooses the ids and the numbers of sessions. A connection sees only
+its own sessions, and they end with it. What either side sends in one iteration of its event loop is one
+message, or several if it exceeds a limit: docs/decisions/0022-shared-connections.md.
 """
 
 from collections.abc import Iterator, Sequence

@@ -37,7 +37,7 @@ class Connections:
     """The connections of this process to one server; a new one is opened when all others are full."""
 
     def __init__(self, url: str, token: str | None, *, timeout_s: float) -> None:
-        """`timeout_s`: what one reset or step may take."""
+        """`timeout_s`: what one request may take."""
         self._url = f"{url}{PATH}"
         self._headers = headers(token)
         self._timeout_s = timeout_s
@@ -117,7 +117,7 @@ class _Waiting:
 
 
 class _Connection:
-    """One WebSocket, from its first session's reset to its last session's end.
+    """One WebSocket, from the opening of its first session to the end of its last.
 
     When it is lost, so are its sessions. It is used in the event loop in which it was made.
     """
@@ -156,7 +156,7 @@ class _Connection:
         return self._loop is asyncio.get_running_loop()
 
     def add_session(self) -> int:
-        """The number of a new session, which the server opens at its first reset."""
+        """The number of a new session, which the server opens at its first request."""
         self.sessions += 1
         return next(self._session_numbers)
 

@@ -131,9 +131,9 @@ class EnvPool:
     async def lease(self, *, timeout_s: float | None = None, fresh: bool = False) -> AsyncIterator[Instance]:
         """Lend one instance; it returns to the pool on exit, or is closed if the block raises.
 
-        Waits up to `timeout_s` seconds for a slot (None: without limit), then raises `EpisodeTimeout`; after
-        that for its session, if it needs one. `fresh` asks for a new instance instead of a warm one. Raises
-        `EnvCrashed` if it cannot be made, or gets no session.
+        Waits up to `timeout_s` seconds for a slot (None: without limit), then raises `EpisodeTimeout`. An
+        instance that needs a session then waits for it. `fresh` asks for a new instance instead of a warm
+        one. Raises `EnvCrashed` if the instance cannot be made or gets no session.
         """
         instance = await self._wait_for_slot(timeout_s)
         if instance is not None and (fresh or not instance.is_alive):
