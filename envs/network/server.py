@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from envs.errors import ConfigError
@@ -139,14 +140,17 @@ def reject_web_pages(headers: Mapping[str, str]) -> None:
 
 
 async def read_body(request: "Request", max_bytes: int) -> bytes:
-    """The body; raises `RequestRejected` 413 for a larger one."""
+    """The body; raises `RequestRejected` 413 for a larger one, and 400 if the client leaves early."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise RequestRejected(
-                413, f"the body has more than {max_bytes} bytes; serve with a larger --max-body-bytes"
-            )
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > max_bytes:
+                raise RequestRejected(
+                    413, f"the body has more than {max_bytes} bytes; serve with a larger --max-body-bytes"
+                )
+    except ClientDisconnect:
+        raise RequestRejected(400, "the client left before the end of its request") from None
     return bytes(body)
 
 

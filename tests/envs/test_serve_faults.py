@@ -20,8 +20,8 @@ from envs.remote.servers import Servers
 from envs.serve.limits import ServerLimits
 from envs.types import Item, StepResult
 from tests.support.hosted_toy import Rogue
-from tests.support.serving import listening
-from tests.support.toy import ToyEnv, toy_item
+from tests.support.serving import listening, wait_for_metric
+from tests.support.toy import ToyEnv, toy_item, toy_spec
 from tests.support.waiting import wait_until_async
 
 
@@ -319,6 +319,19 @@ def test_a_step_under_way_is_finished_when_the_server_stops() -> None:
     slow = Slow()
     serving([slow], talk)
     assert answers[0]["observation"]["text"] == "The total is 1."
+
+
+async def test_a_client_that_leaves_within_its_request_is_no_failure_of_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with listening(toy_spec()) as url:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"POST /create HTTP/1.1\r\nHost: toy\r\nContent-Length: 9\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        await wait_for_metric(url, 'wingspan_answers_total{path="/create",status="400"}', 1)
+    assert not caplog.records
 
 
 def test_by_websocket_an_error_is_sent_before_the_end() -> None:
