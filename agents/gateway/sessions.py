@@ -53,6 +53,7 @@ class GatewaySession:
     instructions, by the answer's id."""
     _recording: Recording = field(init=False)
     _running: "set[asyncio.Task[Answer]]" = field(default_factory=set)
+    _has_ended: bool = False
     _num_pending: int = 0
     _num_requests: int = 0
     _last_failed: int = 0
@@ -82,8 +83,11 @@ class GatewaySession:
         return self._recording.turns
 
     def answer(self, generation: GenerationRequest) -> "asyncio.Task[Answer]":
-        """The session's next turn, which ends with the session. Raises as `Policy.answer`."""
+        """The session's next turn, which is cancelled with the session's end, or if that came first. Raises
+        as `Policy.answer`."""
         task = asyncio.create_task(self._answer(generation))
+        if self._has_ended:  # while the request's body was on its way
+            task.cancel()
         self._running.add(task)
         task.add_done_callback(self._done)
         return task
@@ -110,7 +114,8 @@ class GatewaySession:
         )
 
     def end(self) -> None:
-        """Record nothing more and cancel the requests under way."""
+        """Record nothing more, cancel the requests under way and those whose bodies are still read."""
+        self._has_ended = True
         for task in self._running:
             task.cancel()
 

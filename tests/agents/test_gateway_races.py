@@ -1,12 +1,14 @@
 """Requests of one session that come at once, or are left: each is recorded once, or not at all."""
 
 import asyncio
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from hypothesis import given, settings
@@ -127,6 +129,30 @@ async def test_the_last_turn_is_had_by_one_of_those_that_want_it() -> None:
         "BadRequestError",
         "ChatCompletionMessage",
     ]
+
+
+async def test_a_body_that_arrives_after_the_end_of_its_session_is_not_sampled() -> None:
+    sampler = GatedSampler(["Yes."])
+    sampler.release.set()
+    gateway = make_gateway(sampler)
+    end_event = asyncio.Event()
+    body = json.dumps({"model": "policy", "messages": [QUESTION]}).encode()
+
+    async def send_slowly() -> AsyncIterator[bytes]:
+        yield body[:10]
+        await end_event.wait()
+        yield body[10:]
+
+    async with gateway.listening(), httpx.AsyncClient() as http:
+        async with gateway.session(ITEM) as session:
+            opened_at = session.used_at
+            url = f"{session.base_url}/chat/completions"
+            posting = asyncio.create_task(http.post(url, content=send_slowly()))
+            await wait_until_async(lambda: session.used_at > opened_at)  # the server has found the session
+        end_event.set()
+        response = await posting
+    assert (response.status_code, response.json()["error"]["code"]) == (410, "session_not_found")
+    assert (session.turns, sampler.request_event.is_set()) == (0, False)
 
 
 class Endless(CpuSampler):
