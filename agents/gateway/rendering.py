@@ -128,16 +128,20 @@ class Rendering:
         head = call_prefix.text if call_prefix else ""
         turn = parse(head + text)
         if one_call and turn.first_call_end and (len(turn.calls) > 1 or turn.problem is not None):
-            end = turn.first_call_end - len(head)
-            completion = truncate(completion, self._tokens_of(completion.token_ids, characters=end))
-            text = text[:end]
+            text = text[: turn.first_call_end - len(head)]
+            completion = truncate(completion, self._tokens_of(completion.token_ids, text))
             turn = parse(head + text)
         return completion, _read(turn, text, call_prefix)
 
-    def _tokens_of(self, ids: Sequence[int], *, characters: int) -> int:
-        """The smallest number of `ids` whose text has so many characters."""
-        decode = self._renderer.decode
-        return 1 + bisect_left(range(1, len(ids)), characters, key=lambda count: len(decode(ids[:count])))
+    def _tokens_of(self, ids: Sequence[int], text: str) -> int:
+        """The smallest number of `ids` whose text begins with `text`, the start of that of all `ids`."""
+
+        # Lengths would not do: tokenizers with a token for each byte write one U+FFFD for each byte of a run
+        # that ends within a character, so that fewer tokens may have more characters.
+        def has_text(count: int) -> bool:
+            return self._renderer.decode(ids[:count]).startswith(text)
+
+        return 1 + bisect_left(range(1, len(ids)), True, key=has_text)
 
     def _shows_tools(self) -> bool:
         ids = self._renderer.prompt_ids([Message("user", "Hello")], tools=[SENTINEL])

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
+from agents.gateway.rendering import Rendering
 from agents.rollout.packing import pack
-from agents.types import FinishReason, Trajectory
+from agents.types import Completion, FinishReason, Trajectory
 from tests.support.gateway_toy import (
     ITEM,
     LOOK,
@@ -21,7 +22,11 @@ from tests.support.gateway_toy import (
     to_history,
     tokenizer_with,
 )
+from tests.support.tool_templates import TEMPLATES
 from tests.support.toy import encode, toy_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 BY_NAME = {"type": "function", "function": {"name": "search"}}
 CALL_STARTS = {
@@ -145,6 +150,36 @@ def test_without_parallel_calls_a_turn_ends_with_its_first(format: str, prose: s
     (single, _), whole = talk(format, [first_call, "Done."], [{"parallel_tool_calls": False}, {}])
     assert len(single.message.tool_calls) == 1
     assert whole.turns[0].completion.finish_reason is FinishReason.STOP
+
+
+def byte_fallback_tokenizer() -> "PreTrainedTokenizerFast":
+    """A token for each ASCII character, and for each byte of all others, as in Llama 2 and Gemma."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\n", *map(chr, range(32, 127))]
+    vocab = {word: index for index, word in enumerate(words)}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    core.add_special_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", unk_token="<unk>")
+    tokenizer.chat_template = TEMPLATES["hermes"]
+    return tokenizer
+
+
+@pytest.mark.parametrize("padding", range(0, 40, 3))
+def test_a_call_is_cut_at_its_end_whatever_bytes_are_in_it(padding: int) -> None:
+    """A run of bytes that ends within a character is decoded to more characters than the whole run."""
+    tokenizer = byte_fallback_tokenizer()
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "%s"}}\n</tool_call>'
+    first = call % ("a" * padding + "😀" * 10)
+    ids = tokenizer.encode(f"{first}\n{call % 'b'}", add_special_tokens=False)
+    completion = Completion(
+        token_ids=tuple(ids), logprobs=(0.0,) * len(ids), finish_reason=FinishReason.STOP, policy_version=0
+    )
+    cut, reading = Rendering(tokenizer).read_completion(completion, tools=[SEARCH], one_call=True)
+    assert [*cut.token_ids] == tokenizer.encode(first, add_special_tokens=False)
+    assert [json.loads(read.arguments)["query"] for read in reading.calls] == ["a" * padding + "😀" * 10]
 
 
 def test_none_shows_no_tools() -> None:
