@@ -17,6 +17,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import from_json
 
@@ -35,7 +36,16 @@ _BRANCH = re.compile(r"literal\[.*|list\[.*|str|(?:Chosen|Named)Function")
 """Parts of an error's location that name the alternative of a union."""
 
 
-class Strict(BaseModel):
+class Part(BaseModel):
+    """A body, or a part of one, in which a null field counts as missing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: object) -> object:
+        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
+
+
+class Strict(Part):
     """A body, or a part of one, that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
@@ -126,7 +136,7 @@ class EndSession(Strict):
     success: bool = False
 
 
-class TextMessage(BaseModel):
+class TextMessage(Part):
     """A message. Clients send back whatever they received and more, so unknown fields are no errors."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -168,7 +178,7 @@ class Function(Strict):
         return {"type": "function", "function": self.model_dump(include=shown_fields, exclude_none=True)}
 
 
-class TextFormat(BaseModel):
+class TextFormat(Part):
     """The form of an answer, which can only be text."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -198,9 +208,13 @@ class AnswerRequest(Strict):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     stream: bool = False
+    top_logprobs: Literal[0] = 0
+    service_tier: Literal["auto", "default"] = "auto"
     user: str | None = None
-    """No effect on answers, nor has `metadata`."""
+    """No effect on answers, nor have `metadata`, `safety_identifier` and `prompt_cache_key`."""
     metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     def _generation(
         self,
@@ -234,7 +248,7 @@ class AnswerRequest(Strict):
 
 def read(model: type[M], raw: bytes) -> M:
     """A body as a model; an empty one is an empty object. Raises `RequestRejected` 400 that names the first
-    wrong field; a null field counts as missing."""
+    wrong field."""
     try:
         data = from_json(raw, allow_inf_nan=False) if raw else {}
     except ValueError as error:
@@ -245,7 +259,7 @@ def read(model: type[M], raw: bytes) -> M:
 def validate(model: type[M], data: object, *, parent: str = "") -> M:
     """`data` as a model, with the errors of `read`. `parent`: the field of `data`, e.g. `input[2]`."""
     try:
-        return model.model_validate(present(data))
+        return model.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         parts = [part for part in first["loc"] if not _BRANCH.fullmatch(str(part))]
@@ -257,8 +271,3 @@ def validate(model: type[M], data: object, *, parent: str = "") -> M:
         raise RequestRejected(
             400, f"{param or 'the body'}: {why} (it was {first['input']!r:.80})", param=param
         ) from None
-
-
-def present(data: object) -> object:
-    """`data` without its null fields."""
-    return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data

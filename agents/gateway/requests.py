@@ -3,30 +3,31 @@
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field
 
 from agents.gateway.bodies import (
     AnswerRequest,
     Function,
     FunctionType,
+    Part,
     StreamOptions,
     Strict,
     TextFormat,
     TextMessage,
-    present,
 )
 from agents.gateway.conversation import ChatTurn, WrittenCall, canonical
 from agents.gateway.generation import Auto, GenerationRequest, Stop
+from envs.network.server import RequestRejected
 
 
-class FunctionCall(BaseModel):
+class FunctionCall(Part):
     """The function of a call."""
 
     name: str
     arguments: str
 
 
-class AssistantCall(BaseModel):
+class AssistantCall(Part):
     """A call in an assistant's message."""
 
     type: Literal["function"] = "function"
@@ -39,11 +40,6 @@ class ChatMessage(TextMessage):
     tool_calls: list[AssistantCall] = Field(default=[])
     function_call: None = None
     """The form of calls before tools."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, data: object) -> object:
-        return present(data)
 
     @property
     def as_turn(self) -> ChatTurn:
@@ -91,6 +87,8 @@ class ChatRequest(AnswerRequest):
     response_format: TextFormat = TextFormat()
     frequency_penalty: float = Field(default=0, ge=0, le=0)
     presence_penalty: float = Field(default=0, ge=0, le=0)
+    logit_bias: dict[str, float] = Field(default={}, max_length=0)
+    modalities: list[Literal["text"]] = Field(default=["text"])
     logprobs: Literal[False] = False
     stop: Stop = Field(default=[])
     store: Literal[False] = False
@@ -98,6 +96,10 @@ class ChatRequest(AnswerRequest):
     def to_generation(self) -> GenerationRequest:
         """The request to the policy. Raises `RequestRejected`."""
         choice = self.tool_choice
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            why = f"max_tokens is {self.max_tokens} and max_completion_tokens {self.max_completion_tokens}"
+            raise RequestRejected(400, f"{why}; send one of them", param="max_tokens")
         return self._generation(
             [message.as_turn for message in self.messages],
             last=f"messages[{len(self.messages) - 1}].role",

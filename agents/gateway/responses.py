@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from agents.gateway.bodies import (
     AnswerRequest,
@@ -16,6 +16,7 @@ from agents.gateway.bodies import (
     Content,
     Function,
     FunctionType,
+    Part,
     StreamOptions,
     Strict,
     TextFormat,
@@ -35,7 +36,7 @@ class MessageItem(TextMessage):
     content: AnyContent
 
 
-class CallItem(BaseModel):
+class CallItem(Part):
     """A call by the policy."""
 
     type: Literal["function_call"]
@@ -43,7 +44,7 @@ class CallItem(BaseModel):
     arguments: str
 
 
-class OutputItem(BaseModel):
+class OutputItem(Part):
     """The output of a call."""
 
     type: Literal["function_call_output"]
@@ -99,11 +100,6 @@ class ResponsesRequest(AnswerRequest):
     background: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
     include: list[str] = Field(default=[], max_length=0)
-    top_logprobs: Literal[0] = 0
-    service_tier: Literal["auto", "default"] = "auto"
-    safety_identifier: str | None = None
-    """No effect on answers, nor has `prompt_cache_key`."""
-    prompt_cache_key: str | None = None
 
     def to_generation(self, histories: Mapping[str, Sequence[ChatTurn]] | None) -> GenerationRequest:
         """The request to the policy. `histories`: the session's conversations up to each answer, by the

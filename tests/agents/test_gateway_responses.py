@@ -222,6 +222,19 @@ async def test_what_is_not_supported_is_refused_by_its_field(changes: dict[str, 
     assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
 
 
+async def test_null_counts_as_missing_at_every_depth() -> None:
+    gateway = make_gateway(make_sampler(["Yes."]))
+    async with gateway.listening() as url, client_of(f"{url}/v1") as client:
+        answer: Any = await client.responses.create(
+            model="policy",
+            input="x",
+            text={"format": None, "verbosity": None},  # type: ignore[typeddict-item]
+            reasoning={"effort": None},
+            extra_body={"stream_options": {"include_obfuscation": None}},
+        )
+    assert answer.output_text == "Yes."
+
+
 async def test_branches_from_one_answer_are_trained_on_once() -> None:
     sampler = RandomSampler(3)
     gateway = make_gateway(sampler, context_length=100_000)
