@@ -11,10 +11,8 @@ from agents.types import FinishReason
 
 def completion(answer: Answer, *, model: str) -> dict[str, object]:
     """The body of a `chat.completion`."""
-    reading = answer.reading
-    content = None if reading.calls and not reading.content else reading.content  # as OpenAI has it
-    message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
-    if reading.calls:
+    message: dict[str, object] = {"role": "assistant", "content": _content(answer), "refusal": None}
+    if answer.reading.calls:
         message["tool_calls"] = _calls(answer)
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
     return {**_head(answer, model, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
@@ -29,9 +27,10 @@ def events(answer: Answer, *, model: str, include_usage: bool) -> Iterator[str]:
         more = {"usage": None} if include_usage else {}
         return _event({**head, "choices": [choice], **more})
 
-    yield event({"role": "assistant", "content": "" if answer.reading.content else None})
-    if answer.reading.content:
-        yield event({"content": answer.reading.content})
+    content = _content(answer)
+    yield event({"role": "assistant", "content": None if content is None else ""})
+    if content:
+        yield event({"content": content})
     for index, call in enumerate(_calls(answer)):
         yield event({"tool_calls": [{"index": index, **call}]})
     yield event({}, _finish_reason(answer))
@@ -55,6 +54,12 @@ def _head(answer: Answer, model: str, kind: str) -> dict[str, object]:
         # OpenAI's field for the backend's version: the weights of a policy in training change.
         "system_fingerprint": f"policy_version={answer.completion.policy_version}",
     }
+
+
+def _content(answer: Answer) -> str | None:
+    """The text as OpenAI has it: without one, null beside calls, and else empty."""
+    reading = answer.reading
+    return None if reading.calls and not reading.content else reading.content
 
 
 def _calls(answer: Answer) -> list[dict[str, object]]:

@@ -104,6 +104,26 @@ async def test_interleaved_conversations_are_a_segment_each_and_turns_are_in_the
     assert len(pack(trajectory)) == trajectory.metrics["segments"] == 2
 
 
+@pytest.mark.parametrize("text", ["", "Yes.", CALL, f"I look.\n{CALL}\n{CALL}"])
+async def test_a_stream_says_what_one_piece_would(text: str) -> None:
+    """The client's own helper puts the chunks together."""
+    gateway = make_gateway(make_sampler([text, text]))
+    options: Any = {"model": "policy", "messages": [QUESTION], "tools": [SEARCH]}
+    async with gateway.listening(), gateway.session(ITEM) as session, client_of(session.base_url) as client:
+        whole = await client.chat.completions.create(**options)
+        async with client.chat.completions.stream(
+            **options, stream_options={"include_usage": True}
+        ) as stream:
+            streamed = await stream.get_final_completion()
+
+    def comparable(completion: Any) -> Any:
+        choice = completion.choices[0]
+        calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+        return choice.message.content, calls, choice.finish_reason, completion.usage
+
+    assert comparable(streamed) == comparable(whole)
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_calls_of_tools_come_back_and_the_tokens_go_on(is_streamed: bool) -> None:
     async def streamed_call(client: Any) -> dict[str, Any]:
