@@ -37,7 +37,10 @@ _BRANCH = re.compile(r"literal\[.*|list\[.*|str|(?:Chosen|Named)Function")
 
 
 class Part(BaseModel):
-    """A body, or a part of one, in which a null field counts as missing."""
+    """A body, or a part of one, in which a null field counts as missing. No value is converted: `true` is no
+    number, and `"0.5"` neither."""
+
+    model_config = ConfigDict(strict=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -38,6 +38,10 @@ from tests.support.waiting import wait_until_async
         ({"seed": 3}, "seed"),
         ({"logprobs": True}, "logprobs"),
         ({"temperature": "hot"}, "temperature"),
+        ({"temperature": "0.5"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"stream": "yes"}, "stream"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 9}, "max_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -116,10 +120,17 @@ async def test_templates_without_tools_or_roles_refuse_them() -> None:
 async def test_a_session_over_http_leaves_its_trajectory() -> None:
     gateway = make_gateway(make_sampler(["Action: add 3"] * 2), token="secret", limits={"max_sessions": 1})
     auth = {"Authorization": "Bearer secret"}
+    not_numbers = [
+        ({"item": {"item_id": "toy_7", "seed": True}}, "item.seed"),
+        ({"item": {"item_id": "toy_7"}, "max_turns": "3"}, "max_turns"),
+    ]
     async with gateway.listening() as url, httpx.AsyncClient(base_url=url) as http:
         body = {"item": {"item_id": "toy_7", "env": "toy"}, "sample_index": 2, "metadata": {"kind": "a"}}
         rejection = await http.post("/sessions", json=body)
         assert (rejection.status_code, rejection.json()["error"]["code"]) == (401, "invalid_api_key")
+        for wrong, param in not_numbers:
+            rejection = await http.post("/sessions", json=wrong, headers=auth)
+            assert (rejection.status_code, rejection.json()["error"]["param"]) == (400, param)
         session_info = (await http.post("/sessions", json=body, headers=auth)).json()
         full = await http.post("/sessions", json=body, headers=auth)
         assert full.status_code == 429
