@@ -3,9 +3,10 @@
 A vector is the mean of the last layer over the tokens, normalized to length 1. Models of the E5 family expect
 `query: ` and `passage: ` before their texts (Wang et al. 2022, arXiv 2212.03533), those of the BGE family a
 sentence before queries (their model cards). The model's name decides, as in the reference (Search-R1's
-retrieval_server.py).
+retrieval_server.py), where the family is a word of it: the hash in a folder's path may contain `e5` as well.
 """
 
+import re
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ _PREFIXES = {
     "e5": ("query: ", "passage: "),
     "bge": ("Represent this sentence for searching relevant passages: ", ""),
 }
+_FAMILY = re.compile(rf"(?<![a-z0-9])({'|'.join(_PREFIXES)})(?![a-z0-9])")
 
 
 class TransformerEncoder:
@@ -41,8 +43,9 @@ class TransformerEncoder:
             raise ConfigError(f"encoder {model!r} cannot be loaded: {to_line(error, limit=200)}") from None
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model.eval().to(self._device)
-        family = next((name for name in _PREFIXES if name in model.lower()), None)
-        self._query, self._passage = ("", "") if family is None else _PREFIXES[family]
+        families = _FAMILY.findall(model.lower())
+        # of a path, the last: it is nearest to the model
+        self._query, self._passage = _PREFIXES[families[-1]] if families else ("", "")
         self.name = f"{model}/{self._query}/{self._passage}/{MAX_TOKENS}"
         self._turn = threading.Lock()  # a tokenizer that pads is not thread-safe
 

@@ -111,6 +111,20 @@ def test_only_models_of_that_family_get_its_words(model: Path, tmp_path: Path) -
     assert vector.tolist() == pytest.approx(plainly(model, ["wb1x wc2x"])[0], abs=1e-5)
 
 
+@pytest.mark.parametrize("path", ["models--BAAI--bge-tiny/snapshots/a5b1e5e8", "wiki-18-e5/bge-tiny"])
+def test_the_family_is_a_word_of_the_models_name(path: str, model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / path
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(model)
+    encoder = TransformerEncoder(str(folder))
+    sentence = "Represent this sentence for searching relevant passages: wb1x wc2x"  # BGE's model card
+    assert encoder.queries(["wb1x wc2x"])[0].tolist() == pytest.approx(
+        plainly(model, [sentence])[0], abs=1e-5
+    )
+    text = "wb1x wc2x"
+    assert encoder.passages([text])[0].tolist() == pytest.approx(plainly(model, [text])[0], abs=1e-5)
+
+
 async def test_cells_find_most_of_what_all_vectors_do_and_the_same_every_time(
     encoder: TransformerEncoder, corpus: Path
 ) -> None:
