@@ -225,10 +225,10 @@ async def test_what_is_not_supported_is_refused_by_its_field(changes: dict[str, 
 async def test_null_counts_as_missing_at_every_depth() -> None:
     gateway = make_gateway(make_sampler(["Yes."]))
     async with gateway.listening() as url, client_of(f"{url}/v1") as client:
-        answer: Any = await client.responses.create(
-            model="policy",
+        answer = await create(
+            client,
             input="x",
-            text={"format": None, "verbosity": None},  # type: ignore[typeddict-item]
+            text={"format": None, "verbosity": None},
             reasoning={"effort": None},
             extra_body={"stream_options": {"include_obfuscation": None}},
         )
