@@ -58,6 +58,8 @@ class Policy:
             why = f"there is no model {generation.model!r}; this is {self.name!r}"
             raise RequestRejected(404, why, param="model", code="model_not_found")
         messages, tools = generation.messages, generation.tools
+        if self.rendering.is_longer(messages, self._context_length):
+            raise self._context_full(f"more than {self._context_length}")  # it would hold the event loop
         params = self._params(generation)
         prefix = self.rendering.call_prefix(tools.function) if tools.function is not None else None
         ids = prefix.ids if prefix else ()
@@ -80,6 +82,15 @@ class Policy:
             is_named=tools.is_named,
         )
 
+    def _context_full(self, size: str) -> RequestRejected:
+        return RequestRejected(
+            400,
+            f"the conversation has {size} tokens, which leaves no room for an answer in a context of "
+            f"{self._context_length}; send a shorter one",
+            param="messages",
+            code=CONTEXT_FULL,
+        )
+
     def _params(self, generation: GenerationRequest) -> SamplingParams:
         default = self._sampling
         return replace(
@@ -95,13 +106,7 @@ class Policy:
         prompt = pending.prompt
         room = self._context_length - len(prompt.ids)
         if room < min(MIN_COMPLETION, params.max_tokens):
-            raise RequestRejected(
-                400,
-                f"the conversation has {len(prompt.ids)} tokens, which leaves no room for an answer in a "
-                f"context of {self._context_length}; send a shorter one",
-                param="messages",
-                code=CONTEXT_FULL,
-            )
+            raise self._context_full(str(len(prompt.ids)))
         params = replace(params, max_tokens=min(params.max_tokens, room))
         name = pending.cache_name
         try:

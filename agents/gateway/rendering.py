@@ -88,6 +88,10 @@ class Rendering:
         except (ConfigError, EnvCrashed) as error:  # the latter for an image that cannot be decoded
             raise RequestRejected(400, str(error), param="messages") from None
 
+    def is_longer(self, turns: Sequence[ChatTurn], num_tokens: int) -> bool:
+        """Whether `turns` surely have more than `num_tokens`, as in `Renderer.is_longer`."""
+        return self._renderer.is_longer([Message(turn.role, turn.content) for turn in turns], num_tokens)
+
     def reply(self, messages: Sequence[ChatTurn], *, after: Sequence[int]) -> RenderedReply:
         """The tokens between the completion `after` and the next one; the bodies are those of users and
         tools. Raises `RequestRejected`."""

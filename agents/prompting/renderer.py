@@ -31,6 +31,9 @@ _SYSTEM, _USER, _ASSISTANT, _REPLY = "Wspan0system", "Wspan1user", "Wspan2assist
 _PROMPTS_CACHED = 1024  # samples of one item start with the same prompt
 _REPLIES_CACHED = 8192  # samples of one item get the same observations
 _IMAGE_PROMPTS_CACHED = 64  # the cache keeps the images alive
+_LONG = 16  # characters for each token, which texts hardly have
+_PIECE = 1 << 14  # characters
+_CUT_TOKENS = 64  # tokens by which a piece may differ, since cuts split words
 
 _RenderedMessage = tuple[str, str, int]
 """Role, content and number of images of a message."""
@@ -120,6 +123,23 @@ class Renderer:
         encode = self._encode_reply if images_of(messages) else self._reply
         counts = [len(message.content) for message in messages] if observed is None else observed
         return encode(tuple(messages), is_closed, tuple(counts))
+
+    def is_longer(self, messages: Sequence[Message], num_tokens: int) -> bool:
+        """Whether `messages` surely have more than `num_tokens`, without encoding much more than these.
+
+        Only texts of many characters are looked at, because a short prompt is encoded quickly; the
+        assistant's are left out, because templates drop thoughts.
+        """
+        texts = [message.content for message in messages if message.role != "assistant"]
+        if sum(map(len, texts)) <= _LONG * num_tokens:
+            return False
+        for text in texts:
+            for start in range(0, len(text), _PIECE):
+                piece = self._clean(text[start : start + _PIECE]).strip()  # templates trim
+                num_tokens -= max(0, len(self.encode(piece)) - _CUT_TOKENS)
+                if num_tokens < 0:
+                    return True
+        return False
 
     def add_to_prompt(self, prompt_ids: Sequence[int], text: str) -> list[int]:
         """`prompt_ids` with a paragraph of `text` at the end of the message before the policy's turn.

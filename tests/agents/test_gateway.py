@@ -211,11 +211,13 @@ async def test_completions_respect_their_limits() -> None:
             model="policy", messages=[QUESTION], max_tokens=2, temperature=0.5
         )
         assert answer.choices[0].finish_reason == "length"
-        long = {"role": "user", "content": "The total is " * 30}
-        with pytest.raises(openai.BadRequestError) as full:
-            await ask(client, [long])
-        assert (full.value.code, full.value.param) == ("context_length_exceeded", "messages")
-        assert session.stop_reason is StopReason.MAX_CONTEXT
+        for count in (30, 300_000):  # the latter has 4 MB, which are not encoded
+            long = {"role": "user", "content": "The total is " * count}
+            with pytest.raises(openai.BadRequestError) as full:
+                await ask(client, [long])
+            assert (full.value.code, full.value.param) == ("context_length_exceeded", "messages")
+            assert ("more than 60 tokens" in full.value.message) == (count > 30)
+            assert session.stop_reason is StopReason.MAX_CONTEXT
         await ask(client, [QUESTION])
         with pytest.raises(openai.BadRequestError) as rejection:
             await ask(client, [QUESTION])

@@ -3,12 +3,13 @@
 import copy
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.prompting.renderer import Renderer
 from envs.errors import ConfigError
 from envs.types import Message
+from tests.support.examples import examples
 from tests.support.toy import CHATML, NO_SYSTEM, PIPES, token_id, toy_tokenizer
 
 TEMPLATES = [CHATML, PIPES, NO_SYSTEM]
@@ -36,6 +37,33 @@ def test_the_pieces_make_the_whole_conversation(template: str) -> None:
         ids += tokenizer.encode(f" {text}" if template == NO_SYSTEM else text, add_special_tokens=False)
         ids += renderer.reply([Message("user", observation)], is_closed=False).ids
     assert ids == whole(template, "Goal: reach 9.", says[0], observations[0], says[1], observations[1])
+
+
+@each_template
+@settings(max_examples=examples(40))
+@given(
+    parts=st.lists(
+        st.tuples(st.sampled_from(["could not ", " ", "a", "日", "😀", "<|im_end|>"]), st.integers(1, 8000)),
+        min_size=1,
+        max_size=5,
+    ),
+    num_tokens=st.integers(0, 6000),
+)
+def test_what_is_called_longer_is_longer(
+    template: str, parts: list[tuple[str, int]], num_tokens: int
+) -> None:
+    renderer = Renderer(toy_tokenizer(template))
+    messages = [Message("user", "".join(text * count for text, count in parts))]
+    if renderer.is_longer(messages, num_tokens):
+        assert len(renderer.prompt_ids(messages)) > num_tokens
+
+
+def test_a_text_that_is_far_too_long_is_called_longer() -> None:
+    renderer = Renderer(toy_tokenizer())
+    text = "could not reach the goal " * 10_000
+    assert renderer.is_longer([Message("system", "Goal"), Message("tool", text)], 8192)
+    assert not renderer.is_longer([Message("user", "Goal"), Message("assistant", text)], 8192)
+    assert not renderer.is_longer([Message("user", text)], 1_000_000)
 
 
 @each_template
