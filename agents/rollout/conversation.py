@@ -201,6 +201,8 @@ class TokenConversation:
         assert context is not None
         assert completion is not None, "generate a turn first"
         images = tuple(images_of(messages))
+        if context.is_exceeded_by(messages):  # encoding them would hold the event loop
+            return Continuation(has_room=False, images=images)
         reply = context.render_reply(completion, messages, turns_left=turns_left)
         if context.needs_summary(completion, reply.ids):
             return await self._summarize(messages, images=images, turns_left=turns_left)
@@ -287,6 +289,10 @@ class _Context:
     def is_full(self) -> bool:
         """Whether no turn is possible."""
         return self.room < self._min_room
+
+    def is_exceeded_by(self, messages: Sequence[Message]) -> bool:
+        """Whether `messages` alone surely have more tokens than a context, as in `Renderer.is_longer`."""
+        return self._renderer.is_longer(self._shorten(messages), self._length)
 
     def render_reply(
         self, completion: Completion, messages: Sequence[Message], *, turns_left: int

@@ -15,10 +15,10 @@ from agents.rollout.conversation import SUMMARY_HEADING, SUMMARY_REQUEST, Contex
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, EpisodeLimits, FinishReason, SamplingParams, StopReason, Trajectory
-from envs.types import Image
+from envs.types import Image, StepResult
 from tests.support.examples import examples
 from tests.support.tool_templates import with_template
-from tests.support.toy import CHATML, encode, toy_tokenizer
+from tests.support.toy import CHATML, ToyEnv, encode, toy_tokenizer
 from tests.support.toy_episode import play_toy
 
 LIMITS = EpisodeLimits(
@@ -164,6 +164,34 @@ def test_a_summary_is_requested_as_a_whole_and_leaves_dropped_thoughts_out(keep_
     assert f"\n\n{SUMMARY_REQUEST}<|im_end|>" in decode(sampler.prompts[2])
     assert ("I think" in decode(sampler.prompts[3])) == keep_thoughts
     assert "\nThe total is 2. Add 1.<" in decode(sampler.prompts[3]) or keep_thoughts
+
+
+class Verbose(ToyEnv):
+    """Answers with a text of `num_words` words."""
+
+    def __init__(self, num_words: int) -> None:
+        super().__init__()
+        self._num_words = num_words
+
+    async def step(self, action: str) -> StepResult:
+        return replace(await super().step(action), observation="total " * self._num_words)
+
+
+@pytest.mark.parametrize("when_full", ["stop", "drop", "summarize"])
+@pytest.mark.parametrize("num_words", [400, 700_000])  # the latter has 4 MB, which are not encoded
+async def test_an_observation_longer_than_the_context_ends_the_episode(
+    when_full: Literal["stop", "drop", "summarize"], num_words: int
+) -> None:
+    trajectory = await play_toy(
+        ScriptedSampler(["Action: add 1"], encode=encode),
+        agent=FormatAgent("action"),
+        limits=LIMITS,
+        context=ContextPolicy(when_full=when_full),
+        env=Verbose(num_words),
+    )
+    assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.MAX_CONTEXT, 1)
+    assert trajectory.turns[0].observation == "total " * num_words
+    assert trajectory.turns[0].observation_ids == ()
 
 
 def test_dropping_keeps_the_opening_and_the_latest_turns() -> None:
