@@ -55,7 +55,9 @@ def make_app(
         ("POST", "/sessions/{id}/v1/responses", handlers.respond),
     ]
     return Starlette(
-        routes=[Route(path, _with_errors(handler), methods=[method]) for method, path, handler in routes],
+        routes=[
+            Route(path, _with_errors(handler, path), methods=[method]) for method, path, handler in routes
+        ],
         exception_handlers={HTTPException: _not_routed},
     )
 
@@ -173,8 +175,9 @@ async def _unless_gone(request: Request, work: "asyncio.Task[Answer]") -> Answer
     return work.result()
 
 
-def _with_errors(handler: Handler) -> Handler:
-    """`handler`, with an answer for every error."""
+def _with_errors(handler: Handler, path: str) -> Handler:
+    """`handler`, with an answer for every error. The log has the `path` of the route: a session's id, which
+    opens the session, is not for it."""
 
     @wraps(handler)
     async def endpoint(request: Request) -> Response:
@@ -184,10 +187,10 @@ def _with_errors(handler: Handler) -> Handler:
         except RequestRejected as rejection:
             return _error(rejection)
         except WingspanError as fault:
-            _log.warning("%s: %s", request.url.path, fault)
+            _log.warning("%s: %s", path, fault)
             return _error(RequestRejected(500, str(fault)))
         except Exception as error:
-            _log.exception("%s", request.url.path)
+            _log.exception("%s", path)
             return _error(RequestRejected(500, f"the gateway raised {describe(error)}"))
 
     return endpoint

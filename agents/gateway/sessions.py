@@ -34,7 +34,8 @@ class GatewaySession:
     """The gateway's own."""
     sample_index: int = 0
     name: str | None = None
-    """The sampler's seed and key; None takes the random id."""
+    """The sampler's seed and key, which stands in messages; None takes a random one, not the id: who knows
+    that may use the session."""
     max_turns: int
     expires: bool
     """Whether it is forgotten when it is idle for too long."""
@@ -60,7 +61,7 @@ class GatewaySession:
     """The requests that had begun when one failed last."""
 
     def __post_init__(self) -> None:
-        self._recording = Recording(self.name or self.session_id, self.policy.rendering)
+        self._recording = Recording(self.name or f"session-{secrets.token_hex(8)}", self.policy.rendering)
 
     @property
     def base_url(self) -> str:

@@ -221,13 +221,15 @@ async def test_what_the_client_did_not_wait_for_is_no_turn() -> None:
     assert (response.value.status_code, session.turns) == (410, 0)
 
 
-async def test_a_sampler_that_fails_is_an_error_of_the_server() -> None:
+async def test_a_sampler_that_fails_is_an_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
     gateway = make_gateway(make_sampler([]))
     async with gateway.listening(), gateway.session(ITEM) as session, client_of(session.base_url) as client:
         with pytest.raises(openai.InternalServerError, match="add one for turn 1"):
             await ask(client, [QUESTION])
     assert isinstance(session.fault, SamplerFailed)
     assert session.trajectory().turns == ()
+    assert "/sessions/{id}/v1/chat/completions: " in caplog.text
+    assert session.session_id not in caplog.text  # who has it may use the session
 
 
 async def test_a_session_whose_last_answer_failed_has_no_trajectory() -> None:
