@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.cores import count_cores
 from envs.errors import WingspanError, to_line
 from envs.requirements.plugins import replace_attribute
 from tasks.cluster.address import check_ray_address, cluster_address
@@ -57,7 +58,7 @@ def connect_ray(pipeline: Pipeline) -> bool:
             ray.init(address=address, log_to_driver=False)
         return True
     workers = pipeline.backend.workers
-    cpus = max(LOCAL_CPUS, os.cpu_count() or 1, workers * WORKER_CPUS + QUEUE_CPUS)
+    cpus = max(LOCAL_CPUS, count_cores(), workers * WORKER_CPUS + QUEUE_CPUS)
     logical = {"num_gpus": workers} if pipeline.backend.device == "cpu" else {}
     start_local_ray(num_cpus=cpus, **logical)
     return True

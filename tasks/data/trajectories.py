@@ -25,6 +25,11 @@ MAX_KINDS = 40
 """Metadata keys with more distinct values than this are identifiers, by which nothing is grouped."""
 
 
+def sort_kinds(values: Iterable[Any]) -> list[Any]:
+    """Values of a metadata key in the order of tables: numbers, then texts, each ascending."""
+    return sorted(values, key=lambda value: (isinstance(value, str), value))
+
+
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Write one trajectory a line to `path`, completely or not at all."""
     write_atomically(path, "".join(json.dumps(trajectory_to_dict(t)) + "\n" for t in trajectories))
@@ -188,7 +193,7 @@ def _by_metadata(successes: Sequence[tuple[Item, float]]) -> dict[str, float]:
         f"success_{key}_{value}": fmean(groups[value])
         for key, groups in sorted(grouped_values.items())
         if len(groups) <= MAX_KINDS
-        for value in sorted(groups, key=lambda value: (isinstance(value, str), value))
+        for value in sort_kinds(groups)
     }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from agents.types import Trajectory
-from tasks.data.trajectories import MAX_KINDS
+from tasks.data.trajectories import MAX_KINDS, sort_kinds
 from tasks.evaluation.intervals import bootstrap
 from tasks.evaluation.pass_at_k import passes
 from tasks.evaluation.record import GroupResult, ItemOutcome, Rate
@@ -33,23 +33,27 @@ def results_of(
 ) -> dict[str, dict[str, GroupResult]]:
     """Results of all items, of each environment, and by metadata keys with 2 to `MAX_KINDS` plain values."""
     return {
-        key: {
-            value: _result([o for o, v in zip(outcomes, values, strict=True) if v == value], samples, ks)
-            for value in dict.fromkeys(value for value in values if value is not None)
-        }
-        for key, values in _groupings(outcomes)
+        key: {kind: _result(members, samples, ks) for kind, members in groups.items()}
+        for key, groups in _groupings(outcomes)
     }
 
 
-def _groupings(outcomes: Sequence[ItemOutcome]) -> Iterator[tuple[str, list[str | None]]]:
-    """Each key with its value for each item; None for an item that lacks it."""
-    yield "all", ["all"] * len(outcomes)
-    yield "env", [outcome.env for outcome in outcomes]
+def _groupings(outcomes: Sequence[ItemOutcome]) -> Iterator[tuple[str, dict[str, list[ItemOutcome]]]]:
+    """Each key with the outcomes of each of its values."""
+    yield "all", {"all": [*outcomes]}
+    yield "env", _group([(outcome, outcome.env) for outcome in outcomes])
     for key in dict.fromkeys(key for outcome in outcomes for key in outcome.metadata):
-        values = [outcome.metadata.get(key) for outcome in outcomes]
-        plain_values = {value for value in values if isinstance(value, str | int | float)}
-        if key not in ("all", "env") and 2 <= len(plain_values) <= MAX_KINDS:
-            yield key, [str(value) if isinstance(value, str | int | float) else None for value in values]
+        values = [(outcome, outcome.metadata.get(key)) for outcome in outcomes]
+        plain_values = [(outcome, value) for outcome, value in values if isinstance(value, str | int | float)]
+        if key not in ("all", "env") and 2 <= len({value for _, value in plain_values}) <= MAX_KINDS:
+            yield key, _group(plain_values)
+
+
+def _group(values: Sequence[tuple[ItemOutcome, str | int | float]]) -> dict[str, list[ItemOutcome]]:
+    groups: dict[str, list[ItemOutcome]] = {str(kind): [] for kind in sort_kinds({v for _, v in values})}
+    for outcome, value in values:
+        groups[str(value)].append(outcome)
+    return groups
 
 
 def _result(outcomes: Sequence[ItemOutcome], samples: int, ks: Sequence[int]) -> GroupResult:

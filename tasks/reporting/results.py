@@ -16,7 +16,7 @@ from envs.files import check_keys, read_json, read_lines_as
 from envs.types import Item
 from tasks.data.collapse import ALERTS, Alert
 from tasks.data.hashes import text_md5
-from tasks.data.trajectories import read_trajectories
+from tasks.data.trajectories import read_trajectories, sort_kinds
 from tasks.evaluation.intervals import mean_interval
 from tasks.evaluation.outcomes import (
     COUNTS,
@@ -165,7 +165,7 @@ def grouping_keys(metadata: Sequence[Mapping[str, object]]) -> dict[str, list[ob
         values = [item.get(key) for item in metadata]
         if not all(isinstance(value, (str, int, float)) for value in values):
             continue
-        distinct = sorted(set(values), key=lambda value: (isinstance(value, str), value))
+        distinct = sort_kinds(set(values))
         if 2 <= len(distinct) <= MAX_GROUPS:
             groupings[key] = distinct
     return groupings

@@ -649,6 +649,17 @@ def test_the_stage_has_the_same_rates() -> None:
     assert rates["pass_hat_4"] == 0.0  # of the first item alone
 
 
+def test_groups_are_in_the_order_of_their_values() -> None:
+    kinds: list[object] = [10, "b", 9, "a", None, 10, [1], "10"]
+    groups = [
+        [make_trajectory(Item(f"toy_{index}", env="toy", metadata={"kind": kind}), success=False)]
+        for index, kind in enumerate(kinds)
+    ]
+    results = results_of([outcome_of(group, max_turns=3) for group in groups], samples=1, ks=[])
+    counts = [(kind, result.items) for kind, result in results["kind"].items()]
+    assert counts == [("9", 1), ("10", 3), ("a", 1), ("b", 1)]
+
+
 def test_the_flows_parameters_are_the_commands_options() -> None:
     names = {"env": "envs", "k": "ks", "settings": "overrides"}
     options = {names.get(name, name) for name in inspect.signature(evaluate_command).parameters}
