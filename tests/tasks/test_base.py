@@ -17,8 +17,18 @@ from tasks.base_model.data import sample_sequence
 from tasks.base_model.model import make_model, make_tokenizer
 from tasks.base_model.muon import orthogonal
 from tasks.base_model.train import base, make_encoder, train_cycle
-from tasks.base_model.widening import widen
 from tasks.config.base_model import BaseCycle, BaseSettings
+
+SHORT_RUN = BaseSettings(
+    seed=0,
+    cycles=[BaseCycle(tokens=16_000), BaseCycle(tokens=4_000, misreads=0.5, widen=True)],
+    processes=1,  # each of several would widen the model, for 16 CPU-seconds
+    layers=3,
+    width=128,
+    batch_tokens=2000,
+    muon_lr=0.02,
+    adamw_lr=3e-3,
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,26 +102,45 @@ def test_orthogonal_brings_singular_values_near_one() -> None:
         assert values.max() < 1.3
 
 
+@pytest.fixture(scope="module")
+def trained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model of two short cycles, the second one with new heads."""
+    folder = tmp_path_factory.mktemp("base")
+    base(SHORT_RUN, folder)
+    return folder
+
+
 @pytest.mark.heavy
-def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> None:
-    settings = BaseSettings(
-        seed=0,
-        cycles=[BaseCycle(tokens=16_000), BaseCycle(tokens=4_000, misreads=0.5, widen=True)],
-        processes=1,  # each of several would widen the model, for 16 CPU-seconds
-        layers=3,
-        width=128,
-        batch_tokens=2000,
-        muon_lr=0.02,
-        adamw_lr=3e-3,
-    )
-    base(settings, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+def test_a_short_run_learns_and_leaves_a_model_that_loads(trained_model: Path) -> None:
+    lines = [json.loads(line) for line in (trained_model / "metrics.jsonl").read_text().splitlines()]
     assert [line["cycle"] for line in lines] == [0, 1]
-    assert all(line["tokens"] >= cycle.tokens for line, cycle in zip(lines, settings.cycles, strict=True))
+    assert all(line["tokens"] >= cycle.tokens for line, cycle in zip(lines, SHORT_RUN.cycles, strict=True))
     assert lines[-1]["token_accuracy"] > 0.2  # the most frequent token alone: about 0.1
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(trained_model)
     assert (model.config.hidden_size, model.config.num_attention_heads) == (198, 6)
-    assert model.config.eos_token_id == transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token_id
+    assert model.config.eos_token_id == transformers.AutoTokenizer.from_pretrained(trained_model).eos_token_id
+
+
+@pytest.mark.heavy
+def test_a_widened_model_has_heads_for_the_line_of_a_product(
+    trained_model: Path, tokenizer: transformers.PreTrainedTokenizerFast
+) -> None:
+    """Heads 4 and 5 of layer 0 attend one and four tokens back, head 4 of layer 1 the last ` using`."""
+    encoder = make_encoder(tokenizer)
+    model = transformers.AutoModelForCausalLM.from_pretrained(trained_model, attn_implementation="eager")
+    cycle = BaseCycle(tokens=1, groups=0.3, twins=0.3)
+    ids = sample_sequence(encoder, random.Random(5), progress=1.0, cycle=cycle).ids
+    with torch.inference_mode():
+        attentions = model(torch.tensor([ids]), output_attentions=True).attentions  # of a layer: [1, H, T, T]
+    for head, distance in ((4, 1), (5, 4)):
+        assert torch.diagonal(attentions[0][0, head], offset=-distance).mean() > 0.7
+    [using] = encoder.text(" using")
+    positions = [position for position, token in enumerate(ids) if token == using]
+    found = [
+        attentions[1][0, 4, position, max(p for p in positions if p <= position)]
+        for position in range(positions[0], len(ids))
+    ]
+    assert torch.stack(found).mean() > 0.7
 
 
 def train_on_one_sequence(rank: int, processes: int, folder: Path) -> None:
@@ -152,29 +181,6 @@ def test_a_command_is_cut_before_the_member_that_it_names() -> None:
     line = parse("craft 1 bowl using 2 stick, 3 oak planks")
     turn = "bowl using planks x 1\nAction: craft bowl using 2 stick, 3 oak planks"
     assert cut_before_ingredient(turn, line, 1) == turn.removesuffix(" oak planks")
-
-
-@pytest.mark.heavy
-def test_a_widened_model_has_heads_for_the_line_of_a_product(
-    tokenizer: transformers.PreTrainedTokenizerFast,
-) -> None:
-    """Heads 4 and 5 of layer 0 attend one and four tokens back, head 4 of layer 1 the last ` using`."""
-    encoder = make_encoder(tokenizer)
-    model = widen(make_model(tokenizer, layers=3, width=128, seed=0), encoder, seed=0)
-    model.set_attn_implementation("eager")
-    cycle = BaseCycle(tokens=1, groups=0.3, twins=0.3)
-    ids = sample_sequence(encoder, random.Random(5), progress=1.0, cycle=cycle).ids
-    with torch.inference_mode():
-        attentions = model(torch.tensor([ids]), output_attentions=True).attentions  # of a layer: [1, H, T, T]
-    for head, distance in ((4, 1), (5, 4)):
-        assert torch.diagonal(attentions[0][0, head], offset=-distance).mean() > 0.7
-    [using] = encoder.text(" using")
-    positions = [position for position, token in enumerate(ids) if token == using]
-    found = [
-        attentions[1][0, 4, position, max(p for p in positions if p <= position)]
-        for position in range(positions[0], len(ids))
-    ]
-    assert torch.stack(found).mean() > 0.7
 
 
 @pytest.mark.parametrize(
