@@ -163,7 +163,8 @@ def paired_bars(
         axes.set_xticks(range(len(labels)), labels)
         axes.tick_params(axis="x", length=0, colors=INK)
         _percent_axis(axes, label="success")
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2)
+        if any(rate is not None for rate in (*before, *after)):
+            axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2)
 
     return draw
 
