@@ -106,10 +106,11 @@ def _read_array(space: spaces.Space, text: str) -> object:
         return None
     if len(numbers) != _size(space) or not all(map(math.isfinite, numbers)):
         return None
-    action = np.asarray(numbers).reshape(space.shape)
-    if not np.issubdtype(space.dtype, np.floating) and not np.equal(action, np.round(action)).all():
-        return None
-    action = action.astype(space.dtype)
+    values = np.asarray(numbers).reshape(space.shape)
+    with np.errstate(invalid="ignore"):
+        action = values.astype(space.dtype)
+    if not np.issubdtype(space.dtype, np.floating) and not np.array_equal(action, values):
+        return None  # the conversion rounds 0.5 and wraps 256 around
     return action if space.contains(action) else None
 
 

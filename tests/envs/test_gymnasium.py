@@ -181,6 +181,12 @@ def test_spaces_as_text() -> None:
     actions = make_action_text(spaces.MultiDiscrete([2, 3]))
     assert actions.read("(1, 2)").tolist() == [1, 2]
     assert [actions.read(message) for message in ("1 3", "0.5 0")] == [None, None]
+    bits = make_action_text(spaces.MultiBinary(2))
+    assert bits.read("1 0").tolist() == [1, 0]
+    assert [bits.read(text) for text in ("256 257", "2 0", "-1 0", "1e30 0")] == [None] * 4
+    levels = make_action_text(spaces.Box(0, 255, (1,), np.uint8))
+    assert levels.read("255").tolist() == [255]
+    assert [levels.read(text) for text in ("256", "-1", "0.5")] == [None] * 3
     assert make_action_text(spaces.Discrete(2, start=3)).read("4") == 4
     with pytest.raises(NoTextForm):
         make_observation_text(spaces.Sequence(spaces.Discrete(2)))
