@@ -48,6 +48,10 @@ _CLOSING = re.compile(r"(?:^[ \t]*+)?(?P<fence>`{3,}+)", re.MULTILINE)
 """Anywhere: models also write it behind the last line of the code."""
 _PYTHON = ("", "py", "python", "python3")
 _LIMITER = ConcurrencyLimiter(count_cores())
+_CALLS_REMEDY = (
+    "its inputs are arguments of a function, not standard input; write code that calls the function: "
+    "assert name(arguments) == result"
+)
 
 _FEED = """
 import subprocess, sys
@@ -98,12 +102,15 @@ def read_tests(tests: object, *, entry_point: str | None = None) -> list[Test]:
     Code, or a list of it (MBPP's `test_list`); with an `entry_point`, code that defines `check(candidate)`
     (HumanEval's `test`); a list of `{"input", "output"}`; or `{"inputs": […], "outputs": […]}` (APPS,
     TACO). Lists and objects may be written as JSON, as in APPS and TACO: as code, they would pass. Raises
-    `ValueError` for anything else and for an empty list.
+    `ValueError` for anything else, for an empty list, and for inputs that are a function's arguments: a
+    `fn_name` (APPS, TACO) or the `testtype` `functional` (LiveCodeBench).
     """
     tests = _decode_json(tests)
     if isinstance(tests, str):
         tests = [tests if entry_point is None else f"{tests}\ncheck({entry_point})"]
     if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():
+        if tests.get("fn_name") is not None:
+            raise ValueError(f"`tests` has the fn_name {repr(tests['fn_name'])[:80]}; {_CALLS_REMEDY}")
         inputs, outputs = tests["inputs"], tests["outputs"]
         if len(inputs) != len(outputs):
             raise ValueError(
@@ -129,6 +136,8 @@ def _read_test(test: object) -> Test:
     if isinstance(test, str):
         return test
     if isinstance(test, dict) and isinstance(test.get("input"), str) and isinstance(test.get("output"), str):
+        if test.get("testtype") == "functional":
+            raise ValueError(f"one of `tests` has the testtype 'functional'; {_CALLS_REMEDY}")
         return InputOutput(test["input"], test["output"])
     raise ValueError(f"one of `tests` is {repr(test)[:80]}; give code, or texts as `input` and `output`")
 

@@ -112,6 +112,11 @@ def test_tests_as_data_sets_have_them() -> None:
     for bad in (*lists, 3, {"inputs": ["1"], "outputs": []}, {"input": "1"}, '{"input": "1"}'):
         with pytest.raises(ValueError, match="tests"):
             read_tests(bad)
+    programs = {"fn_name": None, "inputs": ["1"], "outputs": ["2"]}
+    assert read_tests(programs) == read_tests([{"input": "1", "output": "2", "testtype": "stdin"}])
+    for calls in (programs | {"fn_name": "add"}, [{"input": "1", "output": "2", "testtype": "functional"}]):
+        with pytest.raises(ValueError, match="arguments of a function"):
+            read_tests(calls)
     with pytest.raises(RewardFailed, match="`tests` is 3"):
         value_of("x", tests=3)
 
