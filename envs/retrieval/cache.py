@@ -140,6 +140,8 @@ class CachedRetriever:
         new = {key: query for key, query in zip(keys, queries, strict=True) if results[key] is None}
         if new:
             new_results = await self._retriever.search(list(new.values()), top_k=top_k)
+            if await self._retriever.version() != version:  # another server has taken its place
+                return await self._retriever.search(queries, top_k=top_k)
             entries = {
                 key: [[passage.passage_id, passage.contents, passage.score] for passage in passages]
                 for key, passages in zip(new, new_results, strict=True)

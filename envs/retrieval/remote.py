@@ -1,8 +1,8 @@
 """A retriever on a server: the client of Search-R1's protocol.
 
 `POST /retrieve {"queries": […], "topk": 3, "return_scores": true}` answers `{"result": [[{"document": {"id",
-"contents"}, "score"}]]}`. Sources: search_r1/search/retrieval_server.py and retrieval_request.py of
-PeterGriffinJin/Search-R1.
+"contents"}, "score"}]]}`; our server adds its `version`. Sources: search_r1/search/retrieval_server.py and
+retrieval_request.py of PeterGriffinJin/Search-R1.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ class RemoteRetriever:
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def version(self) -> str | None:
-        """The server's version; None for a server without `GET /version`, such as Search-R1's own."""
+        """The version that the server named last, at `GET /version` or in an answer; None for a server that
+        has none, such as Search-R1's own."""
         if not self._has_asked_version:
             answer = await self._ask("GET", "/version", optional=True)
             version = answer.get("version") if isinstance(answer, dict) else None
@@ -60,6 +61,8 @@ class RemoteRetriever:
             if len(passages) != len(batch):
                 raise SearchFailed(f"{self._url}/retrieve: {len(passages)} results for {len(batch)} queries")
             results += passages
+            if isinstance(version := answer.get("version"), str):
+                self._version, self._has_asked_version = version, True
         return results
 
     async def close(self) -> None:

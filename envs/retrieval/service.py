@@ -1,6 +1,7 @@
 """A retriever served by Search-R1's protocol (its form is in `envs/retrieval/remote.py`).
 
-`GET /version` is an addition: clients may cache answers of the same version.
+`GET /version` is an addition, as is `version` in answers: clients may cache answers of the same version, and
+notice that a server with another corpus has taken its place.
 """
 
 import asyncio
@@ -53,9 +54,10 @@ def retriever_app(retriever: Retriever, *, top_k: int) -> Starlette:
             ]
             for passages in results
         ]
-        if body.return_scores:
-            return json_response({"result": entries})
-        return json_response({"result": [[entry["document"] for entry in row] for row in entries]})
+        documents = [[entry["document"] for entry in row] for row in entries]
+        return json_response(
+            {"result": entries if body.return_scores else documents, "version": await retriever.version()}
+        )
 
     async def version(_: Request) -> Response:
         return json_response({"version": await retriever.version()})

@@ -289,7 +289,8 @@ def test_serve_retriever_serves_from_the_command_line(tmp_path: Path) -> None:
             assert version.startswith("bm25/")
             body = {"queries": ["blue"], "topk": 1, "return_scores": False}
             answer = httpx.post(f"{url}/retrieve", json=body, timeout=30).json()
-            assert answer == {"result": [[{"id": "1", "contents": '"T1"\nblue thing'}]]}
+            document = {"id": "1", "contents": '"T1"\nblue thing'}
+            assert answer == {"result": [[document]], "version": version}
         finally:
             server.terminate()
     done = subprocess.run([*command, "--kind", "ivf"], capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import logging
 import os
 import signal
@@ -20,9 +21,11 @@ from starlette.routing import Route
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import pip_install
 from envs.retrieval import redis_server
+from envs.retrieval.bm25 import Bm25
 from envs.retrieval.cache import CONNECTIONS, CachedRetriever, SearchCache, key_of, shared_cache
 from envs.retrieval.redis_server import EmbeddedServer, Redis, require_program
 from envs.retrieval.remote import RemoteRetriever
+from envs.retrieval.service import retriever_app
 from envs.retrieval.types import Passage
 from tests.support.http_server import serving
 from tests.support.needs import needs
@@ -133,6 +136,33 @@ async def test_results_of_a_server_that_names_no_version_are_not_cached(server: 
                 assert await retriever.search(["q"], top_k=1) == [[Passage("1", text, 1.0)]]
             await retriever.close()
     assert paths == ["/version", "/retrieve", "/retrieve"] * 2
+
+
+async def test_a_server_that_is_restarted_with_another_corpus_does_not_mix_their_results(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    corpora = {name: tmp_path / f"{name}.jsonl" for name in ("old", "new")}
+    for name, path in corpora.items():
+        lines = [{"id": word, "contents": f'"{name}"\n{word}'} for word in ("red", "blue")]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cache = SearchCache(server)
+
+    async def search(retriever: CachedRetriever, *queries: str) -> list[tuple[str, str]]:
+        results = await retriever.search(queries, top_k=1)
+        return [(passage.title, passage.text) for passages in results for passage in passages]
+
+    async with serving(retriever_app(Bm25(corpora["old"]), top_k=1)) as url:
+        client = CachedRetriever(RemoteRetriever(url), cache)
+        assert await search(client, "red") == [('"old"', "red")]
+    port = int(url.rpartition(":")[2])
+    async with serving(retriever_app(Bm25(corpora["new"]), top_k=1), port=port):
+        assert await search(client, "red", "blue") == [('"new"', "red"), ('"new"', "blue")]
+        assert await search(client, "red") == [('"new"', "red")]
+        await client.close()
+    async with serving(retriever_app(Bm25(corpora["old"]), top_k=1), port=port):
+        later = CachedRetriever(RemoteRetriever(url), cache)  # that of another run
+        assert await search(later, "red", "blue") == [('"old"', "red"), ('"old"', "blue")]
+        await later.close()
 
 
 @pytest.mark.heavy
