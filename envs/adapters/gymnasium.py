@@ -53,7 +53,7 @@ class Toy:
     success: str
     hint: str
     has_states: bool = True
-    """Whether its number `s` is the whole state."""
+    """Whether its number `s` is the whole state. With `fickle_passenger`, Taxi's is not."""
 
 
 TOYS = {
@@ -174,7 +174,14 @@ def _setup(argument: str) -> Setup:
         if "ansi" in probe.metadata.get("render_modes", ()):
             options["render_mode"] = "ansi"
         render = _renderer(probe, has_ansi="render_mode" in options)
-        toy = TOYS.get(type(probe.unwrapped).__name__)
+        kind = type(probe.unwrapped).__name__
+        has_no_map = options.get("map_name", "") is None and options.get("desc") is None
+        if kind == "FrozenLakeEnv" and has_no_map:
+            raise ConfigError(
+                f"env {f'{FAMILY}:{argument}'!r}: without a map, each instance makes another one, whatever "
+                "the item's seed; give map_name or desc"
+            )
+        toy = TOYS.get(kind)
         actions = make_action_text(probe.action_space, names=toy.actions if toy else _names(probe.unwrapped))
         threshold = probe.spec.reward_threshold
     except NoTextForm as error:
@@ -189,7 +196,7 @@ def _setup(argument: str) -> Setup:
         instructions=INSTRUCTIONS.format(
             id=target, hint=toy.hint if toy else "", actions=actions.description
         ),
-        has_states=toy is not None and toy.has_states,
+        has_states=toy is not None and toy.has_states and not options.get("fickle_passenger"),
     )
 
 

@@ -110,6 +110,10 @@ async def test_toy_texts_have_states_and_others_hide_theirs() -> None:
     assert await keys(lake, "right", "fly", "left", "down", "right") == ["0", "1", "1", "0", "4", None]
     assert await keys("gymnasium:CartPole-v1", "1") == [None, None]
     assert await keys("gymnasium:Blackjack-v1") == [None]
+    # It remembers whether the passenger has changed the destination, which may happen once.
+    assert await keys("gymnasium:Taxi-v4?fickle_passenger=true", "north") == [None, None]
+    custom = 'gymnasium:FrozenLake-v1?map_name=null&desc=["SF","FG"]&is_slippery=false'
+    assert await keys(custom, "right", "down") == ["0", "1", None]
 
 
 class Spelling(gymnasium.Env[str, str]):
@@ -162,6 +166,7 @@ def test_what_cannot_be_played_is_refused_by_name() -> None:
         ("FrozenLak-v1", ConfigError, "did you mean 'gymnasium:FrozenLake-v1'"),
         ("FrozenLake-v1?slippery=false", ConfigError, "unexpected keyword argument 'slippery'"),
         ("FrozenLake-v1?is_slippery", ConfigError, "option 'is_slippery' is not key=value"),
+        ("FrozenLake-v1?map_name=null", ConfigError, "whatever the item's seed; give map_name or desc"),
         ("FrozenLake-v1?success=luck", ConfigError, "success='luck' is unknown"),
         ("no_such_module:X-v0", MissingDependency, "no_such_module"),
     ]:
