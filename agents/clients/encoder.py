@@ -6,9 +6,11 @@ sentence before queries (their model cards). The model's name decides, as in the
 retrieval_server.py), where the family is a word of it: the hash in a folder's path may contain `e5` as well.
 """
 
+import hashlib
 import re
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envs.errors import ConfigError, to_line
@@ -24,6 +26,8 @@ _PREFIXES = {
     "e5": ("query: ", "passage: "),
     "bge": ("Represent this sentence for searching relevant passages: ", ""),
 }
+_MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
+"""Suffixes of the files of a model: configuration, tokenizer, weights."""
 _FAMILY = re.compile(rf"(?<![a-z0-9])({'|'.join(_PREFIXES)})(?![a-z0-9])")
 
 
@@ -46,7 +50,7 @@ class TransformerEncoder:
         families = _FAMILY.findall(model.lower())
         # of a path, the last: it is nearest to the model
         self._query, self._passage = _PREFIXES[families[-1]] if families else ("", "")
-        self.name = f"{model}/{self._query}/{self._passage}/{MAX_TOKENS}"
+        self.name = f"{model}/{self._query}/{self._passage}/{MAX_TOKENS}{_digest(Path(model))}"
         self._turn = threading.Lock()  # a tokenizer that pads is not thread-safe
 
     def queries(self, texts: Sequence[str]) -> Vectors:
@@ -67,3 +71,16 @@ class TransformerEncoder:
             mean = (states * mask).sum(dim=1) / mask.sum(dim=1)
             vectors: Vectors = torch.nn.functional.normalize(mean, dim=-1).float().cpu().numpy()
             return vectors
+
+
+def _digest(folder: Path) -> str:
+    """`/` and a digest of the model's files, since another model may be saved in the same folder; empty for a
+    name on a hub."""
+    if not folder.is_dir():
+        return ""
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _MODEL_FILES and file.is_file():
+            with file.open("rb") as stream:
+                digest.update(f"{file.name}\0".encode() + hashlib.file_digest(stream, "sha256").digest())
+    return f"/{digest.hexdigest()}"

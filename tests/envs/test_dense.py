@@ -20,17 +20,17 @@ PASSAGES = texts(COUNT, seed=3)
 QUERIES = [" ".join(text.split()[:4]) for text in PASSAGES[::10]]
 
 
-def save_tiny_bert(folder: Path) -> Path:
+def save_tiny_bert(folder: Path, *, seed: int = 0) -> Path:
     """A BERT of 32 numbers a token, with a word piece for each word of the corpus."""
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", "passage", ":", '"', *WORDS]
     (folder / "vocab.txt").write_text("\n".join([*pieces, *(f"t{n}" for n in range(COUNT))]))
     tokenizer = BertTokenizerFast(vocab=str(folder / "vocab.txt"))
     tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -102,6 +102,22 @@ def test_the_nearest_by_e5s_vectors_are_found(model: Path, encoder: TransformerE
             best_passages[0].contents == f'"T{ids(best_passages)[0]}"\n{PASSAGES[int(ids(best_passages)[0])]}'
         )
         assert scores[int(best_passages[0].passage_id)] == pytest.approx(max(scores), abs=1e-4)
+
+
+async def test_another_model_in_the_same_folder_gets_its_own_index(tmp_path: Path, corpus: Path) -> None:
+    folder = tmp_path / "trained-e5"
+    versions = set()
+    for seed in (0, 1):
+        save_tiny_bert(folder, seed=seed)
+        dense = Dense(corpus, TransformerEncoder(str(folder)))
+        (best,) = (await dense.search(QUERIES[:1], top_k=1))[0]
+        (query,) = plainly(folder, [f"query: {QUERIES[0]}"])
+        passages = plainly(folder, [f'passage: "T{n}"\n{text}' for n, text in enumerate(PASSAGES)])
+        assert best.score == pytest.approx(max(dot(query, passage) for passage in passages), abs=1e-4)
+        versions.add(await dense.version())
+    assert len(versions) == 2
+    again = Dense(corpus, TransformerEncoder(str(folder)))
+    assert await again.version() in versions
 
 
 def test_only_models_of_that_family_get_its_words(model: Path, tmp_path: Path) -> None:
