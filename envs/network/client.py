@@ -99,8 +99,7 @@ async def send(
 ) -> httpx.Response:
     """The response to a request; `timeout_s`: for all of it, where httpx's limits are for each part.
 
-    Raises `TryAgain` if there is none, or for a status after which the same request may succeed later (a
-    timeout, a conflict, a rate limit, a server error).
+    Raises `TryAgain` if there is none, or if it is transient (`is_transient`).
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -109,11 +108,21 @@ async def send(
         raise TryAgain(f"{url}: no reply within {timeout_s:g} s") from None
     except httpx.RequestError as error:
         raise TryAgain(f"{url}: {describe(error)}") from error
-    if response.status_code in (408, 409, 429) or response.status_code >= 500:
-        header = response.headers.get("retry-after", "")  # seconds, or a date
-        wait_s = float(header) if header.isdecimal() else None
-        raise TryAgain(describe_response(response), wait_s=wait_s)
+    if is_transient(response):
+        raise TryAgain(describe_response(response), wait_s=read_retry_after(response))
     return response
+
+
+def is_transient(response: httpx.Response) -> bool:
+    """Whether the same request may succeed later: it met a timeout, a conflict, a rate limit, or a server
+    error."""
+    return response.status_code in (408, 409, 429) or response.status_code >= 500
+
+
+def read_retry_after(response: httpx.Response) -> float | None:
+    """The seconds that the server asks to wait; None if it does not say, or names a date."""
+    header = response.headers.get("retry-after", "")
+    return float(header) if header.isdecimal() else None
 
 
 async def ask_json(method: str, url: str, *, timeout_s: float, **options: Unpack[RequestOptions]) -> Any:

@@ -18,7 +18,7 @@ import httpx
 
 from envs.errors import ConfigError, MissingDependency, WingspanError, describe
 from envs.files import lock_file, write_atomically, write_json
-from envs.network.client import Backoff, TryAgain
+from envs.network.client import Backoff, TryAgain, is_transient, read_retry_after
 from envs.requirements.data_sets import RECEIPT, DataFile, DataSet, FileEntry, FileFacts, read_receipt
 
 CONNECT_TIMEOUT_S = 30.0
@@ -26,7 +26,9 @@ READ_TIMEOUT_S = 60.0
 ATTEMPTS = 5
 """The attempts in a row without a new byte, before a download fails; the bytes so far are kept."""
 PAUSE_S = 1.0
-"""Before the second attempt; doubled before each further one."""
+"""Before the second attempt; doubled before each further one, unless the server says how long."""
+MAX_PAUSE_S = 300.0
+"""The most that a server may ask for; rate limits count minutes."""
 BLOCK_BYTES = 1 << 20
 
 
@@ -188,12 +190,15 @@ def _download(
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
             size = _size(part)
             text = f"{url}: {describe(error)}; {size} bytes are kept; run the same command to continue"
-            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
-                raise DownloadFailed(text) from error
-            raise TryAgain(text, has_progressed=size > before) from error
+            wait_s = None
+            if isinstance(error, httpx.HTTPStatusError):
+                if not is_transient(error.response):
+                    raise DownloadFailed(text) from error
+                wait_s = read_retry_after(error.response)
+            raise TryAgain(text, wait_s=wait_s, has_progressed=size > before) from error
 
     try:
-        Backoff(max_attempts=ATTEMPTS, first_s=pause_s).retry_sync(connect)
+        Backoff(max_attempts=ATTEMPTS, first_s=pause_s, max_s=MAX_PAUSE_S).retry_sync(connect)
     except TryAgain as error:
         raise DownloadFailed(str(error)) from error
 

@@ -45,6 +45,8 @@ class Server:
     cut_at: int = 1_000_000
     refuses_from: int | None = None
     """The number of the first request that is answered 503."""
+    limited: int = 0
+    """How many requests are answered 429 before any other."""
     page: bool = False
     url: str = ""
     requests: list[str | None] = field(default_factory=list)
@@ -55,9 +57,13 @@ class Server:
         self.requests.append(span)
         if self.refuses_from is not None and len(self.requests) > self.refuses_from:
             return Response(status_code=503)
+        if len(self.requests) <= self.limited:
+            return Response(status_code=429, headers={"Retry-After": "0"})
         if self.page:
             return HTMLResponse("<p>too many users</p>")
-        body = self.bodies[request.path_params["name"]]
+        body = self.bodies.get(request.path_params["name"])
+        if body is None:
+            return Response(status_code=404)
         start = 0
         if span is not None and request.headers.get("If-Range") == self.etag:
             start = int(span.removeprefix("bytes=").removesuffix("-"))
@@ -113,6 +119,23 @@ def test_one_that_was_given_up_goes_on_at_the_next_command(server: Server) -> No
     server.refuses_from = None
     assert (fetch(a_set(server, "big.bin")) / "big.bin").read_bytes() == BODY
     assert server.requests == ["bytes=1000000-"]
+
+
+def test_a_rate_limit_is_waited_for_and_a_missing_file_is_not(server: Server) -> None:
+    server.limited = 2
+    assert (fetch(a_set(server, "big.bin")) / "big.bin").read_bytes() == BODY
+    assert server.requests == [None] * 3
+    server.requests.clear()
+    server.limited = 2 * ATTEMPTS
+    other = replace(a_set(server, "big.bin"), name="other")
+    with pytest.raises(DownloadFailed, match="429"):
+        fetch(other)
+    assert server.requests == [None] * ATTEMPTS
+    server.limited = 0
+    server.requests.clear()
+    with pytest.raises(DownloadFailed, match="404"):
+        fetch(a_set(server, "none.bin"))
+    assert server.requests == [None]
 
 
 def test_bytes_of_two_versions_are_never_put_together(server: Server) -> None:
