@@ -10,6 +10,8 @@ _NUMBER = re.compile(
     r"(?:(?<![\w.])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d+)?"
 )
 """A sign counts only without a word or number before it: `5-4` ends with a 4."""
+_WITHIN_TERM = re.compile(r"(?:/|\^\{?|\}\{|\\[dt]?frac|\\sqrt\{?)\s*")
+"""Before a number that is the denominator of a fraction, an exponent, or under a root."""
 
 
 def references(answer: object) -> list[str]:
@@ -33,6 +35,11 @@ def last_number(text: str) -> float | None:
     return float(numbers[-1].replace(",", "")) if numbers else None
 
 
+def _ends_within_term(text: str) -> bool:
+    *_, last = _NUMBER.finditer(text)
+    return any(term.end() == last.start() for term in _WITHIN_TERM.finditer(text, 0, last.start()))
+
+
 def verdict(correct: bool, **metrics: float) -> dict[str, float | bool]:
     """The value of a reward of 1 or 0."""
     return {"reward": float(correct), "success": correct, **metrics}
@@ -53,7 +60,8 @@ def number_equal(
 ) -> dict[str, float | bool]:
     """1 if the last number of the response is an accepted one, within either tolerance.
 
-    The tolerances may be fields of the data. Raises `ValueError` for an answer without a number.
+    The tolerances may be fields of the data. Raises `ValueError` for an answer without a number, and for one
+    that ends with a fraction, a power or a root, whose last number is not its value.
     """
     response_number = last_number(final_response)
     accepted_numbers = []
@@ -61,6 +69,10 @@ def number_equal(
         number = last_number(reference)
         if number is None:
             raise ValueError(f"`answer` is {reference!r}, which contains no number; use string_equal")
+        if _ends_within_term(reference):
+            raise ValueError(
+                f"`answer` is {reference!r}, which ends with a fraction, a power or a root; use math_equal"
+            )
         accepted_numbers.append(number)
     correct = response_number is not None and any(
         math.isclose(response_number, number, rel_tol=relative_tolerance, abs_tol=absolute_tolerance)

@@ -182,6 +182,16 @@ def test_numbers_within_a_tolerance() -> None:
         value_of("number_equal", "7", answer="many")
 
 
+@pytest.mark.parametrize(
+    "answer", ["1/2", r"\frac{1}{2}", r"-\dfrac12", "3^2", r"10^{-2}", r"3\sqrt{2}", "1 / 2"]
+)
+def test_an_answer_that_ends_with_a_part_of_a_term_has_no_last_number(answer: str) -> None:
+    """`7/2` would equal `1/2`, because both end with 2."""
+    with pytest.raises(RewardFailed, match="ends with a fraction, a power or a root; use math_equal"):
+        value_of("number_equal", "7/2", answer=answer)
+    assert value_of("number_equal", "6", answer=f"It is {answer}, and so\n#### 6").reward == 1.0
+
+
 def test_strings() -> None:
     assert value_of("string_equal", " Paris\n", answer="Paris").reward == 1.0
     assert value_of("string_equal", "paris", answer="Paris").reward == 0.0
