@@ -72,7 +72,7 @@ class WebSearch:
         """The queries are sent one after the other.
 
         Raises `SearchFailed`; `QueryRejected` for a query that the endpoint will not search for;
-        `ConfigError` if it rejects the key or the address.
+        `ConfigError` if it rejects the key or the address, or redirects a request with a key.
         """
         return [
             _passages(self.endpoint, await self._ask(query[:MAX_QUERY], top_k), top_k) for query in queries
@@ -96,6 +96,12 @@ class WebSearch:
                 f"web search: {describe_response(response)}; correct the URL or the key, or let SearXNG "
                 "answer JSON (search.formats in its settings)"
             )
+        if response.is_redirect:
+            location = to_line(response.headers["location"], limit=MAX_DETAIL)
+            raise ConfigError(
+                f"web search: {self.endpoint.url} redirects to {location}, which is not sent the key; give "
+                "that address if it is the right one"
+            )
         if status >= 400:
             raise QueryRejected(f"HTTP {status}: {to_line(response.text, limit=MAX_DETAIL)}")
         try:
@@ -108,8 +114,9 @@ class WebSearch:
 
     async def _send(self, query: str, top_k: int) -> httpx.Response:
         url, timeout_s = f"{self.endpoint.url.rstrip('/')}/search", self.endpoint.request_timeout_s
+        # Of the headers, httpx withholds only `Authorization` from another host.
         async with httpx.AsyncClient(
-            timeout=None, follow_redirects=True, verify=tls_context(), headers=self._headers
+            timeout=None, follow_redirects=not self._headers, verify=tls_context(), headers=self._headers
         ) as http:
             if self.endpoint.format == "serper":
                 return await send(http, "POST", url, timeout_s=timeout_s, json={"q": query, "num": top_k})

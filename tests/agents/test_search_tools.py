@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
 
 from agents.agent import FormatAgent
 from agents.clients.rate_limit import RateLimiter
@@ -148,6 +148,34 @@ def test_a_refusal_is_an_error_of_the_user_or_an_observation(monkeypatch: pytest
     monkeypatch.delenv("SERPER_API_KEY")
     with pytest.raises(ConfigError, match="the environment variable SERPER_API_KEY is not set"):
         Engine().search("q", format="serper", api_key_variable="SERPER_API_KEY")
+
+
+async def test_a_redirection_does_not_take_the_key_to_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERPER_API_KEY", "right")
+    engine = Engine()
+    keys: list[str | None] = []
+
+    class Recorder:
+        """Records the keys that reach the engine."""
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            keys.append(Request(scope).headers.get("X-API-KEY"))
+            await engine.app(scope, receive, send)
+
+    async with serving(Starlette(routes=[Mount("/", Recorder())])) as there:
+
+        async def redirect(request: Request) -> Response:
+            return RedirectResponse(f"{there}/search?{request.url.query}", 307)
+
+        routes = [Route("/search", redirect, methods=["GET", "POST"])]
+        async with serving(Starlette(routes=routes)) as here:
+            keyed = WebSearch(WebEndpoint(here, "serper", api_key_variable="SERPER_API_KEY"))
+            with pytest.raises(ConfigError, match=f"redirects to {there}/search.*not sent the key"):
+                await keyed.search(["q"], top_k=1)
+            assert keys == []
+            (passages,) = await WebSearch(WebEndpoint(here, "searxng")).search(["q"], top_k=1)
+            assert [passage.passage_id for passage in passages] == ["http://oslo.no"]
+            assert keys == [None]
 
 
 def test_every_request_waits_for_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
