@@ -16,6 +16,7 @@ import math
 import operator
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 
 from agents.tools.tool import tool
@@ -38,6 +39,8 @@ _PRODUCTS: dict[str, Callable[[Fraction, Fraction], Fraction | int]] = {
 MAX_BITS = 8192
 """The most bits of a numerator or denominator, about 2,500 digits."""
 MAX_FACTORIAL = 800
+MAX_DEGREE = 64
+"""Of roots that are computed exactly if possible."""
 
 
 class CalculationError(Exception):
@@ -52,10 +55,12 @@ def check_size(value: Fraction) -> Fraction:
 
 
 def power(base: Fraction, exponent: Fraction) -> Fraction:
-    """Exact for whole exponents."""
+    """Exact for whole exponents, and where the root that a fraction asks for is a fraction itself."""
     if exponent.denominator != 1:
         if base < 0:
             raise CalculationError("a negative number has no real power with a fraction as exponent")
+        if (root := _exact_root(base, exponent.denominator)) is not None:
+            return power(root, Fraction(exponent.numerator))
         return _float(lambda x, y: x**y)(base, exponent)
     if base == 0 and exponent < 0:
         raise CalculationError("division by zero")
@@ -66,6 +71,25 @@ def power(base: Fraction, exponent: Fraction) -> Fraction:
     if least > MAX_BITS:
         raise CalculationError(f"a power has more than {MAX_BITS * 3 // 10} digits")
     return check_size(Fraction(base ** int(exponent)))
+
+
+def _exact_root(value: Fraction, degree: int) -> Fraction | None:
+    """The root of a number that is not negative; None if it is no fraction, or its degree is above
+    `MAX_DEGREE`."""
+    if degree > MAX_DEGREE:
+        return None
+    numerator, denominator = _floor_root(value.numerator, degree), _floor_root(value.denominator, degree)
+    if (numerator**degree, denominator**degree) == (value.numerator, value.denominator):
+        return Fraction(numerator, denominator)
+    return None
+
+
+def _floor_root(value: int, degree: int) -> int:
+    """The largest whole number whose power is at most `value`, by Newton's method from above."""
+    root = 1 << -(-value.bit_length() // degree)
+    while root and (lower := ((degree - 1) * root + value // root ** (degree - 1)) // degree) < root:
+        root = lower
+    return root
 
 
 def _float(function: Callable[..., float]) -> Callable[..., Fraction]:
@@ -91,16 +115,26 @@ def _whole(value: Fraction, *, least: int | None = 0) -> int:
 def _sqrt(value: Fraction) -> Fraction:
     if value < 0:
         raise CalculationError("a negative number has no real root")
-    roots = math.isqrt(value.numerator), math.isqrt(value.denominator)
-    if (roots[0] ** 2, roots[1] ** 2) == (value.numerator, value.denominator):
-        return Fraction(*roots)
-    return _float(math.sqrt)(value)
+    root = _exact_root(value, 2)
+    return _float(math.sqrt)(value) if root is None else root
+
+
+def _cbrt(value: Fraction) -> Fraction:
+    root = _exact_root(abs(value), 3)
+    if root is None:
+        return _float(math.cbrt)(value)
+    return root if value >= 0 else -root
 
 
 def _log(value: Fraction, base: Fraction = Fraction(10)) -> Fraction:
     if base == 10:
         return _float(math.log10)(value)
-    return _float(math.log2)(value) if base == 2 else _float(math.log)(value, base)
+    logarithm = _float(math.log2)(value) if base == 2 else _float(math.log)(value, base)
+    nearest = Fraction(round(logarithm))
+    with suppress(CalculationError):
+        if power(base, nearest) == value:
+            return nearest
+    return logarithm
 
 
 def _round(value: Fraction, digits: Fraction = Fraction(0)) -> Fraction:
@@ -128,7 +162,7 @@ CONSTANTS = {"pi": Fraction(math.pi), "e": Fraction(math.e), "tau": Fraction(mat
 FUNCTIONS: dict[str, Callable[..., Fraction]] = {
     "abs": abs,
     "sqrt": _sqrt,
-    "cbrt": _float(math.cbrt),
+    "cbrt": _cbrt,
     "exp": _float(math.exp),
     "ln": _float(lambda x: math.log(x)),
     "log": _log,
@@ -155,8 +189,8 @@ FUNCTIONS: dict[str, Callable[..., Fraction]] = {
 def evaluate(text: str) -> Fraction:
     """The value of an expression.
 
-    Exact except for roots, fractional powers, logarithms and angles, which are computed as `float`.
-    Raises `CalculationError` with the reason.
+    Exact except for angles, and for roots, powers and logarithms that are no fractions, which are computed
+    as `float`. Raises `CalculationError` with the reason.
     """
     if len(text) > MAX_CHARS:
         raise CalculationError(f"the expression has {len(text)} characters; at most {MAX_CHARS} are read")

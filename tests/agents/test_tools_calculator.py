@@ -91,6 +91,14 @@ def compute(text: str) -> ToolResult:
         ("log(1000), ", None),
         ("log(1000)", "3"),
         ("log(81, 3)", "4"),
+        ("log(125, 5)", "3"),
+        ("log(1/243, 3)", "-5"),
+        ("log(126, 5)", "3.0049509021675314"),
+        ("cbrt(27)", "3"),
+        ("cbrt(-8/27)", "-0.6666666666666666"),
+        ("64^(1/3)", "4"),
+        ("0^(1/2)", "0"),
+        ("2^0.5", "1.4142135623730951"),
         ("ln(e)", "1"),
         ("sin(pi/2)", "1"),
         ("π > 3", None),
@@ -106,6 +114,12 @@ def compute(text: str) -> ToolResult:
 def test_known_answers(text: str, answer: str | None) -> None:
     result = compute(text)
     assert (result.observation if result.status is ToolStatus.OK else None) == answer
+
+
+@given(st.fractions(0, 10**6, max_denominator=10**3), st.integers(2, 9))
+def test_a_power_is_undone_exactly(value: Fraction, degree: int) -> None:
+    assert evaluate(f"(({value})^{degree})^(1/{degree})") == value
+    assert evaluate(f"cbrt(-({value})^3)") == -value
 
 
 # Each of these did something in a calculator that hands its text to sympify or eval.
