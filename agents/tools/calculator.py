@@ -28,6 +28,8 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4}(?![0-9]))?)"
     r"|(?P<name>[A-Za-z][A-Za-z0-9]*)|(?P<sign>\*\*|//|[-+*/%^!(),]))"
 )
+_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:,[0-9]{3})*,0[0-9]{2}(?![0-9])")
+"""A number like `1,000`, since nobody writes 0 as `000`; `1,234` may be two arguments."""
 _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "π": " pi "})  # noqa: RUF001
 _SUMS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {"+": operator.add, "-": operator.sub}
 _PRODUCTS: dict[str, Callable[[Fraction, Fraction], Fraction | int]] = {
@@ -194,6 +196,8 @@ def evaluate(text: str) -> Fraction:
     """
     if len(text) > MAX_CHARS:
         raise CalculationError(f"the expression has {len(text)} characters; at most {MAX_CHARS} are read")
+    if separated := _THOUSANDS.search(text):
+        raise CalculationError(f"{separated[0]} is not one number here; write it without commas")
     reader = _Reader(_tokens(text.translate(_SAME)))
     value = reader.sum()
     if reader.next:
