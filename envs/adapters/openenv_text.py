@@ -73,6 +73,9 @@ class ActionForm:
 
     def _resolve(self, name: str) -> Mapping[str, Any]:
         field: Mapping[str, Any] = self._fields[name]
+        options = [option for option in field.get("anyOf", ()) if option.get("type") != "null"]
+        if len(options) == 1:  # `str | None`, as pydantic writes it
+            field = {**field, **options[0]}
         if "$ref" in field:  # `#/$defs/NAME`, as pydantic refers
             field = self._schema.get("$defs", {}).get(field["$ref"].rpartition("/")[2], {})
         return field

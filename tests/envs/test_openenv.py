@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import BaseModel, Field
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
@@ -204,6 +205,15 @@ def test_forms_of_actions() -> None:
     assert (choice.description, choice.read(" up ")) == ('move, "up" or "down"', {"move": "up"})
     number = ActionForm({"properties": {"n": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"type": "integer"}}})
     assert (number.description, number.read("3"), number.read("x")) == ("n, integer", {"n": 3}, None)
+
+    class Message(BaseModel):
+        message: str | None = Field(None, description="what to say")
+
+    optional = ActionForm(Message.model_json_schema())
+    assert (optional.description, optional.read("hi 5")) == (
+        "message, string: what to say",
+        {"message": "hi 5"},
+    )
     one_needed = {
         "properties": {"code": {"type": "string"}, "limit": {"type": "number"}},
         "required": ["code"],
