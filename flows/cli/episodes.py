@@ -230,7 +230,10 @@ def fork(
     ] = None,
     model: EndpointModel = None,
     api_key_from: EndpointKey = None,
-    temperature: Temperature = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.", show_default="as evaluated"),
+    ] = None,
     observation: Annotated[
         str | None,
         typer.Option(
@@ -241,7 +244,7 @@ def fork(
     human: Annotated[bool, typer.Option("--human", help="Go on yourself, in the terminal.")] = False,
     max_turns: Annotated[
         int | None,
-        typer.Option(min=1, help="Turns that the whole episode may have.", show_default="evaluate.max_turns"),
+        typer.Option(min=1, help="Turns that the whole episode may have.", show_default="as evaluated"),
     ] = None,
     seed: SamplingSeed = None,
     pipeline: Annotated[

@@ -21,6 +21,7 @@ from envs.errors import ConfigError, EnvCrashed, EpisodeFault
 from envs.registry import get_env, get_item
 from envs.types import StepResult
 from tasks.config.parameters import write_changes
+from tasks.config.pipelines import load_pipeline
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
 from tasks.evaluation.evaluate import evaluate_policy, plan_evaluation
 from tasks.evaluation.forks.fork import run_fork, run_person
@@ -36,10 +37,16 @@ BASE = Path("models/textcraft-base")
 
 @pytest.fixture(scope="module")
 def evaluated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an evaluation: one item, three samples."""
+    """The folder of an evaluation: one item, three samples, at other limits than the pipeline's."""
     folder = tmp_path_factory.mktemp("runs") / "evaluation"
     request = EvaluationRequest(
-        envs=("textcraft",), where={"depth": [3]}, items=1, samples=3, pipeline="textcraft-cpu", max_turns=6
+        envs=("textcraft",),
+        where={"depth": [3]},
+        items=1,
+        samples=3,
+        pipeline="textcraft-cpu",
+        max_turns=6,
+        temperature=1.2,
     )
     policy = find_policy(NamedPolicy(policy=str(BASE)))
     assert isinstance(policy, SavedPolicy)
@@ -66,12 +73,28 @@ def test_with_the_same_random_numbers_the_rest_comes_again_token_by_token(evalua
     for line, original in enumerate(originals, start=1):
         for turn in (1, 2, len(original.turns))[: 3 if line == 1 else 2]:
             parent, number = find_parent(f"{evaluated_run}/evaluation:{line}@{turn}")
-            plan = plan_fork(parent, number, ForkRequest(samples=3, max_turns=6))
+            plan = plan_fork(parent, number, ForkRequest(samples=3))
             again = run_fork(plan, name="evaluate")[original.sample_index]
             assert comparable(again) == comparable(original)
             assert logprobs_of(again) == pytest.approx(logprobs_of(original), abs=1e-4)
             num_forks += 1
     assert num_forks == 7
+
+
+@pytest.mark.heavy
+def test_a_request_and_its_settings_come_before_the_record_of_the_evaluation(evaluated_run: Path) -> None:
+    parent, turn = find_parent(f"{evaluated_run}/evaluation:1@2")
+    evaluate = load_pipeline("textcraft-cpu").evaluate
+    for options, temperature, max_turns in (
+        ({}, 1.2, 6),
+        ({"temperature": 0.5, "max_turns": 8}, 0.5, 8),
+        ({"overrides": {"evaluate.temperature": 0.25, "evaluate.max_turns": 7}}, 0.25, 7),
+        ({"pipeline": "textcraft-cpu"}, evaluate.temperature, evaluate.max_turns),
+    ):
+        plan = plan_fork(parent, turn, ForkRequest(**options))
+        assert (plan.temperature, plan.max_turns) == (temperature, max_turns)
+    person = plan_fork(parent, turn, ForkRequest(is_person=True))
+    assert (person.max_turns, "temperature" in person.labels) == (6, False)
 
 
 @pytest.mark.heavy

@@ -17,7 +17,7 @@ from tasks.data.items import evaluation_turns
 from tasks.evaluation.forks.parents import Parent
 from tasks.evaluation.forks.records import MAX_OBSERVATION, PERSON
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
-from tasks.evaluation.record import is_record, read_record
+from tasks.evaluation.record import EvaluationRecord, is_record, read_record
 from tasks.evaluation.request import EvaluationRequest, make_pipeline, recorded_settings
 from tasks.runs.parameters import find_run_tokenizer
 from tasks.runs.timestamps import now
@@ -81,23 +81,25 @@ def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:
     """Check a fork at `turn`, the first, from 1, that is not repeated, or the last that is if its observation
     is replaced.
 
-    Agent, rollout settings and servers are those of the run, or of `request.pipeline`. Raises `ConfigError`
-    and `MissingDependency` before anything is started.
+    Agent, rollout settings and servers are those of the run, or of `request.pipeline`; temperature and turns
+    of an evaluation's trajectory are those of its record. Raises `ConfigError` and `MissingDependency` before
+    anything is started.
     """
     trajectory = parent.trajectory
     policy = None if request.is_person else _find_policy(parent, request)
     name, overrides = _settings(parent, request)
+    given_temperature, given_turns = _find_given_values(parent, request)
     evaluation = EvaluationRequest(
         envs=(trajectory.item.env,),
         samples=request.samples,
-        temperature=request.temperature,
-        max_turns=request.max_turns,
+        temperature=given_temperature,
+        max_turns=given_turns,
         seed=request.seed,
         pipeline=name,
         overrides={**overrides, **request.overrides},
     )
     _, pipeline = make_pipeline(evaluation, policy)
-    temperature = pipeline.evaluate.temperature if request.temperature is None else request.temperature
+    temperature = pipeline.evaluate.temperature if given_temperature is None else given_temperature
     if pipeline.agent.program is not None:
         raise ConfigError(
             f"agent.program {pipeline.agent.program!r} has no environment in which its episodes could be "
@@ -112,7 +114,7 @@ def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:
     check_environments(pipeline)
     check_agent(pipeline)
     num_turns = turn - (request.observation is None)
-    max_turns = request.max_turns or evaluation_turns(pipeline)[part]
+    max_turns = given_turns or evaluation_turns(pipeline)[part]
     num_steps = sum(bool(past.action) or past.is_malformed for past in trajectory.turns[:num_turns])
     if num_steps >= max_turns:
         raise ConfigError(
@@ -151,9 +153,10 @@ def _policy_of_run(parent: Parent) -> str:
     run, remedy = parent.run, "name the policy that goes on (--policy)"
     if run.file is not None:
         raise ConfigError(f"{run.file} does not say which policy sampled it; {remedy}")
-    if not is_record(run.folder):
+    record = _read_record(parent)
+    if record is None:
         return str(run.folder)
-    folder = read_record(run.folder).policy.get("folder")
+    folder = record.policy.get("folder")
     if folder is None:
         raise ConfigError(f"{run.folder} is of an endpoint; {remedy}")
     return str(folder)
@@ -162,10 +165,35 @@ def _policy_of_run(parent: Parent) -> str:
 def _settings(parent: Parent, request: ForkRequest) -> tuple[str | None, Mapping[str, object]]:
     if request.pipeline is not None or parent.run.file is not None:
         return request.pipeline, {}
-    if is_record(parent.run.folder):
-        record = read_record(parent.run.folder)
+    if record := _read_record(parent):
         return record.pipeline, record.settings
     return recorded_settings(parent.run.folder)
+
+
+def _find_given_values(parent: Parent, request: ForkRequest) -> tuple[float | None, int | None]:
+    """Temperature and turns that `request` gives, or else the record of the evaluation; None leaves them to
+    the pipeline."""
+    temperature, max_turns = request.temperature, request.max_turns
+    record = None if request.pipeline is not None else _read_record(parent)
+    if record is not None:
+        item = parent.trajectory.item
+        if temperature is None and not _overrides(request, "temperature") and not request.is_person:
+            temperature = record.sampling.temperature
+        if max_turns is None and not _overrides(request, "max_turns"):
+            turns = {(outcome.env, outcome.item): outcome.max_turns for outcome in record.outcomes}
+            max_turns = turns.get((item.env, item.item_id))
+    return temperature, max_turns
+
+
+def _overrides(request: ForkRequest, name: str) -> bool:
+    """Whether `request` changes the pipeline's `evaluate.<name>`."""
+    return not {"evaluate", f"evaluate.{name}"}.isdisjoint(request.overrides)
+
+
+def _read_record(parent: Parent) -> EvaluationRecord | None:
+    """The record of the evaluation that the trajectory is of; None of a run, and of a file by itself."""
+    run = parent.run
+    return read_record(run.folder) if run.file is None and is_record(run.folder) else None
 
 
 def _labels(
