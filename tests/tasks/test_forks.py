@@ -98,6 +98,24 @@ def test_a_request_and_its_settings_come_before_the_record_of_the_evaluation(eva
 
 
 @pytest.mark.heavy
+def test_an_evaluation_of_training_items_alone_can_be_forked(tmp_path: Path) -> None:
+    parts = {"lessons": {"env": "textcraft", "evaluate": False}, "exam": {"env": "babyai"}}
+    request = EvaluationRequest(
+        envs=("textcraft",),
+        split="train",
+        items=1,
+        pipeline="textcraft-cpu",
+        max_turns=1,
+        overrides={"data.parts": parts},
+    )
+    policy = find_policy(NamedPolicy(policy=str(BASE)))
+    assert isinstance(policy, SavedPolicy)
+    evaluate_policy(plan_evaluation(request, policy, out=tmp_path), policy, out=tmp_path)
+    plan = plan_fork(*find_parent(f"{tmp_path}/evaluation:1@1"), ForkRequest())
+    assert list(plan.pipeline.data.parts) == ["lessons"]
+
+
+@pytest.mark.heavy
 def test_the_same_request_gives_the_same_samples_and_another_seed_others(evaluated_run: Path) -> None:
     parent, turn = find_parent(f"{evaluated_run}/evaluation:1@2")
     runs = [

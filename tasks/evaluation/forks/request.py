@@ -166,7 +166,10 @@ def _settings(parent: Parent, request: ForkRequest) -> tuple[str | None, Mapping
     if request.pipeline is not None or parent.run.file is not None:
         return request.pipeline, {}
     if record := _read_record(parent):
-        return record.pipeline, record.settings
+        data = record.settings["data"]
+        # No items are chosen here, and a pipeline whose parts are all for training alone would be refused.
+        parts = {name: part | {"evaluate": True} for name, part in data["parts"].items()}
+        return record.pipeline, record.settings | {"data": data | {"parts": parts}}
     return recorded_settings(parent.run.folder)
 
 
