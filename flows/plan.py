@@ -150,6 +150,7 @@ def check_plan(plan: Plan) -> None:
     check_pipeline(pipeline)
     check_offline(pipeline)
     check_workers(pipeline)
+    check_engine(pipeline)
     if pipeline.backend.rollout == "vllm-cpu":
         find_python()
     items = check_preparation(plan, plan.stages.values())
@@ -234,6 +235,19 @@ def check_workers(pipeline: Pipeline) -> None:
         raise ConfigError(
             f"backend.workers {backend.workers}: this process may use {format_count(cores, 'core')}, and "
             "a training process keeps one busy; lower it, or name a cluster in RAY_ADDRESS"
+        )
+
+
+def check_engine(pipeline: Pipeline) -> None:
+    """Raise `ConfigError` if vLLM cannot spread the model over the GPUs of an engine."""
+    gpus = pipeline.backend.tensor_parallel
+    size = read_model_size(pipeline.model) if gpus > 1 else None
+    if size is not None and not size.fits_engine(gpus):
+        *fewer, most = (str(count) for count in range(1, size.heads + 1) if size.fits_engine(count))
+        raise ConfigError(
+            f"backend.tensor_parallel {gpus}: model {pipeline.model!r} has {size.heads} attention heads and "
+            f"{size.kv_heads} of keys, which vLLM spreads evenly over the GPUs of an engine; set it to "
+            f"{', '.join(fewer)}{' or ' if fewer else ''}{most}"
         )
 
 

@@ -168,7 +168,7 @@ def check_devices(
     find_needs = partial(memory_needs, size=size, device_bytes=smallest, nodes=nodes, phases=phases)
     for need in find_needs(pipeline):
         if not need.fits:
-            remedies = list(_remedies(pipeline, find_needs=find_needs))
+            remedies = list(_remedies(pipeline, size, find_needs=find_needs))
             raise ConfigError(_refuse(need, remedies, model=pipeline.model, place=place))
 
 
@@ -243,10 +243,11 @@ def _of_vllm(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> Need:
     logits = 12 * backend.max_sequences * size.vocabulary
     parts = {
         "weights": 2 * size.parameters // backend.tensor_parallel,
+        # With more GPUs than heads of keys, each GPU has a copy of one.
         _episode(pipeline): 2
         * _numbers_per_token(size)
         * pipeline.rollout.context_length
-        // backend.tensor_parallel,
+        // min(backend.tensor_parallel, size.kv_heads),
         "activations and CUDA graphs": activations + logits + VLLM_BYTES,
     }
     share = int(backend.gpu_memory_utilization * gpu)
@@ -337,9 +338,11 @@ def _refuse(need: Need, remedies: Sequence[str], *, model: str, place: str) -> s
     )
 
 
-def _remedies(pipeline: Pipeline, *, find_needs: Callable[[Pipeline], list[Need]]) -> Iterator[str]:
+def _remedies(
+    pipeline: Pipeline, size: ModelSize, *, find_needs: Callable[[Pipeline], list[Need]]
+) -> Iterator[str]:
     """`key value` of each setting that alone makes `pipeline` fit, by its smallest change."""
-    for key, values in _changes(pipeline).items():
+    for key, values in _changes(pipeline, size).items():
         block, name = key.split(".")
         for value in values:
             settings = getattr(pipeline, block).model_copy(update={name: value})
@@ -349,7 +352,7 @@ def _remedies(pipeline: Pipeline, *, find_needs: Callable[[Pipeline], list[Need]
                 break
 
 
-def _changes(pipeline: Pipeline) -> dict[str, Sequence[object]]:
+def _changes(pipeline: Pipeline, size: ModelSize) -> dict[str, Sequence[object]]:
     """Values to try, by key: each further from the pipeline's own. The other settings allow each of them."""
     backend, train, rollout = pipeline.backend, pipeline.train, pipeline.rollout
     halves = [tokens for tokens in _halves(train.micro_batch_tokens) if tokens > rollout.context_length]
@@ -367,7 +370,9 @@ def _changes(pipeline: Pipeline) -> dict[str, Sequence[object]]:
         "backend.gpu_memory_utilization": [other / 100 for other in nearest],
         "backend.workers": [backend.workers * 2**k for k in range(1, 8)],
         "backend.tensor_parallel": [
-            gpus for gpus in (2, 4, 8) if gpus > backend.tensor_parallel and backend.workers % gpus == 0
+            gpus
+            for gpus in (2, 4, 8)
+            if gpus > backend.tensor_parallel and backend.workers % gpus == 0 and size.fits_engine(gpus)
         ],
         "rollout.context_length": [
             tokens for tokens in _halves(rollout.context_length) if tokens > rollout.max_tokens_per_turn

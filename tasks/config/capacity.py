@@ -50,9 +50,19 @@ class ModelSize:
     width: int
     mlp_width: int
     layers: int
+    heads: int
+    """Attention heads."""
+    kv_heads: int
+    """Heads of keys and values."""
     kv_width: int
     """Numbers of a token's keys in one layer, as many as of its values."""
     tied: bool
+
+    def fits_engine(self, gpus: int) -> bool:
+        """Whether vLLM can spread the model over so many GPUs: each has as many attention heads as the
+        others, and as many heads of keys, or else a copy of one."""
+        has_shared_keys = self.kv_heads % gpus == 0 or gpus % self.kv_heads == 0
+        return self.heads % gpus == 0 and has_shared_keys
 
     @property
     def critic_parameters(self) -> int:
@@ -179,6 +189,7 @@ def read_model_size(model: str | Path) -> ModelSize | None:
     text = read_config(config.parent)
     try:
         heads = text["num_attention_heads"]
+        kv_heads = text.get("num_key_value_heads", heads)
         head_width = text.get("head_dim") or text["hidden_size"] // heads
         return ModelSize(
             parameters=parameters,
@@ -186,7 +197,9 @@ def read_model_size(model: str | Path) -> ModelSize | None:
             width=text["hidden_size"],
             mlp_width=text.get("intermediate_size", 4 * text["hidden_size"]),
             layers=text["num_hidden_layers"],
-            kv_width=text.get("num_key_value_heads", heads) * head_width,
+            heads=heads,
+            kv_heads=kv_heads,
+            kv_width=kv_heads * head_width,
             tied=bool(text.get("tie_word_embeddings", False)),
         )
     except KeyError:  # an architecture with other names for these

@@ -13,6 +13,7 @@ from envs.requirements.detection import pip_install
 from tasks.algorithms.algorithm import ActorCritic, OnlineAlgorithm
 from tasks.algorithms.builtin.self_distill import SelfDistill
 from tasks.algorithms.distillation import Distillation, TeacherEndpoint
+from tasks.cluster.memory import VLLM_TOKENS
 from tasks.cluster.placement import Placement
 from tasks.config.agent import AgentSettings
 from tasks.config.environments import environments
@@ -470,6 +471,11 @@ def check_pipeline(pipeline: Pipeline) -> None:
     if backend.rollout == "vllm" and backend.samplers > 1:
         raise ConfigError(
             f"backend.samplers {backend.samplers} is for rollout: cpu; on GPUs raise backend.workers"
+        )
+    if backend.rollout == "vllm" and backend.max_sequences > VLLM_TOKENS:
+        raise ConfigError(
+            f"backend.max_sequences {backend.max_sequences}: vLLM computes {VLLM_TOKENS} tokens at a time, "
+            f"at least one of each sequence; lower it to {VLLM_TOKENS} or less"
         )
     if backend.rollout != "cpu" and (rollout.top_p < 1.0 or rollout.top_k > 0):
         raise ConfigError(

@@ -196,6 +196,9 @@ def test_a_workspace_may_be_below_the_home_folder(project: Path, monkeypatch: py
         ({"model": "models/nope"}, "there is no such folder; give a folder in Hugging Face format, or, on"),
         ({"agent.format": "json:JSONDecoder", "warmup": None}, "making 'json:JSONDecoder' raised TypeError"),
         ({"agent.reward": "qa_exact_match"}, "add a column 'answer' to the data"),
+        ({"backend": {"device": "cuda", "rollout": "vllm", "workers": 4, "tensor_parallel": 4}},
+         "backend.tensor_parallel 4: model 'models/textcraft-base' has 6 attention heads and 6 of keys, "
+         "which vLLM spreads evenly over the GPUs of an engine; set it to 1, 2, 3 or 6"),
     ],
 )  # fmt: skip
 def test_a_setting_that_a_run_would_fail_by_is_refused(

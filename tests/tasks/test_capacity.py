@@ -30,6 +30,8 @@ QWEN_3B = ModelSize(
     width=2048,
     mlp_width=11_008,
     layers=36,
+    heads=16,
+    kv_heads=2,
     kv_width=256,
     tied=True,
 )
@@ -39,11 +41,21 @@ QWEN_7B = ModelSize(
     width=3584,
     mlp_width=18_944,
     layers=28,
+    heads=28,
+    kv_heads=4,
     kv_width=512,
     tied=False,
 )
 QWEN_05B = ModelSize(
-    parameters=494_032_768, vocabulary=151_936, width=896, mlp_width=4864, layers=24, kv_width=128, tied=True
+    parameters=494_032_768,
+    vocabulary=151_936,
+    width=896,
+    mlp_width=4864,
+    layers=24,
+    heads=14,
+    kv_heads=2,
+    kv_width=128,
+    tied=True,
 )
 GPU = 80 * 10**9
 
@@ -57,11 +69,20 @@ def test_the_size_is_the_models(tmp_path: Path) -> None:
     assert size is not None
     assert size.parameters == sum(p.numel() for p in model.parameters())
     assert (size.width, size.mlp_width, size.layers, size.tied) == (64, 128, 2, True)
+    assert (size.heads, size.kv_heads) == (model.config.num_attention_heads, model.config.num_key_value_heads)
     # In several files, with an index.
     model.save_pretrained(folder, max_shard_size="100KB")
     (folder / "model.safetensors").unlink(missing_ok=True)
     assert len(list(folder.glob("*.safetensors"))) > 1
     assert read_model_size(folder) == size
+
+
+def test_vllm_spreads_heads_evenly() -> None:
+    """By vLLM's rules: attention heads are divided by the GPUs (`ModelConfig.verify_with_parallel_config`),
+    heads of keys too, or each of several GPUs has a copy of one (`Qwen2Attention`)."""
+    sizes = (QWEN_05B, QWEN_3B, QWEN_7B)
+    fitting = [[gpus for gpus in range(1, 17) if size.fits_engine(gpus)] for size in sizes]
+    assert fitting == [[1, 2, 14], [1, 2, 4, 8, 16], [1, 2, 4]]
 
 
 def test_a_size_that_cannot_be_known_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

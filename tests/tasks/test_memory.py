@@ -22,7 +22,7 @@ from tasks.config.training import AsyncSettings
 from tasks.verl.config import check_pipeline
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
-from tests.tasks.test_capacity import GPU, QWEN_3B, QWEN_7B
+from tests.tasks.test_capacity import GPU, QWEN_05B, QWEN_3B, QWEN_7B
 
 SIZES = {"3b": QWEN_3B, "7b": QWEN_7B}
 GPUS = {"device": "cuda", "rollout": "vllm"}
@@ -49,6 +49,12 @@ def test_vllm_by_hand() -> None:
     backend = pipeline.backend.model_copy(update={"tensor_parallel": 2})
     *_, of_half = needs(pipeline.model_copy(update={"backend": backend}), QWEN_7B)
     assert of_half.parts["weights"] == 7_615_616_512
+    # On four GPUs, 3B has a copy of one of its two heads of keys on each.
+    overrides = {"backend.tensor_parallel": 4}
+    *_, of_quarter = needs(load_pipeline("textcraft-qwen2.5-3b", overrides=overrides), QWEN_3B)
+    assert of_quarter.parts["weights"] == 2 * 3_085_938_688 // 4
+    keys = of_quarter.parts["keys and values of an episode of 10,752 tokens"]
+    assert keys == 10_752 * (36 * 2 * 1 * 128 * 2)
 
 
 def test_a_gpu_by_hand() -> None:
@@ -197,6 +203,8 @@ def test_activations_on_a_cpu_are_what_autograd_saves(width: int, mlp_width: int
         width=width,
         mlp_width=mlp_width,
         layers=2,
+        heads=4,
+        kv_heads=kv_heads,
         kv_width=width // 4 * kv_heads,
         tied=True,
     )
@@ -277,6 +285,17 @@ def test_what_would_fit_is_no_setting_that_is_refused_next(
     for setting in remedy.removeprefix("set ").split(" or "):
         key, value = setting.split()
         check_pipeline(load_pipeline("searchqa-qwen2.5-7b", overrides=settings | {key: float(value)}))
+
+
+def test_more_gpus_than_the_model_can_be_spread_over_are_no_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.5B has 14 attention heads: two GPUs can share them, four cannot, though its weights would fit."""
+    monkeypatch.setattr(memory, "read_model_size", lambda _: QWEN_05B)
+    small_gpu = 16 * 10**9
+    for utilization, remedy in ((0.15, "0.19 or backend.tensor_parallel 2"), (0.14, "0.19")):
+        overrides = {"backend.workers": 4, "backend.gpu_memory_utilization": utilization}
+        pipeline = load_pipeline("textcraft-qwen2.5-3b", overrides=overrides)
+        with pytest.raises(ConfigError, match=rf"; set backend\.gpu_memory_utilization {remedy}$"):
+            check_devices(pipeline, [small_gpu])
 
 
 @pytest.mark.parametrize(("changes", "gigabytes", "need", "remedy"), REFUSED)

@@ -51,6 +51,10 @@ WARMUP = {"demonstrations": 1, "noise": 0.0, "steps": 1, "batch_size": 1, "lr": 
         ({"backend": {"device": "cuda", "rollout": "vllm", "workers": 3, "tensor_parallel": 2}}, "workers 3"),
         ({"backend": {"device": "cuda", "rollout": "vllm"}, "rollout__top_p": 0.9}, "top_p 0.9"),
         ({"backend": {"device": "cuda", "rollout": "vllm", "samplers": 2}}, "samplers 2"),
+        (
+            {"backend": {"device": "cuda", "rollout": "vllm", "max_sequences": 8193}},
+            "at least one of each sequence; lower it to 8192 or less",
+        ),
         ({"backend": {"device": "cuda", "rollout": "vllm"}, "train__observation_loss": 0.1}, "logits"),
         (
             {

@@ -17,6 +17,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from envs.errors import ConfigError
+from tasks.cluster.memory import VLLM_TOKENS
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 from tasks.config.training import AsyncSettings
 from tasks.verl.config import check_pipeline, verl_config
@@ -238,6 +239,7 @@ def test_the_gpu_pipeline_runs_vllm_in_bf16_over_packed_rows(tmp_path: Any) -> N
     assert model.use_fused_kernels
     assert not config.algorithm.rollout_correction.bypass_mode
     assert rollout.free_cache_engine
+    assert rollout.max_num_batched_tokens == VLLM_TOKENS  # what its memory is counted for
 
 
 def test_vllm_keeps_its_memory_where_it_samples_ahead(verl: ModuleType, tmp_path: Any) -> None:
