@@ -194,7 +194,8 @@ def check_secrets(plan: Plan) -> None:
 
 
 def check_model(pipeline: Pipeline) -> None:
-    """Raise `ConfigError` unless the model is a folder with a saved model, or the name of one on the hub."""
+    """Raise `ConfigError` unless the model is a folder with a saved model, or the name of one on the hub, and
+    reads `rollout.context_length`."""
     folder = Path(pipeline.model)
     if folder.is_dir():
         if not (folder / "config.json").exists():
@@ -212,16 +213,21 @@ def check_model(pipeline: Pipeline) -> None:
             f"model hub; download it: hf download {pipeline.model} --local-dir models/{folder.name}, and set "
             f"model: models/{folder.name}"
         )
-    if find_file(pipeline.model, "config.json") is None:
+    config = find_file(pipeline.model, "config.json")
+    if config is None:
         hub.check_model(pipeline.model)
+        config = hub.download_config(pipeline.model)
+    if config is not None:
+        _check_context(pipeline, config.parent)
 
 
 def _check_context(pipeline: Pipeline, folder: Path) -> None:
     text = read_config(folder)
     longest, context_length = text.get("max_position_embeddings"), pipeline.rollout.context_length
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    is_scaled = rope.get("rope_type", rope.get("type", "default")) != "default"  # then it reads more
-    if isinstance(longest, int) and not is_scaled and context_length > longest:
+    is_scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
+    reads_more = is_scaled and pipeline.backend.rollout != "vllm"  # there, verl goes by the number alone
+    if isinstance(longest, int) and not reads_more and context_length > longest:
         raise ConfigError(
             f"rollout.context_length {context_length}: model {pipeline.model!r} reads {longest} tokens "
             f"(max_position_embeddings in its config.json); set it to {longest} or less"

@@ -212,6 +212,26 @@ def test_the_shipped_model_reads_the_context_of_each_shipped_pipeline(project: P
     check_model(load_pipeline(name))
 
 
+def test_a_context_that_a_model_of_the_hub_does_not_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On GPUs also where the rope is scaled: verl compares with max_position_embeddings in any case."""
+    snapshot = tmp_path / "models--some--model" / "snapshots" / ("a" * 40)
+    refs = tmp_path / "models--some--model" / "refs"
+    snapshot.mkdir(parents=True)
+    refs.mkdir()
+    (refs / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    pipeline = load_pipeline("textcraft-qwen2.5-3b", overrides={"model": "some/model"})  # 10,752 tokens
+    scaled = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
+    for config in ({"max_position_embeddings": 4096}, {"max_position_embeddings": 4096} | scaled):
+        (snapshot / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ConfigError, match=r"'some/model' reads 4096 tokens .*; set it to 4096 or less"):
+            check_model(pipeline)
+    (snapshot / "config.json").write_text(json.dumps({"max_position_embeddings": 10_752}))
+    check_model(pipeline)
+
+
 def test_without_vllm_a_run_that_samples_with_it_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

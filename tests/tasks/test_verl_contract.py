@@ -242,6 +242,16 @@ def test_the_gpu_pipeline_runs_vllm_in_bf16_over_packed_rows(tmp_path: Any) -> N
     assert rollout.max_num_batched_tokens == VLLM_TOKENS  # what its memory is counted for
 
 
+def test_vllm_may_not_read_more_than_the_models_positions_where_the_rope_is_scaled(verl: ModuleType) -> None:
+    """What `flows/plan.py` refuses on GPUs."""
+    from transformers import Qwen2Config
+    from verl.workers.rollout.utils import get_max_position_embeddings
+
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    config = Qwen2Config(max_position_embeddings=4096, rope_parameters=rope)
+    assert get_max_position_embeddings(config) == 4096
+
+
 def test_vllm_keeps_its_memory_where_it_samples_ahead(verl: ModuleType, tmp_path: Any) -> None:
     from verl.utils.config import omega_conf_to_dataclass
 
