@@ -50,9 +50,11 @@ def _groupings(outcomes: Sequence[ItemOutcome]) -> Iterator[tuple[str, dict[str,
 
 
 def _group(values: Sequence[tuple[ItemOutcome, str | int | float]]) -> dict[str, list[ItemOutcome]]:
-    groups: dict[str, list[ItemOutcome]] = {str(kind): [] for kind in sort_kinds({v for _, v in values})}
+    kinds = sort_kinds(dict.fromkeys(value for _, value in values))
+    names = {kind: str(kind) for kind in kinds}  # 1 and 1.0 are one kind
+    groups: dict[str, list[ItemOutcome]] = {name: [] for name in names.values()}
     for outcome, value in values:
-        groups[str(value)].append(outcome)
+        groups[names[value]].append(outcome)
     return groups
 
 
