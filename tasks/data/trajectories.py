@@ -10,12 +10,14 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.files import iterate_json_lines, write_atomically
 from envs.types import Image, Item
 from tasks.algorithms.equality import have_equal_rewards
+
+T = TypeVar("T")
 
 _IMAGE_FIELDS = ("prompt_images", "images")
 NGRAM = 4
@@ -28,6 +30,20 @@ MAX_KINDS = 40
 def sort_kinds(values: Iterable[Any]) -> list[Any]:
     """Values of a metadata key in the order of tables: numbers, then texts, each ascending."""
     return sorted(values, key=lambda value: (isinstance(value, str), value))
+
+
+def group_by_kind(values: Iterable[tuple[Any, T]]) -> dict[str, list[T]]:
+    """What has the same value of a metadata key, by the value as a text, in the order of tables.
+
+    `values`: the value and what has it. Equal numbers of two types, as 1 and 1.0, are one value, and so are a
+    number and its text.
+    """
+    pairs = list(values)
+    names = {kind: str(kind) for kind in sort_kinds(dict.fromkeys(value for value, _ in pairs))}
+    groups: dict[str, list[T]] = {name: [] for name in names.values()}
+    for value, member in pairs:
+        groups[names[value]].append(member)
+    return groups
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
@@ -184,16 +200,16 @@ def success_rates(successes: Sequence[tuple[Item, float]]) -> dict[str, float]:
 
 
 def _by_metadata(successes: Sequence[tuple[Item, float]]) -> dict[str, float]:
-    grouped_values: dict[str, dict[object, list[float]]] = {}
+    values_of: dict[str, list[tuple[object, float]]] = {}
     for item, success in successes:
         for key, value in item.metadata.items():
             if isinstance(value, str | int | float):
-                grouped_values.setdefault(key, {}).setdefault(value, []).append(success)
+                values_of.setdefault(key, []).append((value, success))
     return {
-        f"success_{key}_{value}": fmean(groups[value])
-        for key, groups in sorted(grouped_values.items())
-        if len(groups) <= MAX_KINDS
-        for value in sort_kinds(groups)
+        f"success_{key}_{kind}": fmean(members)
+        for key, values in sorted(values_of.items())
+        if len(groups := group_by_kind(values)) <= MAX_KINDS
+        for kind, members in groups.items()
     }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from agents.types import Trajectory
-from tasks.data.trajectories import MAX_KINDS, sort_kinds
+from tasks.data.trajectories import MAX_KINDS, group_by_kind
 from tasks.evaluation.intervals import bootstrap
 from tasks.evaluation.pass_at_k import passes
 from tasks.evaluation.record import GroupResult, ItemOutcome, Rate
@@ -41,21 +41,12 @@ def results_of(
 def _groupings(outcomes: Sequence[ItemOutcome]) -> Iterator[tuple[str, dict[str, list[ItemOutcome]]]]:
     """Each key with the outcomes of each of its values."""
     yield "all", {"all": [*outcomes]}
-    yield "env", _group([(outcome, outcome.env) for outcome in outcomes])
+    yield "env", group_by_kind((outcome.env, outcome) for outcome in outcomes)
     for key in dict.fromkeys(key for outcome in outcomes for key in outcome.metadata):
-        values = [(outcome, outcome.metadata.get(key)) for outcome in outcomes]
-        plain_values = [(outcome, value) for outcome, value in values if isinstance(value, str | int | float)]
-        if key not in ("all", "env") and 2 <= len({value for _, value in plain_values}) <= MAX_KINDS:
-            yield key, _group(plain_values)
-
-
-def _group(values: Sequence[tuple[ItemOutcome, str | int | float]]) -> dict[str, list[ItemOutcome]]:
-    kinds = sort_kinds(dict.fromkeys(value for _, value in values))
-    names = {kind: str(kind) for kind in kinds}  # 1 and 1.0 are one kind
-    groups: dict[str, list[ItemOutcome]] = {name: [] for name in names.values()}
-    for outcome, value in values:
-        groups[names[value]].append(outcome)
-    return groups
+        values = [(outcome.metadata.get(key), outcome) for outcome in outcomes]
+        groups = group_by_kind((v, outcome) for v, outcome in values if isinstance(v, str | int | float))
+        if key not in ("all", "env") and 2 <= len(groups) <= MAX_KINDS:
+            yield key, groups
 
 
 def _result(outcomes: Sequence[ItemOutcome], samples: int, ks: Sequence[int]) -> GroupResult:

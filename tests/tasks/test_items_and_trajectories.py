@@ -10,7 +10,7 @@ from envs.errors import ConfigError
 from envs.types import Item
 from tasks.config.data import DataSettings
 from tasks.data.items import read_items, write_items
-from tasks.data.trajectories import read_trajectories, summarise, write_trajectories
+from tasks.data.trajectories import read_trajectories, success_rates, summarise, write_trajectories
 
 ITEMS = [
     Item(item_id="textcraft_3", env="textcraft", seed=2, metadata={"depth": 1}),
@@ -118,6 +118,15 @@ def test_summary_by_hand() -> None:
             "parse_failures": 3.0,
         }
     )
+
+
+def test_rates_by_metadata_are_of_all_items_with_the_value() -> None:
+    """10, 10.0 and "10" have the same name, and so one rate."""
+    kinds: list[object] = [10, 10.0, "10", 9, [10], None]
+    successes = [1.0, 0.5, 0.0, 1.0, 0.0, 0.0]
+    items = [Item(f"toy_{number}", env="toy", metadata={"kind": kind}) for number, kind in enumerate(kinds)]
+    rates = success_rates(list(zip(items, successes, strict=True)))
+    assert list(rates.items()) == [("success", 2.5 / 6), ("success_kind_9", 1.0), ("success_kind_10", 0.5)]
 
 
 def test_a_summary_of_failures_has_counts_and_no_means() -> None:
