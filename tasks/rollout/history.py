@@ -62,9 +62,7 @@ class History:
 
     @classmethod
     def read(cls, folder: Path) -> "History":
-        """What `write` wrote to a checkpoint; empty for one from before there was such a file."""
-        if not (folder / _FILE).exists():
-            return cls()
+        """What `write` wrote to a checkpoint."""
         values = json.loads((folder / _FILE).read_text())
         evidence = {
             name: tuple(

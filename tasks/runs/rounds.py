@@ -45,8 +45,8 @@ class RoundResult(TrainedRound):
 
     evaluation: dict[str, float]
     """`summarise` of the quick evaluation: one sample of each test item, at `evaluate.temperature`."""
-    temperature: float | None = None
-    """That temperature; None in a record of an earlier version."""
+    temperature: float
+    """That temperature."""
 
 
 def start_policy(pipeline: Pipeline, workspace: Path) -> Path | str:

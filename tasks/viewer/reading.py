@@ -67,7 +67,7 @@ def not_recorded(update: Update) -> dict[str, str]:
         return {
             "advantage, trainer − sampler, entropy": "training keeps the credit (advantage), the difference "
             "of the trainer's log-probs from the sampler's, and the entropy of the trajectories of its steps "
-            "alone; runs of earlier versions have none"
+            "alone"
         }
     if update["turns"] is None:
         return {

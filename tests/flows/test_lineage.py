@@ -184,7 +184,7 @@ def test_training_that_chooses_the_best_policy_depends_on_the_temperature_of_qui
         for temperature in (1.0, 0.5)
     )
     claim_checkpoints(first, if_changed="refuse")
-    round_0 = RoundResult(index=0, first_step=1, last_step=2, evaluation={}, seconds=1.0)
+    round_0 = RoundResult(temperature=1.0, index=0, first_step=1, last_step=2, evaluation={}, seconds=1.0)
     file = workspace / "train" / "rounds" / "00.json"
     file.parent.mkdir()
     file.write_text(json.dumps(asdict(round_0)))
@@ -347,7 +347,7 @@ def test_finished_rounds_of_offline_training_are_not_lost_to_a_change(project: P
     assert not claim()
     finished_round = Path("runs", name, "train", "rounds", "00.json")
     finished_round.parent.mkdir()
-    done = RoundResult(index=0, first_step=1, last_step=36, evaluation={}, seconds=1.0)
+    done = RoundResult(temperature=1.0, index=0, first_step=1, last_step=36, evaluation={}, seconds=1.0)
     finished_round.write_text(json.dumps(asdict(done)))
     with pytest.raises(ConfigError, match=r"\(step 36\) from other inputs: train\.lr"):
         claim({"train.lr": 1.0})

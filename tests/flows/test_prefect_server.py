@@ -156,7 +156,9 @@ def train(page: PrefectPage, workspace: Path, *, rounds: Sequence[int]) -> None:
 def finished(index: int) -> RoundResult:
     last = 2 * index + 2
     evaluation = {"success": 0.25 * (index + 1), "episodes": 4}
-    return RoundResult(index=index, first_step=last - 1, last_step=last, seconds=90, evaluation=evaluation)
+    return RoundResult(
+        temperature=1.0, index=index, first_step=last - 1, last_step=last, seconds=90, evaluation=evaluation
+    )
 
 
 def artifacts_of(client: SyncPrefectClient, flow_run_id: str) -> dict[str, Artifact]:

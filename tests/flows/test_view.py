@@ -212,7 +212,9 @@ def test_damage_is_named_until_it_is_mended_in_its_place(tmp_path: Path, name: s
 
 def test_a_hundred_rounds_are_in_order(tmp_path: Path) -> None:
     for index in range(102):
-        done = RoundResult(index=index, first_step=index, last_step=index, evaluation={}, seconds=1.0)
+        done = RoundResult(
+            temperature=1.0, index=index, first_step=index, last_step=index, evaluation={}, seconds=1.0
+        )
         write_json(round_file(tmp_path, index), asdict(done))
     assert [done.index for done in read_rounds(tmp_path)] == [*range(102)]
 

@@ -119,7 +119,12 @@ def write_rounds(workspace: Path) -> None:
     )
     for index in range(2):
         done = RoundResult(
-            index=index, first_step=2 * index + 1, last_step=2 * index + 2, evaluation=quick, seconds=9.0
+            temperature=1.0,
+            index=index,
+            first_step=2 * index + 1,
+            last_step=2 * index + 2,
+            evaluation=quick,
+            seconds=9.0,
         )
         file = workspace / "train" / "rounds" / f"{index:02d}.json"
         file.parent.mkdir(parents=True, exist_ok=True)

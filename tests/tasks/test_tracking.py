@@ -92,7 +92,13 @@ def write_round(workspace: Path, index: int, *, steps: tuple[int, int]) -> None:
         write_step(workspace, step)
     file = workspace / "train" / "rounds" / f"{index:02}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    round_end = {"index": index, "first_step": steps[0], "last_step": steps[1], "seconds": 1.0}
+    round_end = {
+        "index": index,
+        "first_step": steps[0],
+        "last_step": steps[1],
+        "seconds": 1.0,
+        "temperature": 1.0,
+    }
     file.write_text(json.dumps({**round_end, "evaluation": {"success": 0.5 + index / 10, "episodes": 6}}))
     for step in steps:
         file = workspace / "train" / "trajectories" / f"step_{step:04d}.jsonl"

@@ -73,7 +73,9 @@ def test_settings_that_contradict_each_other_are_refused(overrides: dict[str, ob
 
 
 def test_finished_rounds_are_read_and_nothing_starts(tmp_path: Path) -> None:
-    done = RoundResult(index=0, first_step=1, last_step=2, evaluation={"success": 0.5}, seconds=1.0)
+    done = RoundResult(
+        temperature=1.0, index=0, first_step=1, last_step=2, evaluation={"success": 0.5}, seconds=1.0
+    )
     path = tmp_path / "train" / "rounds" / "00.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(asdict(done)))
@@ -204,7 +206,9 @@ def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(tmp_path: 
         checkpoint.mkdir(parents=True)
         (checkpoint / "weights").write_bytes(bytes(100))
         checkpoints.mark_complete(folder / "checkpoints", step=last)
-        done = RoundResult(index=index, first_step=last - 1, last_step=last, evaluation={}, seconds=1.0)
+        done = RoundResult(
+            temperature=1.0, index=index, first_step=last - 1, last_step=last, evaluation={}, seconds=1.0
+        )
         (folder / "rounds").mkdir(exist_ok=True)
         (folder / "rounds" / f"{index:02d}.json").write_text(json.dumps(asdict(done)))
     for step in (2, 3):
@@ -238,7 +242,12 @@ def test_the_best_policy_is_that_of_a_round_that_is_still_believed(tmp_path: Pat
         save_file({"weight": torch.zeros(1)}, policy / "model.safetensors")
         checkpoints.mark_complete(folder / "checkpoints", step=last, steps_to_keep={2, 4, 6})
         done = RoundResult(
-            index=index, first_step=last - 1, last_step=last, evaluation={"success": success}, seconds=1.0
+            temperature=1.0,
+            index=index,
+            first_step=last - 1,
+            last_step=last,
+            evaluation={"success": success},
+            seconds=1.0,
         )
         (folder / "rounds").mkdir(exist_ok=True)
         (folder / "rounds" / f"{index:02d}.json").write_text(json.dumps(asdict(done)))

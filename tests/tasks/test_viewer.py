@@ -634,7 +634,7 @@ def test_turns_are_read_as_recorded() -> None:
     assert page["turns"][0]["calls"] == [{"name": "add", "arguments": {"a": 1, "b": [2]}}]
     assert page["turns"][0]["logprob"] == pytest.approx(-1.75 / 3)
     [reason] = page["not_recorded"].values()
-    assert "earlier versions have none" in reason
+    assert "trajectories of its steps alone" in reason
     assert {page["turns"][0][name] for name in ("advantage", "log_ratio", "entropy")} == {None}
     # JavaScript would show 9007199254740992 for 9007199254740993.
     assert page["seed"] == "9223372036854775809"
@@ -692,9 +692,9 @@ def test_numbers_of_an_update_are_those_of_the_trajectorys_own_line(tmp_path: Pa
 
     for address, reason in (
         ("step_0002:3", "did not learn from this trajectory"),
-        ("step_0002:4", "earlier versions"),
-        ("step_0001:1", "earlier versions"),
-        ("evaluation:1", "earlier versions"),
+        ("step_0002:4", "its steps alone"),
+        ("step_0001:1", "its steps alone"),
+        ("evaluation:1", "its steps alone"),
     ):
         page, tokens = read(address)
         assert reason in page["not_recorded"]["advantage, trainer − sampler, entropy"]
