@@ -106,8 +106,7 @@ class FailingItem:
     """Successes of the samples before training."""
     after: Sequence[float]
     episode: Trajectory
-    """The item's first sampled episode after training that does not solve it; in a run of an older version,
-    which kept one episode of each item, that one."""
+    """The item's first sampled episode after training that does not solve it."""
     line: int
     """The line of that episode, in the file of evaluated episodes."""
 
@@ -129,9 +128,9 @@ def failing_items(results: Results) -> list[FailingItem]:
     before, after = (results.outcomes.get(policy, {}).get("sampled", {}) for policy in ("before", "after"))
     failing = []
     for item, episodes in results.sampled("after").items():
-        if after.get(item) and not all(after[item]):
-            unsolved = ((line, t) for line, t in episodes if not (t.success or t.has_failed))
-            line, episode = next(unsolved, episodes[0])
+        unsolved = [(line, t) for line, t in episodes if not (t.success or t.has_failed)]
+        if unsolved and after.get(item) and not all(after[item]):
+            line, episode = unsolved[0]
             failing.append(
                 FailingItem(before=before.get(item, []), after=after[item], episode=episode, line=line)
             )

@@ -359,16 +359,6 @@ def test_what_fails_now_is_listed_with_links_to_its_episodes(page: Page) -> None
     assert "wingspan view " in text
 
 
-def test_what_fails_in_a_run_that_kept_the_first_samples_alone(tmp_path: Path) -> None:
-    write_evaluation(tmp_path)
-    file = tmp_path / "evaluation_trajectories.jsonl"
-    lines = [line for line in file.read_text().splitlines() if json.loads(line)["sample_index"] == 0]
-    file.write_text("\n".join(lines))
-    failing = failing_items(read_results(tmp_path))
-    ends = {row.episode.item.item_id: (row.line, row.episode.success) for row in failing}
-    assert ends == {"toy_3": (12, False), "toy_1": (10, False), "toy_2": (11, True)}
-
-
 def test_the_first_episode_and_the_first_that_does_not_solve_the_item_are_kept() -> None:
     def list_kept_samples(*outcomes: bool | None) -> list[int]:
         """None is a failed episode."""
