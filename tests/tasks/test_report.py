@@ -25,7 +25,7 @@ from tasks.reporting.charts import (
     tick_label,
 )
 from tasks.reporting.comparison.runs import read_run
-from tasks.reporting.excerpts import PairVerdict, choose_pairs, failing_items
+from tasks.reporting.excerpts import PairVerdict, choose_pairs
 from tasks.reporting.figures import LINES
 from tasks.reporting.pages import DASH, PAGES
 from tasks.reporting.results import count_dropped, environment_steps, phases, read_results, stages_of
