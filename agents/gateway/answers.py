@@ -57,7 +57,7 @@ def _head(answer: Answer, model: str, kind: str) -> dict[str, object]:
 
 
 def _content(answer: Answer) -> str | None:
-    """The text as OpenAI has it: without one, null beside calls, and else empty."""
+    """The answer's text, as OpenAI returns it: null, not empty, if there are only calls."""
     reading = answer.reading
     return None if reading.calls and not reading.content else reading.content
 

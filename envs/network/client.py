@@ -99,7 +99,7 @@ async def send(
 ) -> httpx.Response:
     """The response to a request; `timeout_s`: for all of it, where httpx's limits are for each part.
 
-    Raises `TryAgain` if there is none, or if it is transient (`is_transient`).
+    Raises `TryAgain` if there is no response, or if `is_transient` holds for it.
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -208,8 +208,9 @@ class Servers:
     async def acquire(self, env: "RemoteEnv", *, comes_first: bool = False) -> Session:
         """A session for `env`: a new one on the least busy server that works, or an idle instance's.
 
-        If there is none, it waits behind all others, or in front of them if it `comes_first`, for as long as
-        any instance of this process plays. Raises `EnvCrashed` if none has played for `patience_s` seconds.
+        If no session is available, `env` joins the end of the queue, or its front if it `comes_first`, and
+        waits for as long as any instance of this process plays. Raises `EnvCrashed` if none has played for
+        `patience_s` seconds.
         """
         self._enter_loop()
         session = None if self._waiting else await self._find_session()
@@ -253,7 +254,7 @@ class Servers:
             self._searches.clear()
 
     async def _find_session(self) -> Session | None:
-        """A new session, or an idle one; None if there is none at the moment."""
+        """A new session or an idle one; None if neither is available now."""
         failed: set[_Server] = set()
         while (server := self._next(failed)) is not None:
             try:
