@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -618,7 +619,6 @@ def test_what_is_compiled_belongs_to_the_files_that_it_was_compiled_from() -> No
 
 
 def test_probabilities_are_added_in_one_order() -> None:
-    """Else the process that compiles the function has other last bits than those that load it."""
     logits = 3 * np.random.default_rng(0).normal(size=(20, 1286)).astype(np.float32)
     masses = np.empty_like(logits)
     totals, _ = kernels.exponentiate_rows(logits, np.ones(20, np.float32), masses)
@@ -627,6 +627,61 @@ def test_probabilities_are_added_in_one_order() -> None:
     for rest in (1284, 1285):
         sums = sums + masses[:, rest]
     assert totals.tolist() == sums.tolist()
+
+
+def add_lanes(numbers: np.ndarray) -> float:
+    """The sum of `numbers` [C] in the order that `kernels.sum_of` names, each addition rounded by numpy."""
+    whole = len(numbers) // 16 * 16
+    lanes = np.zeros(16, np.float32)
+    for vector in numbers[:whole].reshape(-1, 16):
+        lanes = vector + lanes
+    while len(lanes) > 1:
+        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+    total = lanes[0]
+    for number in numbers[whole:]:
+        total = total + number
+    return float(total)
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 300, 1003])
+def test_a_row_is_added_up_in_one_order(count: int) -> None:
+    numbers = np.random.default_rng(count).normal(size=count).astype(np.float32)
+    assert kernels.sum_of(numbers) == add_lanes(numbers)
+    assert kernels.highest_of(numbers) == numbers.max()
+    assert kernels.highest_of(np.full(count, -np.inf, np.float32)) == -np.inf
+    # Products of numbers of 11 bits are exact, so that each multiply-add rounds like an addition.
+    a, b = (np.random.default_rng(seed).integers(-1023, 1024, count).astype(np.float32) for seed in (1, 2))
+    assert kernels.dot(a, b) == add_lanes(a * b)
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+def test_the_process_that_compiles_has_the_bits_of_those_that_load(tmp_path: Path) -> None:
+    """The shipped model: with a tiny one there was no difference when there was one."""
+    code = (
+        "import asyncio\n"
+        "from agents.samplers.cpu import CpuSampler\n"
+        "from agents.samplers.cpu.forward import generate\n"
+        "from agents.types import SamplingParams\n"
+        "async def main():\n"
+        "    params = SamplingParams(max_tokens=40)\n"
+        "    sampler = CpuSampler('models/textcraft-base', context_length=256, max_sequences=4)\n"
+        "    completions = await asyncio.gather(*(\n"
+        "        sampler.sample(list(range(i, i + 60)), params=params, episode_id=str(i))\n"
+        "        for i in range(5, 9)))\n"
+        "    sampler.close()\n"
+        "    print(sum(generate.stats.cache_misses.values()), [c.logprobs for c in completions])\n"
+        "asyncio.run(main())"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        for _ in range(2)
+    )
+    assert (first.stdout[0], second.stdout[0]) == ("1", "0")
+    assert first.stdout[1:] == second.stdout[1:]
 
 
 async def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:

@@ -27,7 +27,15 @@ from numba.extending import intrinsic
 from agents.samplers import kernels, tiles
 from agents.samplers.cpu import drafts as draft_tokens
 from agents.samplers.cpu.drafts import DRAFTS, add_token, draft
-from agents.samplers.kernels import draw, exponential_of, exponentiate_logits, exponentiate_scores, uniform
+from agents.samplers.kernels import (
+    dot,
+    draw,
+    exponential_of,
+    exponentiate_logits,
+    exponentiate_scores,
+    highest_of,
+    uniform,
+)
 from agents.samplers.tiles import BYTES, LANES, ROWS, add_product, add_rows, round_up
 
 _BLOCK = 48
@@ -73,19 +81,17 @@ def _array(address, size):  # type: ignore[no-untyped-def]
     return numba.carray(_as_pointer(address), size)  # type: ignore[attr-defined, call-arg]
 
 
-@njit(nogil=True, fastmath=True)
+@njit(nogil=True, error_model="numpy")
 def _normalize(x, width, eps, output):  # type: ignore[no-untyped-def]
     """RMS norm of the first `width` columns of `x` [N, E], without its gain."""
     for n in range(x.shape[0]):
-        total = float32(0.0)
-        for e in range(width):
-            total += x[n, e] * x[n, e]
-        scale = float32(1.0) / np.sqrt(total / float32(width) + eps)
+        row = x[n, :width]
+        scale = float32(1.0) / np.sqrt(dot(row, row) / float32(width) + eps)
         for e in range(x.shape[1]):
             output[n, e] = x[n, e] * scale
 
 
-@njit(nogil=True, fastmath=True)
+@njit(nogil=True, error_model="numpy")
 def _gate(gate_up, inner, output):  # type: ignore[no-untyped-def]
     """silu(gate) * up; `gate_up`: [N, 2 I], `output`: [N, I]."""
     for n in range(gate_up.shape[0]):
@@ -94,7 +100,7 @@ def _gate(gate_up, inner, output):  # type: ignore[no-untyped-def]
             result[i] = gate[i] / (float32(1.0) + exponential_of(-gate[i])) * up[i]
 
 
-@njit(nogil=True, fastmath=True)
+@njit(nogil=True)
 def _rotate(qkv, positions, heads, head_dim, cosine, sine):  # type: ignore[no-untyped-def]
     """Rotary embedding of the first `heads` heads, in place; `cosine`, `sine`: [T, D / 2]."""
     half = head_dim // 2
@@ -137,7 +143,7 @@ def _store(qkv, positions, segments, layer, sizes, value_dim):  # type: ignore[n
                     values[column * value_dim + d] = qkv[n, value + d]
 
 
-@njit(nogil=True, fastmath=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no-untyped-def]
     """Attention of N tokens, each over the block before its segment and over its own up to itself.
 
@@ -197,7 +203,8 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
                     add_rows(in_run, query, q, own_keys, LANES, panel, head_dim, padded, at_own, stride)
                     for row in range(r, end_of_run):
                         row_visible = positions[start + row] + 1
-                        shares[row] = float32(1.0) / exponentiate_scores(scores[row, :row_visible])
+                        seen = scores[row, :row_visible]
+                        shares[row] = float32(1.0) / exponentiate_scores(seen, highest_of(seen))
                         scores[row, row_visible:visible] = float32(0.0)
                     r = end_of_run
                 sums[:rows] = float32(0.0)
@@ -286,7 +293,7 @@ def _compile_forward(digest: int) -> Dispatcher:
     """`forward`, for the contents of `_SOURCES`."""
 
     # NaN in weights that have diverged reaches the logits, where `generate` and its callers look for it.
-    @njit(_FORWARD, nogil=True, fastmath=True, error_model="numpy", cache=True)
+    @njit(_FORWARD, nogil=True, error_model="numpy", cache=True)
     def forward(tokens, positions, segments, model, logits_of, logits):  # type: ignore[no-untyped-def]
         """Write the keys and values of N tokens, and the logits of some of them; returns the digest.
 

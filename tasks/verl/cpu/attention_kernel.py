@@ -17,7 +17,7 @@ from numba import float32, int64, njit
 from numba.core.dispatcher import Dispatcher
 
 from agents.samplers import kernels, tiles
-from agents.samplers.kernels import exponential_of, exponentiate_scores, highest_of
+from agents.samplers.kernels import dot, exponential_of, exponentiate_scores, highest_of
 from agents.samplers.tiles import BYTES, LANES, ROWS, add_rows, add_transposed, round_up
 
 FIRST, COUNT, COLUMN, PROMPT = range(4)
@@ -111,7 +111,7 @@ def _add_to_keys(weights, stride, b, rows, e, segments, s, end, own, sums):  # t
     add_transposed(end, weights + BYTES * own, stride, b, rows, e, of_own)
 
 
-@njit(nogil=True, fastmath=True)
+@njit(nogil=True)
 def _weigh(scores, slopes, log_sum, mean):  # type: ignore[no-untyped-def]
     """Replace `scores` by their weights in the softmax, and `slopes`, the gradients of the weights, by those
     of the scores; `mean` is the weighted mean of the slopes."""
@@ -127,7 +127,6 @@ def _compile_forward(digest: int) -> Dispatcher:
     @njit(
         int64(_HEADS, _HEADS, _HEADS, _SEGMENTS, float32, int64, int64, _HEADS, float32[:, ::1]),
         nogil=True,
-        fastmath=True,
         error_model="numpy",
         cache=True,
     )
@@ -161,7 +160,7 @@ def _compile_forward(digest: int) -> Dispatcher:
                     for r in range(rows):
                         visible = before + low + r + 1
                         highest = highest_of(scores[r, :visible])
-                        total = exponentiate_scores(scores[r, :visible])
+                        total = exponentiate_scores(scores[r, :visible], highest)
                         for column in range(visible, before + high):
                             scores[r, column] = float32(0.0)
                         log_sums[head, row + r] = highest + np.log(total)
@@ -182,7 +181,6 @@ def _compile_backward(digest: int) -> Dispatcher:
     @njit(
         int64(*[_HEADS] * 4, float32[:, ::1], _HEADS, _SEGMENTS, float32, int64, int64, *[_HEADS] * 3),
         nogil=True,
-        fastmath=True,
         error_model="numpy",
         cache=True,
     )
@@ -233,9 +231,8 @@ def _compile_backward(digest: int) -> Dispatcher:
                         _add_scores(rows, u, e, at_value_panels, segments, s, high, own, of_slopes, stride)
                         for r in range(rows):
                             w, g = weights[low - block + r], slopes[low - block + r]
-                            mean, visible = float32(0.0), own + low + r + 1
-                            for d in range(dim):
-                                mean += output[row + r, head, d] * upstream[row + r, head, d]
+                            visible = own + low + r + 1
+                            mean = dot(output[row + r, head], upstream[row + r, head])
                             _weigh(w[:visible], g[:visible], log_sums[head, row + r], mean)
                             for column in range(before, own):
                                 w[column] = g[column] = float32(0.0)
