@@ -62,11 +62,9 @@ def register(
             f"Policies that `wingspan run {name}` has trained. `{CHAMPION}` is the best on the test split."
         )
         client.create_registered_model(name, description=about)
-    versions = client.search_model_versions(f"run_id = '{run_id}'")
-    version = (
-        versions[0]
-        if versions
-        else client.create_model_version(
+    version = _find_version(client, run_id, name=name)
+    if version is None:
+        version = client.create_model_version(
             name,
             source=f"models:/{model_id}",
             run_id=run_id,
@@ -74,8 +72,7 @@ def register(
             description=description,
             model_id=model_id,
         )
-    )
-    has_alias = client.get_model_version(name, version.version).aliases  # the last thing that a version gets
+    has_alias = version.aliases  # the last thing that a version gets
     return _promote(client, version, outcomes=outcomes) if is_candidate and not has_alias else None
 
 
@@ -88,7 +85,7 @@ def promote_best(workspace: Path, *, name: str, num_candidates: int) -> Promotio
     `WingspanError` for a run without a version.
     """
     client = connect()
-    version = _find_version(client, workspace, name=name)
+    version = _recorded_version(client, workspace, name=name)
     if CHAMPION in version.aliases:
         return None
     return _promote(client, version, outcomes=workspace / OUTCOMES, num_candidates=num_candidates)
@@ -101,20 +98,28 @@ def promote_recorded(workspace: Path, *, name: str) -> Promotion | None:
     Returns the promotion, if this call made one. Raises `WingspanError` for a run without a version.
     """
     client = connect()
-    version = _find_version(client, workspace, name=name)
+    version = _recorded_version(client, workspace, name=name)
     promotion = None if version.aliases else _promote(client, version, outcomes=workspace / OUTCOMES)
     record_candidate(workspace)
     return promotion
 
 
-def _find_version(client: "MlflowClient", workspace: Path, *, name: str) -> "ModelVersion":
+def _recorded_version(client: "MlflowClient", workspace: Path, *, name: str) -> "ModelVersion":
     run_id = str(read_record(workspace)["run_id"])
-    versions = client.search_model_versions(f"run_id = '{run_id}'")
-    if not versions:
+    version = _find_version(client, run_id, name=name)
+    if version is None:
         raise WingspanError(
             f"MLflow has no version of the model {name} of run {run_id}; run it again, in another workspace"
         )
-    return client.get_model_version(name, versions[0].version)
+    return version
+
+
+def _find_version(client: "MlflowClient", run_id: str, *, name: str) -> "ModelVersion | None":
+    """The version of model `name` that was made from the run. A copy in another model (MLflow's "Promote
+    model") has the same run."""
+    versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+    # A search does not return aliases.
+    return client.get_model_version(name, versions[0].version) if versions else None
 
 
 def is_better(test: PairedTest, *, num_candidates: int = 1) -> bool:

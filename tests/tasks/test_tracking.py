@@ -530,6 +530,27 @@ def test_the_best_of_a_sweep_is_promoted_if_the_test_allows_for_their_number(
 
 
 @pytest.mark.heavy
+def test_a_copy_of_the_version_in_another_model_is_not_taken_for_it(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    """MLflow's "Promote model": version 1 of `released` is a copy of version 2 of `copied`."""
+    earlier = workspace.with_name("earlier")
+    for folder in (earlier, workspace):
+        write_round(folder, 0, steps=(1, 2))
+        write_results(folder, num_solved=8)
+        with Tracker("copied", pipeline=pipeline, workspace=folder, is_candidate=False) as tracker:
+            tracker.finish()
+    client = connect()
+    client.copy_model_version("models:/copied/2", "released")
+    promotion = promote_best(workspace, name="copied", num_candidates=1)
+    assert promotion is not None
+    assert (promotion.model, promotion.version) == ("copied", "2")
+    assert client.get_registered_model("copied").aliases == {"champion": 2}
+    assert client.get_registered_model("released").aliases == {}
+    assert "test.against" not in client.get_model_version("copied", "1").tags
+
+
+@pytest.mark.heavy
 def test_policies_are_ranked_by_their_score_on_a_named_data_set(workspace: Path) -> None:
     import mlflow
 
