@@ -30,7 +30,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.collapse import ALERTS, Alert
 from tasks.evaluation.outcomes import EVALUATION, OUTCOMES, read_evaluation
 from tasks.runs.folders import EVALUATION_TRAJECTORIES
-from tasks.runs.rounds import read_rounds, round_file
+from tasks.runs.rounds import final_step, read_rounds, round_file
 from tasks.runs.steps import read_steps
 from tasks.runs.usage import read_usage
 from tasks.tracking import facts, recorded_runs, system_metrics
@@ -305,7 +305,7 @@ class Tracker:
         }
         series = metrics_of(timing, step=last, at_ms=at_ms, name=lambda key: metric_key(f"time/{key}"))
         series += metrics_of(usage, step=last, at_ms=at_ms, name=lambda key: metric_key(f"usage/{key}"))
-        for policy, step in (("before", 0), ("after", last)):
+        for policy, step in (("before", 0), ("after", final_step(self._pipeline, workspace / "train"))):
             for mode, summary in evaluation[policy].items():
                 name = partial(summary_metric, group=f"eval/{mode}")
                 series += metrics_of(summary, step=step, at_ms=at_ms, name=name)

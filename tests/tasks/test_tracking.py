@@ -599,6 +599,29 @@ def test_policies_are_ranked_by_their_score_on_a_named_data_set(workspace: Path)
 
 
 @pytest.mark.heavy
+def test_the_evaluation_of_the_best_policy_is_at_the_step_that_it_is_of(workspace: Path) -> None:
+    """The best round ended with step 2 of 4."""
+    import mlflow
+
+    options = {"train.steps": 4, "train.steps_per_round": 2, "train.final_policy": "best"}
+    pipeline = load_pipeline("textcraft-cpu", overrides=options, file=PIPELINES)
+    write_round(workspace, 0, steps=(1, 2))
+    write_round(workspace, 1, steps=(3, 4))
+    write_results(workspace)
+    (workspace / "train" / "best").mkdir()
+    (workspace / "train" / "best.json").write_text('{"index": 0}')
+    with Tracker("early", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.finish()
+    parent, _ = runs_of(workspace)
+    assert series(parent, "eval/sampled/success") == [(0, 0.25), (2, 0.75)]
+    assert series(parent, "time/stages/train") == [(4, 12.5)]
+    models = mlflow.MlflowClient().search_logged_models(
+        [parent.info.experiment_id], filter_string=f"source_run_id = '{parent.info.run_id}'"
+    )
+    assert {model.tags["policy"]: model.params["step"] for model in models} == {"start": "0", "final": "2"}
+
+
+@pytest.mark.heavy
 def test_a_killed_run_goes_on_and_counts_no_step_twice(workspace: Path, pipeline: Pipeline) -> None:
     import mlflow
 
