@@ -15,8 +15,8 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound
 
 from envs.errors import ConfigError
-from envs.registry import get_env
 from flows.orchestrator.runs import has_lasting_server, log_in_run
+from tasks.config.environments import outside_envs
 from tasks.config.pipelines import Pipeline
 from tasks.reporting.pages import format_count
 
@@ -36,9 +36,8 @@ def needed_slots(pipeline: Pipeline, *, has_trainer: bool = True) -> dict[str, i
     slots = {}
     if has_trainer and pipeline.backend.device == "cuda":
         slots[GPUS] = pipeline.backend.workers
-    for name in pipeline.data.envs:
-        if name in pipeline.servers or get_env(name).is_shared:
-            slots[INSTANCES.format(name)] = pipeline.rollout.max_live_envs
+    for name in outside_envs(pipeline):
+        slots[INSTANCES.format(name)] = pipeline.rollout.max_live_envs
     return slots
 
 

@@ -33,6 +33,12 @@ def check_environments(pipeline: Pipeline) -> None:
         (get_env(spec.name) if _is_played_here(spec, pipeline) else spec).check()
 
 
+def outside_envs(pipeline: Pipeline) -> list[str]:
+    """The environments of `pipeline` whose instances act on servers outside of the run, which bear a limited
+    number."""
+    return [env for env in pipeline.data.envs if env in pipeline.servers or get_env(env).is_shared]
+
+
 def needed_here(pipeline: Pipeline) -> set[str]:
     """Names of the requirements that `check_environments` checks on this machine; does not read servers'
     URLs."""

@@ -1,8 +1,9 @@
 """Stage `evaluate`: the policy before and after training, on the test split.
 
 Each policy runs `samples_per_item` episodes of every test item at `evaluate.temperature` and a greedy one,
-under the same limits. On a CPU both are evaluated at once, each with a sampler in its own process, a fork
-of the fork server; on GPUs verl's generation servers load one policy after the other.
+under the same limits. On a CPU each has a sampler in its own process, a fork of the fork server, and both are
+evaluated at once unless environments are outside of the run; on GPUs verl's generation servers load one
+policy after the other.
 """
 
 import atexit
@@ -27,6 +28,7 @@ from envs.errors import ConfigError, WingspanError, describe
 from envs.files import write_json
 from envs.types import Item
 from tasks.cluster.session import LOGS
+from tasks.config.environments import outside_envs
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import write_trajectories
@@ -78,7 +80,13 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
         with _report_episodes(counts, total, progress):
             if pipeline.backend.device == "cpu":
                 progress.on_phase("starting the samplers and the environments")
-                results = _in_parallel(work, policies, folder=Path(folder), pipeline=pipeline)
+                # Each process may have `rollout.max_live_envs`; what is outside of the run bears these once.
+                batches = [[policy] for policy in policies] if outside_envs(pipeline) else [policies]
+                results = [
+                    result
+                    for batch in batches
+                    for result in _in_parallel(work, batch, folder=Path(folder), pipeline=pipeline)
+                ]
             else:
                 from tasks.verl.servers import open_servers
 

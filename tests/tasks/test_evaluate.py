@@ -1,15 +1,19 @@
 """The evaluation as it is run on a CPU: two policies, each in a process of its own."""
 
+import asyncio
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
+from envs.builtin.textcraft.env import TextCraftEnv
 from envs.errors import ConfigError
+from envs.registry import get_env
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import read_items, write_items
 from tasks.data.trajectories import read_trajectories
@@ -18,6 +22,7 @@ from tasks.rollout.current_episode import EpisodeReader
 from tasks.runs.progress import Progress
 from tasks.stages.evaluate import evaluate
 from tasks.stages.prepare import prepare
+from tests.support.serving import listening
 
 
 @pytest.mark.heavy
@@ -65,6 +70,40 @@ def test_every_episode_is_counted_as_it_ends(tmp_path: Path) -> None:
         for mode, rows in modes.items()
         for item, row in rows.items()
     }
+
+
+class CountedEnv(TextCraftEnv):
+    """Counts the instances on a server."""
+
+    num_live = 0
+    most_live = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        CountedEnv.num_live += 1
+        CountedEnv.most_live = max(CountedEnv.most_live, CountedEnv.num_live)
+
+    async def close(self) -> None:
+        CountedEnv.num_live -= 1
+        await super().close()
+
+
+@pytest.mark.heavy
+async def test_a_server_has_no_more_instances_than_the_run_may_have(tmp_path: Path) -> None:
+    async with listening(replace(get_env("textcraft"), make=CountedEnv)) as url:
+        settings = {"warmup": None, "rollout.max_tokens_per_turn": 4, "evaluate.max_turns": 1}
+        settings |= {"rollout.max_live_envs": 4, "evaluate.samples_per_item": 4}
+        servers = {"textcraft": {"urls": [url]}}
+        pipeline = load_pipeline("textcraft-cpu", overrides={**settings, "servers": servers})
+        prepare(pipeline, tmp_path)
+        file = tmp_path / "data" / "test.jsonl"
+        write_items(file, read_items(file, data=pipeline.data)[:3])
+        shutil.copytree(pipeline.model, tmp_path / "policy")
+        await asyncio.to_thread(evaluate, pipeline, tmp_path)
+    evaluation = json.loads((tmp_path / "evaluation.json").read_text())
+    assert [evaluation[policy]["sampled"]["episodes"] for policy in ("before", "after")] == [12, 12]
+    assert 0 < CountedEnv.most_live <= 4
+    assert CountedEnv.num_live == 0
 
 
 @pytest.mark.heavy
