@@ -7,6 +7,7 @@ horizon at the same steps and draws the same items.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from agents.horizon import HorizonEvidence
@@ -49,11 +50,11 @@ class History:
             name: (*self.evidence.get(name, ()), _judge(by_part[name], max_turns=turns))
             for name, turns in max_turns.items()
         }
-        success = dict(self.success)
-        for group in (*groups, *others):
-            if usable := [t for t in group if is_usable(t)]:
-                success[usable[0].item.item_id] = sum(t.success for t in usable) / len(usable)
-        return History(evidence=evidence, success=success)
+        by_item: dict[str, list[bool]] = {}  # a step of more items than there are has some several times
+        for trajectory in filter(is_usable, chain(*groups, *others)):
+            by_item.setdefault(trajectory.item.item_id, []).append(trajectory.success)
+        success = {item: sum(solved) / len(solved) for item, solved in by_item.items()}
+        return History(evidence=evidence, success={**self.success, **success})
 
     def write(self, folder: Path) -> None:
         """Write it to the folder of a checkpoint."""

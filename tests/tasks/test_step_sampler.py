@@ -202,6 +202,18 @@ def test_every_item_that_was_sampled_is_remembered_by_its_last_success() -> None
     assert sample.history.success == {"parity_0": 0.25, "parity_1": 0.25, "parity_3": 0.5}, "2: none ended"
 
 
+def test_an_item_that_comes_twice_in_a_step_is_remembered_by_all_its_episodes() -> None:
+    """Two of four are solved in its first group, none in its second."""
+    parts = toy_pipeline(Path("model")).data
+    [item], [part] = toy_items(1), parts.parts
+    groups = [
+        [episode(item, index, reward, StopReason.TERMINATED) for index, reward in enumerate(rewards)]
+        for rewards in ((1.0, 1.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0))
+    ]
+    history = NOTHING_YET.extend(groups, max_turns={part: 3}, data=parts)
+    assert history.success == {item.item_id: 2 / 8}
+
+
 def test_a_resumed_run_draws_the_same_items_and_raises_the_horizon_at_the_same_steps(tmp_path: Path) -> None:
     """Killed after step 5 of 12: what is left is what the checkpoint has."""
     horizon = {"type": "adaptive", "max_turns": [4, 6], "raise_when": {"window": 2, "min_steps": 4}}
