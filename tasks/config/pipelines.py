@@ -120,7 +120,7 @@ def parse_pipeline(values: dict[str, object], *, overrides: Mapping[str, object]
     Raises `ConfigError` for an unknown key or an invalid value.
     """
     for key, value in overrides.items():
-        _set_dotted(values, key, value)
+        _set_dotted(values, key, deepcopy(value))  # a later key may be set within it
     try:
         return Pipeline.model_validate(values)
     except ValidationError as error:

@@ -139,6 +139,16 @@ def test_seeds_alone_are_runs_of_the_pipeline(project: Path) -> None:
         ([], {"seeds": [1]}, "a sweep of one run"),
         (["seed=1,2"], {}, "--seeds, not by --vary seed"),
         (["train.lr=0.1,0.2"], {"settings": {"train.lr": 3}}, "--set train.lr: the sweep varies it"),
+        (
+            ["horizon={type: fixed, max_turns: [5]},{type: fixed, max_turns: [6]}"],
+            {"settings": {"horizon.max_turns": [7]}},
+            r"^horizon\.max_turns: the sweep then sets the whole block horizon, which replaces it; give it",
+        ),
+        (
+            ["horizon.max_turns=[7]", "horizon={type: fixed, max_turns: [5]},{type: fixed, max_turns: [6]}"],
+            {},
+            r"^horizon\.max_turns: .*, or --vary horizon\.max_turns after --vary horizon$",
+        ),
         (["evaluate.max_turns=30,31"], {}, r"evaluate\.max_turns is 30 and 31; set it for all"),
         (["data.split_seed=1,2"], {}, "are of other items .*; run both with the same data.split_seed"),
         (["model=models/none,models/textcraft-base"], {}, "'models/none'.*no such folder"),
@@ -156,6 +166,14 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=message):
         plan(*axes, **options)
     assert not (project / "runs").exists()
+
+
+def test_parameters_within_a_varied_block_are_those_of_their_run(project: Path) -> None:
+    block = {"type": "fixed", "max_turns": [5]}
+    axes: dict[str, list[object]] = {"horizon": [block], "horizon.max_turns": [[6], [7]]}
+    runs = plan_sweep(NAME, seeds=None, axes=axes, settings={}).runs
+    assert [run.pipeline.horizon.max_turns for run in runs] == [[6], [7]]
+    assert [run.overrides["horizon"] for run in runs] == [{"type": "fixed", "max_turns": [5]}] * 2
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_by_its_option(project: Path) -> None:
