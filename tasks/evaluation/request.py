@@ -27,6 +27,7 @@ from tasks.data.items import check_split, evaluation_turns, split, spread
 from tasks.evaluation.models import NamedPolicy, SavedPolicy
 from tasks.evaluation.pass_at_k import default_ks
 from tasks.rollout.spec import RolloutSpec
+from tasks.runs.parameters import recorded_parameters
 
 MAX_TURNS = 20
 """The limit without a pipeline."""
@@ -169,7 +170,36 @@ def recorded_settings(workspace: Path) -> tuple[str | None, dict[str, object]]:
         for key, (_, value) in read_changes(workspace).items()
         if key.partition(".")[0] in _BLOCKS or key == "data.split_seed"
     }
-    return read_pipeline_name(workspace), changes
+    return read_pipeline_name(workspace), _restore_blocks(changes, recorded_parameters(workspace))
+
+
+def _restore_blocks(changes: Mapping[str, object], parameters: Mapping[str, object]) -> dict[str, object]:
+    """The `changes` of a run as overrides.
+
+    They have None for a key that the run does not have any more, which may be no value of it. The block that
+    lost it is given as a whole, as it is in `parameters`, all of the run.
+    """
+    overrides: dict[str, object] = {}
+    for key, value in changes.items():
+        block, block_value = _find_rest(key, parameters) if value is None else (key, value)
+        overrides[block] = block_value
+    return {
+        key: value
+        for key, value in overrides.items()
+        if not any(key.startswith(f"{block}.") for block in overrides)
+    }
+
+
+def _find_rest(key: str, parameters: Mapping[str, object]) -> tuple[str, object]:
+    """The block of `parameters` in which the way to `key` ends, and its value; `key` and None if it is there,
+    or nothing of it is."""
+    parts = key.split(".")
+    value: object = parameters
+    for depth, part in enumerate(parts):
+        if not isinstance(value, Mapping) or part not in value:
+            return (".".join(parts[:depth]), value) if depth else (key, None)
+        value = value[part]
+    return key, None
 
 
 def _base_pipeline(

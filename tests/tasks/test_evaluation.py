@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prefect.exceptions import ParameterTypeError
 from typer.testing import CliRunner, Result
 
 from agents.clients.endpoint import Endpoint
 from agents.types import Trajectory
 from envs.errors import ConfigError
+from envs.files import write_json
 from envs.types import Item
 from flows.cli.command_line import app
 from flows.cli.episodes import evaluate as evaluate_command
 from flows.evaluate_policy import evaluate_policy as evaluation_flow
 from flows.program import PROGRAM
-from tasks.config.parameters import write_changes
+from tasks.config.parameters import changed_parameters, write_changes
+from tasks.config.pipelines import load_pipeline
 from tasks.data.hashes import path_md5
 from tasks.data.trajectories import read_trajectories, write_trajectories
 from tasks.evaluation.evaluate import MAX_HASHED_BYTES, default_folder, evaluate_policy, plan_evaluation
@@ -31,7 +34,7 @@ from tasks.evaluation.intervals import wilson
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.pass_at_k import pass_rates
 from tasks.evaluation.record import EvaluationRecord, read_record
-from tasks.evaluation.request import EvaluationRequest, make_evaluation
+from tasks.evaluation.request import EvaluationRequest, make_evaluation, make_pipeline
 from tasks.evaluation.summary import outcome_of, results_of
 from tasks.reporting.comparison.compare import compare
 from tasks.runs.progress import Progress
@@ -420,6 +423,40 @@ def test_a_policy_of_a_run_is_evaluated_with_the_settings_of_the_run(tmp_path: P
     )
     assert {item.env for item in other_format.items} == {"babyai"}
     assert other_format.pipeline.agent.format == "react"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rollout.curriculum", None),
+        ("agent.reward", {"environment": 1.0}),
+        ("agent.reward", {"environment": 0.5, "think_format": 0.1}),
+        ("agent.reward", None),
+        ("agent.reward", "success"),
+        ("rollout.final_temperature", None),
+    ],
+)
+def test_a_run_that_took_something_out_of_its_pipeline_is_evaluated_with_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: object
+) -> None:
+    """As its flow records the changes, and its report all parameters."""
+    document = yaml.safe_load(Path("pipelines.yaml").read_text())
+    values = document["pipelines"]["textcraft-cpu"]
+    values["rollout"] |= {"curriculum": {"hard": 0.5}, "final_temperature": 0.5}
+    values["agent"]["reward"] = {"environment": 1.0, "length": 0.1}
+    monkeypatch.chdir(tmp_path)
+    Path("pipelines.yaml").write_text(yaml.safe_dump(document))
+    pipeline = load_pipeline("textcraft-cpu", overrides={key: value})
+    workspace = Path("run")
+    changes = changed_parameters(pipeline, default=load_pipeline("textcraft-cpu"))
+    write_changes(workspace, name="textcraft-cpu", changes=changes)
+    write_json(workspace / "report" / "parameters.json", pipeline.model_dump(mode="json"))
+    source, evaluated = make_pipeline(
+        EvaluationRequest(envs=("textcraft",)),
+        SavedPolicy(name="run", folder=workspace / "policy", workspace=workspace),
+    )
+    assert source == "textcraft-cpu"
+    assert (evaluated.rollout, evaluated.agent) == (pipeline.rollout, pipeline.agent)
 
 
 def test_checkpoints_are_found_by_run_step_and_folder(tmp_path: Path) -> None:
