@@ -157,10 +157,13 @@ class OfflineSession:
             policy = str(self._policy(steps.index - 1)) if steps.index else self._start
             spec = make_training_spec(pipeline, step=steps.first_step, evidence={})
             with open_policy(pipeline, model=policy, logs=self._folder / LOGS) as run:
-                groups = run(items, spec)
-            write_trajectories(file, [trajectory for group in groups for trajectory in group])
-        trajectories, size = read_trajectories(file), pipeline.rollout.group_size
-        groups = [trajectories[first : first + size] for first in range(0, len(trajectories), size)]
+                new_groups = run(items, spec)
+            write_trajectories(file, [trajectory for group in new_groups for trajectory in group])
+        groups: list[list[Trajectory]] = []
+        for trajectory in read_trajectories(file):
+            if trajectory.sample_index == 0:  # the file may be of a session with another group_size
+                groups.append([])
+            groups[-1].append(trajectory)
         return groups, time.perf_counter() - start
 
     def _train(

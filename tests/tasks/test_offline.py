@@ -321,6 +321,26 @@ def run(pipeline: Pipeline, workspace: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (workspace / "train" / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
+def test_groups_sampled_before_a_change_of_their_size_stay_what_they_are(workspace: Path) -> None:
+    """Two groups of four, of which one is informative; in threes, one of three would be."""
+    model = save_tiny_model(workspace / "model")
+    rewards = {"parity_1": (1.0, 1.0, 1.0, 1.0), "parity_2": (1.0, 0.0, 0.0, 0.0)}
+    samples = [
+        episode(item, [turn([20 + index])], reward=reward, sample=index)
+        for item, group in rewards.items()
+        for index, reward in enumerate(group)
+    ]
+    file = workspace / "train" / "trajectories" / "step_0001.jsonl"
+    write_trajectories(file, samples)
+    lines: list[dict[str, float]] = []
+    pipeline = offline("rft", model=model, rollout__group_size=3, train={"steps": 1})
+    progress = Progress(on_step=lambda line: lines.append(dict(line)))
+    with OfflineSession(pipeline, workspace, progress) as session:
+        session.train_round(0)
+    assert lines[0]["informative_groups"] == 1 / 2
+
+
 def weights(folder: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
