@@ -14,6 +14,7 @@ from agents.rewards.types import PREFIX
 from agents.rollout.packing import segment_numbers
 from agents.types import Label, Trajectory, Turn
 from tasks.config.agent import AgentSettings
+from tasks.data.items import spread
 from tasks.data.trajectories import read_trajectories, sampled_tokens
 from tasks.tracking.names import metric_key
 from tasks.tracking.search import all_pages
@@ -73,8 +74,8 @@ def evaluation_traces(file: Path) -> list[EpisodeTrace]:
     for trajectory in read_trajectories(file):
         if trajectory.labels["mode"] == "sampled":
             first_samples.setdefault((trajectory.item.item_id, trajectory.labels["policy"]), trajectory)
-    item_ids = list(dict.fromkeys(item_id for item_id, _ in first_samples))
-    trace_ids = set(item_ids[:: max(1, len(item_ids) // EVALUATION_ITEMS)][:EVALUATION_ITEMS])
+    items = {trajectory.item.item_id: trajectory.item for trajectory in first_samples.values()}
+    trace_ids = {item.item_id for item in spread(list(items.values()), EVALUATION_ITEMS)}
     return [
         EpisodeTrace(
             name=f"{t.labels['policy']} training, {t.item.item_id}",

@@ -326,6 +326,19 @@ def test_an_item_with_two_kept_samples_has_one_trace_for_each_policy(tmp_path: P
     assert {trace.trajectory.sample_index for trace in traces} == {0}
 
 
+@pytest.mark.parametrize(("items", "last"), [(4, 3), (19, 17), (39, 35), (200, 180)])
+def test_the_traces_of_an_evaluation_are_spread_over_its_items(tmp_path: Path, items: int, last: int) -> None:
+    """Ten items at most, in equal distances; test items come sorted, and the last ones are the hardest."""
+    file = tmp_path / "evaluation_trajectories.jsonl"
+    write_trajectories(
+        file,
+        [episode(n, policy=policy, mode="sampled") for policy in ("before", "after") for n in range(items)],
+    )
+    numbers = [int(trace.trajectory.item.item_id.rpartition("_")[2]) for trace in evaluation_traces(file)]
+    assert len(numbers) == 2 * min(items, 10)
+    assert (min(numbers), max(numbers)) == (0, last)
+
+
 @pytest.mark.heavy
 def test_no_span_of_long_episodes_is_lost(workspace: Path, pipeline: Pipeline) -> None:
     """MLflow's queue drops spans where more come than it holds; here one episode alone has more."""
