@@ -14,8 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
+
 from agents.formats.json_values import parse_calls
-from tasks.data.updates import update_file
+from tasks.data.updates import TrajectoryUpdate, TurnUpdate, update_file
 from tasks.runs.lines import digest_of, exact_integer, parse_json
 from tasks.viewer.browse import Location
 from tasks.viewer.index import Decode
@@ -24,8 +26,8 @@ _COLUMNS = {"advantage": "advantages", "log_ratio": "log_ratios", "entropy": "en
 """What the page shows of a turn's update, by its field of `TurnUpdate`."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Shown; SVG, which may hold scripts, and anything else is not."""
-Update = Mapping[str, Any] | None
-"""The JSON values of a line of `update_NNNN.jsonl`, if there is one."""
+Update = TrajectoryUpdate | None
+"""A line of `update_NNNN.jsonl`, if there is one."""
 _Part = tuple[Sequence[int], str, Sequence[float | None]]
 
 
@@ -48,17 +50,18 @@ def load_trajectory(location: Location) -> dict[str, Any]:
 
 
 def load_update(location: Location, values: Mapping[str, Any]) -> Update:
-    """The JSON values of the line of the update about a trajectory, whose `values` these are; None if there
-    is none."""
+    """The line of the update about a trajectory, whose `values` these are; None if there is none that can be
+    read."""
     if location.step is None:
         return None
     try:
         with update_file(Path(location.path).parent, location.step).open("rb") as file:
-            update: Update = parse_json(next(islice(file, location.line - 1, None), b"null"))
-    except (OSError, ValueError):
+            line = next(islice(file, location.line - 1, None), b"null")
+        update = msgspec.convert(parse_json(line), TrajectoryUpdate)
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are `ValueError`s
         return None
     # A step that is sampled anew replaces one file after the other.
-    return update if update is not None and _is_about(update, values) else None
+    return update if _is_about(update, values) else None
 
 
 def not_recorded(update: Update) -> dict[str, str]:
@@ -69,12 +72,12 @@ def not_recorded(update: Update) -> dict[str, str]:
             "of the trainer's log-probs from the sampler's, and the entropy of the trajectories of its steps "
             "alone"
         }
-    if update["turns"] is None:
+    if update.turns is None:
         return {
             "advantage, trainer − sampler, entropy": "the update did not learn from this trajectory: the "
             "episode failed, it was too old, or its group had nothing to compare, such as equal rewards"
         }
-    if all(turn["log_ratios"] is None for turn in update["turns"]):
+    if all(turn.log_ratios is None for turn in update.turns):
         return {
             "trainer − sampler, entropy": "training took the sampler's log-probs as they were; it computes "
             "its own, and the entropy, with vLLM and with train.rollout_correction"
@@ -85,7 +88,7 @@ def not_recorded(update: Update) -> dict[str, str]:
 def read_trajectory(values: Mapping[str, Any], *, decode: Decode, update: Update = None) -> dict[str, Any]:
     """A trajectory as the page shows it: the texts of its prompt and turns, and their numbers."""
     item = values["item"]
-    turn_updates = (update or {}).get("turns") or [None] * len(values["turns"])
+    turn_updates = (update and update.turns) or [None] * len(values["turns"])
     facts = {
         "fields": item.get("fields") or {},
         "seed": item.get("seed"),
@@ -201,29 +204,43 @@ def read_turn(turn: Mapping[str, Any], *, decode: Decode) -> dict[str, Any]:
     }
 
 
-def _is_about(update: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    names = (values["item"]["item_id"], values["sample_index"])
-    is_whole = update["turns"] is None or len(update["turns"]) == len(values["turns"])
-    return is_whole and (update["item_id"], update["sample_index"]) == names
+def _is_about(update: TrajectoryUpdate, values: Mapping[str, Any]) -> bool:
+    if (update.item_id, update.sample_index) != (values["item"]["item_id"], values.get("sample_index", 0)):
+        return False
+    if update.turns is None:
+        return True
+    counts = [len(turn["completion"].get("token_ids") or []) for turn in values["turns"]]
+    return len(update.turns) == len(counts) and all(
+        len(column) == count
+        for turn, count in zip(update.turns, counts, strict=True)
+        for column in _columns_of(turn).values()
+        if isinstance(column, list)
+    )
 
 
 def _tokens_of_update(update: Update, *, number: int, count: int) -> dict[str, list[float]]:
     """What the update has of `_COLUMNS` on each of the `count` sampled tokens of turn `number`."""
-    if update is None or update["turns"] is None:
+    if update is None or update.turns is None:
         return {}
-    turn = update["turns"][number]
-    columns = {name: turn[field] for name, field in _COLUMNS.items() if turn[field] is not None}
     return {
-        name: column if isinstance(column, list) else [column] * count for name, column in columns.items()
+        name: column if isinstance(column, list) else [column] * count
+        for name, column in _columns_of(update.turns[number]).items()
+        if column is not None
     }
 
 
-def _means(turn: Mapping[str, Any] | None) -> dict[str, float | None]:
+def _means(turn: TurnUpdate | None) -> dict[str, float | None]:
     """The means of `_COLUMNS` over a turn of an update; None where it has no values."""
     if turn is None:
         return dict.fromkeys(_COLUMNS)
-    columns = {name: turn[field] for name, field in _COLUMNS.items()}
-    return {name: fmean(column) if isinstance(column, list) else column for name, column in columns.items()}
+    return {
+        name: (fmean(column) if column else None) if isinstance(column, list) else column
+        for name, column in _columns_of(turn).items()
+    }
+
+
+def _columns_of(turn: TurnUpdate) -> dict[str, float | list[float] | None]:
+    return {name: getattr(turn, field) for name, field in _COLUMNS.items()}
 
 
 def _prompt(ids: Sequence[int], *, decode: Decode) -> dict[str, Any]:

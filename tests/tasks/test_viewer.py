@@ -702,6 +702,52 @@ def test_numbers_of_an_update_are_those_of_the_trajectorys_own_line(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "[" * 100_000,
+        '{"item_id": "a_1"}',
+        '{"item_id": "a_1", "sample_index": 0, "turns": [1, 2]}',
+        '{"item_id": "a_1", "sample_index": 0, "turns": [{"advantages": 1}, {"advantages": 1}]}',
+        # One of the turns has three tokens, this has two values: it is about another episode.
+        '{"item_id": "a_1", "sample_index": 0, "turns": [{"advantages": [1, 2], "log_ratios": null, '
+        '"entropies": null}, {"advantages": 1, "log_ratios": null, "entropies": null}]}',
+    ],
+)
+def test_an_update_that_cannot_be_read_leaves_its_trajectory_readable(tmp_path: Path, line: str) -> None:
+    trajectory = make_trajectory(Item(item_id="a_1", env="a"), success=True)
+    folder = tmp_path / "run" / "train" / "trajectories"
+    write_trajectories(folder / "step_0001.jsonl", [trajectory])
+    update_file(folder, 1).write_text(f"{line}\n")
+    index = open_index(tmp_path / "run", tmp_path / "cache")
+    with index.connect() as connection:
+        location = find_location(connection, "step_0001:1")
+    assert location is not None
+    assert load_update(location, load_trajectory(location)) is None
+
+
+def test_a_turn_without_tokens_has_no_mean(tmp_path: Path) -> None:
+    trajectory = make_trajectory(Item(item_id="a_1", env="a"), success=True)
+    first, second = trajectory.turns
+    empty = replace(first, completion=replace(first.completion, token_ids=(), logprobs=()))
+    folder = tmp_path / "run" / "train" / "trajectories"
+    write_trajectories(folder / "step_0001.jsonl", [replace(trajectory, turns=(empty, second))])
+    turns = [
+        TurnUpdate(advantages=[], log_ratios=[], entropies=[]),
+        TurnUpdate(advantages=0.5, log_ratios=[0.0, 0.3, 0.0], entropies=[0.2, 0.2, 0.5]),
+    ]
+    write_updates(update_file(folder, 1), [TrajectoryUpdate(item_id="a_1", sample_index=0, turns=turns)])
+    index = open_index(tmp_path / "run", tmp_path / "cache")
+    with index.connect() as connection:
+        location = find_location(connection, "step_0001:1")
+    assert location is not None
+    values = load_trajectory(location)
+    page = read_trajectory(values, decode=lambda _: None, update=load_update(location, values))
+    assert [turn["advantage"] for turn in page["turns"]] == [None, 0.5]
+    assert [turn["entropy"] for turn in page["turns"]] == [None, pytest.approx(0.3)]
+
+
+@pytest.mark.parametrize(
     "action", ["go(north)", 'a({"x": 1}) b', "get 1 log", 'a({"x": 1})\ngo', "a([1])", ""]
 )
 def test_an_action_that_is_no_call_is_not_taken_for_one(action: str) -> None:
