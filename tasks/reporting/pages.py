@@ -32,14 +32,17 @@ def render_page(template: str, **facts: object) -> str:
     return environment.get_template(template).render(**facts)
 
 
-def write_page(folder: Path, *, page: str, plots: Sequence[Plot]) -> Path:
+def write_page(folder: Path, *, page: str, plots: Sequence[Plot], possible_plots: Sequence[str]) -> Path:
     """Write `index.html` and `plots` into `folder`, replacing an earlier page; returns its path.
 
-    The page has a question mark for a lone surrogate, as recorded texts of an endpoint may have.
+    `possible_plots`: patterns of the names that plots of such a page may have; an earlier page's files of
+    these names are removed, and no others. The page has a question mark for a lone surrogate, as recorded
+    texts of an endpoint may have.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for old in [*folder.glob("*.svg"), *folder.glob("*.png")]:
-        old.unlink()
+    for name in possible_plots:
+        for old in [*folder.glob(f"{name}.svg"), *folder.glob(f"{name}.png")]:
+            old.unlink()
     for plot in plots:
         (folder / f"{plot.name}.svg").write_text(plot.svg)
         (folder / f"{plot.name}.png").write_bytes(plot.png)

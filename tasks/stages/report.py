@@ -108,7 +108,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         lineage=lineage(results, workspace, pipeline=pipeline),
         reproduce_command=reproduce_command(workspace),
     )
-    path = write_page(workspace / "report", page=page, plots=plots)
+    path = write_page(workspace / "report", page=page, plots=plots, possible_plots=["*"])
     text = json.dumps(parameters, indent=2, ensure_ascii=False)
     write_atomically(path.with_name(ALL_PARAMETERS), text + "\n")
     metrics = main_figures(results, changes=changes)

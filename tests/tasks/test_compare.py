@@ -235,6 +235,25 @@ def test_the_terminal_shows_the_same_against_another_reference(runs: list[Path],
 
 
 @pytest.mark.heavy
+def test_images_that_are_no_plots_of_a_comparison_stay(runs: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    compare(runs, out)
+    plots = {path.name for path in out.iterdir()} - {"index.html", "compare.md"}
+    assert "training_over_tokens.png" in plots
+    (out / "photo.png").write_bytes(b"mine")
+    (out / "drawing.svg").write_text("mine")
+    for run in runs:  # such runs have no plots against time
+        steps = [json.loads(line) for line in (run / "train" / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.dumps(step | {"seconds": 0.0}) + "\n" for step in steps]
+        (run / "train" / "metrics.jsonl").write_text("".join(lines))
+    compare(runs, out)
+    assert (out / "photo.png").read_bytes() == b"mine"
+    assert (out / "drawing.svg").read_text() == "mine"
+    left = {path.name for path in out.iterdir()} - {"index.html", "compare.md", "photo.png", "drawing.svg"}
+    assert left == {name for name in plots if "minutes" not in name}
+
+
+@pytest.mark.heavy
 def test_a_folder_stands_for_its_runs_and_hostile_names_stay_text(tmp_path: Path) -> None:
     items = [replace(item, metadata={"depth": 1, "goal": f"{n}\nwood |"}) for n, item in enumerate(ITEMS)]
     write_run(tmp_path / "runs" / "a|<b>b", parameters={}, items=items)

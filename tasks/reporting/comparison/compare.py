@@ -10,7 +10,7 @@ from envs.types import replace_surrogates
 from tasks.evaluation.record import is_record
 from tasks.reporting.chart_style import Plot
 from tasks.reporting.comparison import evaluations, runs, tables
-from tasks.reporting.comparison.curves import MIN_SEEDS, evaluation_plots, training_plots
+from tasks.reporting.comparison.curves import MIN_SEEDS, PLOTS, evaluation_plots, training_plots
 from tasks.reporting.comparison.runs import FinishedRun, UnfinishedRun
 from tasks.reporting.comparison.scores import Difference, compare_with
 from tasks.reporting.comparison.sides import SUCCESS, ComparedItem, Side, find_folders
@@ -76,7 +76,7 @@ def compare(paths: Sequence[Path], out: Path, *, reference: str | None = None) -
         comparison = _compare_runs(finished_runs, notes=notes, reference=reference, command=command)
     page = render_page("compare.html", comparison=comparison)
     plots = [plot for part in comparison.sections if isinstance(part, Plots) for plot in part.plots]
-    path = write_page(out, page=page, plots=plots)
+    path = write_page(out, page=page, plots=plots, possible_plots=PLOTS)
     write_atomically(out / "compare.md", replace_surrogates(_as_markdown(comparison), by="?"))
     return comparison, path
 

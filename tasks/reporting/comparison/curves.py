@@ -15,6 +15,10 @@ MIN_SEEDS = 3
 """Seeds whose mean has an interval in a plot. Of two, Student's t has one degree of freedom: the interval is
 wider than most plots and hides the curves."""
 
+_TEST, _TRAINING = "test", "training"
+PLOTS = tuple(f"{kind}_over_{axis}" for kind in (_TEST, _TRAINING) for axis in AXES)
+"""The names of all plots that a comparison may have."""
+
 Curve = Sequence[tuple[float, float]]
 """(x, value), x ascending."""
 
@@ -34,7 +38,7 @@ def evaluation_plots(settings: Mapping[str, Sequence[FinishedRun]]) -> list[Plot
 
     return _plots(
         {axis: [curves_of(name, axis) for name in settings] for axis in AXES},
-        name="test",
+        name=_TEST,
         ylabel="success on the test split",
         has_markers=True,
     )
@@ -56,7 +60,7 @@ def training_plots(settings: Mapping[str, Sequence[FinishedRun]]) -> list[Plot]:
         ]
         for axis in AXES
     }
-    return _plots(smooth_curves, name="training", ylabel="success in training", has_markers=False)
+    return _plots(smooth_curves, name=_TRAINING, ylabel="success in training", has_markers=False)
 
 
 def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:
