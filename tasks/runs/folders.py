@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError
+from envs.types import replace_surrogates
 
 RUNS = Path("runs")
 """The folder of runs, unless a command names another."""
@@ -51,7 +52,8 @@ class TrajectoryFile:
     """One file of trajectories."""
 
     key: str
-    """Names it in addresses, unique in a run: the file's name without its suffix."""
+    """Names it in addresses, unique in a run: the file's name without its suffix, a question mark for each
+    byte that is not UTF-8."""
     path: Path
     phase: str
     """`train`, `quick evaluation`, `evaluation`, `rollout` or `fork`."""
@@ -66,7 +68,7 @@ class RunFolder:
     """A run, as it is found on disk."""
 
     name: str
-    """Unique among the runs that are served."""
+    """Unique among the runs that are served; with a question mark for each byte that is not UTF-8."""
     folder: Path
     file: Path | None = None
     """The only file, if the run is a file."""
@@ -83,10 +85,10 @@ class RunFolder:
 
     def files(self) -> list[TrajectoryFile]:
         """The files that exist now: training by step, then quick evaluations by round, evaluations, forks."""
-        key = self.forks.stem  # FILE.forks of a file, which may be called forks.jsonl itself
+        key = _name(self.forks)  # FILE.forks of a file, which may be called forks.jsonl itself
         forks = [TrajectoryFile(key=key, path=self.forks, phase="fork")] if self.forks.is_file() else []
         if self.file is not None:
-            return [TrajectoryFile(key=self.file.stem, path=self.file, phase="rollout"), *forks]
+            return [TrajectoryFile(key=_name(self.file), path=self.file, phase="rollout"), *forks]
         steps, rounds = list[TrajectoryFile](), list[TrajectoryFile]()
         for path in _children(self.folder / "train" / "trajectories"):
             match = _TRAINING_FILE.fullmatch(path.name)
@@ -161,14 +163,18 @@ def _with_distinct_names(runs: Sequence[RunFolder]) -> Iterator[RunFolder]:
     """A second run of a name gets the name of its parent folder before its own, or else a number."""
     names: set[str] = set()
     for run in runs:
-        name, number = run.name, 2
+        name, number = replace_surrogates(run.name, by="?"), 2
         if name in names:
-            name = f"{run.folder.resolve().parent.name}/{run.name}"
+            name = replace_surrogates(f"{run.folder.resolve().parent.name}/{run.name}", by="?")
         base = name
         while name in names:
             name, number = f"{base}-{number}", number + 1
         names.add(name)
         yield RunFolder(name=name, folder=run.folder, file=run.file)
+
+
+def _name(file: Path) -> str:
+    return replace_surrogates(file.stem, by="?")
 
 
 def relative_within(path: Path, folder: Path) -> Path:

@@ -114,7 +114,7 @@ def digest_of(line: bytes) -> str:
     return hashlib.blake2b(line, digest_size=8).hexdigest()
 
 
-def parse_json(line: bytes) -> Any:
+def parse_json(line: bytes | str) -> Any:
     """The value of a line, whatever Python's writer may have left in it: NaN, halves of surrogate pairs."""
     return replace_surrogates_within(json.loads(line), by="?")
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from envs.files import append_line
+from tasks.runs.lines import parse_json
 
 MAX_LABEL = 40
 MAX_NOTE = 4000
@@ -40,9 +41,9 @@ def read_annotations(path: Path) -> Iterator[Annotation]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a note may hold other separators of lines
         try:
-            annotation = Annotation(**json.loads(line))
+            annotation = Annotation(**parse_json(line))
         except (ValueError, TypeError, RecursionError):
             continue  # half written, or somebody else's
         texts = (annotation.digest, annotation.file, annotation.label, annotation.note, annotation.written_at)

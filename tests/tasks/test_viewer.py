@@ -1,12 +1,13 @@
 """The viewer's index and queries: the same answers as from the files themselves, however these grow."""
 
 import json
+import os
 import random
 import shutil
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ from tasks.viewer.browse import (
     unreadable_lines,
 )
 from tasks.viewer.index import RunIndex
+from tasks.viewer.overview import summarise_runs
 from tasks.viewer.query import Condition, InvalidQuery, parse_query, quote
 from tasks.viewer.reading import LineChanged, load_trajectory, load_update, read_tokens, read_trajectory
 from tests.support.examples import examples
@@ -591,6 +593,35 @@ def test_annotations_are_found_and_belong_to_a_content(tmp_path: Path) -> None:
     step.write_text("".join(lines[1:]))
     index.update()
     assert addresses(index, "label:loop") == ["step_0001:1"]  # the second line of before; the first has gone
+
+
+def test_annotations_of_other_writers_are_read(tmp_path: Path) -> None:
+    """A lone surrogate, which no database takes, and a separator of lines within a note."""
+    folder = write_run(tmp_path / "run", seed=5, steps=(1,), per_step=2)
+    index = open_index(folder, tmp_path / "cache")
+    with index.connect() as connection:
+        locations = [find_location(connection, f"step_0001:{line}") for line in (1, 2)]
+    facts = {"file": "step_0001", "line": 1, "item": "a", "sample": 0, "written_at": "", "label": ""}
+    notes = ["half \ud800 pair", "two\u2028lines"]
+    lines = [
+        json.dumps({**facts, "digest": location and location.digest, "note": note}, ensure_ascii=False)
+        for location, note in zip(locations, notes, strict=True)
+    ]
+    content = "\n".join(lines).replace("\ud800", "\\ud800")
+    (folder / "annotations.jsonl").write_text(content)
+    assert index.update()
+    assert [row.note for row in rows(index)[:2]] == ["half ? pair", "two\u2028lines"]
+
+
+def test_names_that_are_not_utf_8_are_shown_with_a_mark(tmp_path: Path) -> None:
+    name = os.fsdecode(b"bad\xff")
+    write_run(tmp_path / "runs" / name, seed=1, steps=(1,), per_step=1)
+    write_run(tmp_path / "runs" / "bad?", seed=2, steps=(1,), per_step=1)
+    file = tmp_path / f"{name}.jsonl"
+    write_trajectories(file, [make_trajectory(Item(item_id="a", env="a"), success=True)])
+    assert {run.name for run in find_runs([tmp_path / "runs"])} == {"bad?", "runs/bad?"}
+    json.dumps([asdict(run) for run in summarise_runs(find_runs([tmp_path]))], ensure_ascii=False).encode()
+    assert addresses(open_index(file, tmp_path / "cache")) == ["bad?:1"]
 
 
 def test_what_a_folder_holds(tmp_path: Path) -> None:
