@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agents.types import StopReason
 from tasks.runs.lines import TOOL_CALLS, exact_integer
 from tasks.viewer.query import InvalidQuery, Where, compile_query, find_key, list_keys
 
@@ -82,12 +83,15 @@ class GroupRow:
     metadata: Mapping[str, object]
     labels: Mapping[str, object]
     samples: int
+    """Those that count: the means and the spread are of them."""
+    failed: int
+    """Those that ended with an error, which training drops."""
     successes: int
     reward: float | None
     """Mean."""
     spread: float | None
     """Largest minus smallest reward; 0 gives no advantages."""
-    turns: float
+    turns: float | None
     """Mean."""
 
 
@@ -165,16 +169,19 @@ def list_groups(
 ) -> tuple[int, list[GroupRow]]:
     """How many groups the trajectories of a query belong to, and some of them. Raises `InvalidQuery`."""
     where = compile_query(query, connection)
+    counts = f"FILTER (WHERE t.stop != '{StopReason.ERROR}')"
     group_filter = (
         "SELECT t.file, t.item, t.labels, min(t.line) AS line, t.step AS step, t.round AS round, "
-        "count(*) AS samples, sum(t.success) AS successes, avg(t.reward) AS reward, "
-        "max(t.reward) - min(t.reward) AS spread, avg(t.turns) AS turns "
+        f"count(*) {counts} AS samples, count(*) AS all_samples, total(t.success) {counts} AS successes, "
+        f"avg(t.reward) {counts} AS reward, max(t.reward) {counts} - min(t.reward) {counts} AS spread, "
+        f"avg(t.turns) {counts} AS turns "
         f"FROM {_tables(where.sql)} WHERE {where.sql} GROUP BY t.file, t.item, t.labels"
     )
     select = (
         "SELECT f.key || ':' || g.line, g.step, g.round, f.phase, i.item, i.metadata, l.json, g.samples, "
-        f"g.successes, g.reward, g.spread, g.turns FROM ({group_filter}) g JOIN files f ON f.id = g.file "
-        "JOIN items i ON i.id = g.item JOIN facts l ON l.id = g.labels "
+        "g.all_samples - g.samples, CAST(g.successes AS INTEGER), g.reward, g.spread, g.turns "
+        f"FROM ({group_filter}) g JOIN files f ON f.id = g.file JOIN items i ON i.id = g.item "
+        "JOIN facts l ON l.id = g.labels "
         f"ORDER BY {_order(sort, GROUP_SORTS)}g.step IS NULL, g.step, g.round IS NULL, g.round, "
         "g.file, g.line LIMIT ? OFFSET ?"
     )

@@ -281,10 +281,17 @@ def test_groups_are_the_samples_of_an_item_in_a_file(run_index: tuple[Path, RunI
         by_first = {members[0]["address"]: members for members in groups.values()}
         for row in rows:
             members = by_first[row.first]
-            rewards = [line["reward"] for line in members]
-            assert (row.samples, row.successes) == (len(members), sum(line["success"] for line in members))
-            assert row.spread == max(rewards) - min(rewards)
-            assert row.reward == pytest.approx(sum(rewards) / len(rewards))
+            valid = [line for line in members if line["error"] is None]  # the others are not trained on
+            rewards = [line["reward"] for line in valid]
+            assert (row.samples, row.failed) == (len(valid), len(members) - len(valid))
+            assert row.successes == sum(line["success"] for line in valid)
+            if valid:
+                assert row.spread == max(rewards) - min(rewards)
+                assert row.reward == pytest.approx(sum(rewards) / len(rewards))
+                assert row.turns == pytest.approx(sum(len(line["turns"]) for line in valid) / len(valid))
+            else:
+                assert (row.spread, row.reward, row.turns) == (None, None, None)
+        assert {row.failed for row in rows} >= {0, 1}
         members = by_first[rows[0].first]
         assert {row.address for row in siblings(connection, members[-1]["address"])} == {
             line["address"] for line in members

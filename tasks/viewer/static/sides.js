@@ -32,12 +32,14 @@ export function sidesView(run, { group, addresses, query }) {
     const { row } = first;
     const items = new Set(sides.map((side) => side.row.item));
     const different = byCourse(all).length;
+    const counted = sides.filter((side) => side.row.stop !== "error");
     replace(box,
       h("header", { class: "page-head" },
         h("h1", {}, items.size === 1 ? row.item : `${items.size} items`, group && h("span", { class: "sample" }, ` ${stepText(row)}`)),
         h("p", { class: "line" },
           items.size === 1 && tags(row.metadata),
-          h("span", {}, `${sides.filter((side) => side.row.success).length} of ${sides.length} solved`),
+          h("span", {}, `${counted.filter((side) => side.row.success).length} of ${counted.length} solved`),
+          counted.length < sides.length && h("span", {}, `${sides.length - counted.length} dropped`),
           h("span", { title: "Actions and observations are compared; thoughts may differ." },
             different === 1 ? "all acted alike" : `${different} distinct sequences of actions`),
           isCut && h("span", {}, `the first ${sides.length} are shown`),
