@@ -14,6 +14,7 @@ import math
 import os
 import sqlite3
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -101,8 +102,10 @@ class RunIndex:
 
     @contextmanager
     def connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection that only reads; it sees one state of the index."""
+        """A connection that only reads; it sees one state of the index. Its function `fold` maps texts that
+        differ in case alone, and the two forms of a letter with an accent, to one text."""
         with closing(self._open()) as connection:
+            connection.create_function("fold", 1, _fold, deterministic=True)
             connection.execute("PRAGMA query_only = 1")
             connection.execute("BEGIN")
             yield connection
@@ -409,6 +412,10 @@ def _plain_values(facts: Mapping[str, object]) -> Iterator[tuple[str, str | floa
             yield name, value
         elif value is not None:
             yield name, json.dumps(value)
+
+
+def _fold(value: object) -> object:
+    return unicodedata.normalize("NFC", value.casefold()) if isinstance(value, str) else value
 
 
 def _is_whole(line: bytes) -> bool:

@@ -13,6 +13,7 @@ the last word.
 that a run's trajectories have.
 """
 
+import math
 import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -59,12 +60,13 @@ _NUMBERS = {
 _SCOPES = ("", "response", "observation", "prompt")
 """Keys of what a text occurs in; empty for a text without a key."""
 _TEXTS = {
-    "phase": "f.phase",
-    "file": "f.key",
-    "item": "i.item",
-    "env": "i.env",
-    "part": "i.part",
-    "stop": "t.stop",
+    # Of each file and each item once, not of each trajectory.
+    "phase": "t.file IN (SELECT id FROM files WHERE fold(phase) = fold(?))",
+    "file": "t.file IN (SELECT id FROM files WHERE fold(key) = fold(?))",
+    "item": "t.item IN (SELECT id FROM items WHERE fold(item) = fold(?))",
+    "env": "t.item IN (SELECT id FROM items WHERE fold(env) = fold(?))",
+    "part": "t.item IN (SELECT id FROM items WHERE fold(part) = fold(?))",
+    "stop": "t.stop = ? COLLATE NOCASE",
 }
 _KINDS = ("metadata", "label", "metric")
 """A name that several of these have means the first one."""
@@ -177,8 +179,7 @@ def _compile(condition: Condition, connection: sqlite3.Connection) -> Where:
         return _any(condition.values, lambda value: _version(condition, value))
     if condition.op == ":":
         if key in _TEXTS:
-            column = _TEXTS[key]
-            return _any(condition.values, lambda value: Where(f"{column} = ? COLLATE NOCASE", (value,)))
+            return _any(condition.values, lambda value: Where(_TEXTS[key], (value,)))
         if key in _CHOICES:
             return _any(condition.values, _CHOICES[key])
     elif key in _TEXTS or key in _CHOICES or key in _SCOPES:
@@ -213,7 +214,8 @@ def _range(condition: Condition, value: str) -> tuple[float | None, float | None
     high: float | None = None
     with suppress(ValueError):
         low, high = (float(end) if end else None for end in (first, last))
-    if (low is None and high is None) or (dots and condition.op != ":"):
+    ends = [end for end in (low, high) if end is not None]
+    if not ends or any(map(math.isnan, ends)) or (dots and condition.op != ":"):
         example = f"{condition.key}:3, {condition.key}:3..8 or {condition.key}>3"
         raise InvalidQuery(f"{condition.key}{condition.op}{value} needs a number; write e.g. {example}")
     return low, high
@@ -250,7 +252,7 @@ def _tool(value: str) -> Where:
 
 
 def _label(value: str) -> Where:
-    return Where(f"{_ANNOTATED} WHERE label = ? COLLATE NOCASE)", (value,))
+    return Where(f"{_ANNOTATED} WHERE fold(label) = fold(?))", (value,))
 
 
 def _has(value: str) -> Where:
@@ -301,7 +303,7 @@ def _fact_value(condition: Condition, value: str, *, has_only_numbers: bool) -> 
     """`has_only_numbers`: the key, in this run; else a value that is no number is a text, even with dots."""
     alternatives = list[Where]()
     if condition.op == ":" and not has_only_numbers:
-        alternatives.append(Where("(e.type = 'text' AND e.value = ? COLLATE NOCASE)", (value,)))
+        alternatives.append(Where("(e.type = 'text' AND fold(e.value) = fold(?))", (value,)))
         if value in ("true", "false"):
             alternatives.append(Where("e.type = ?", (value,)))
     try:
@@ -329,8 +331,8 @@ def _text(value: str, *, scope: str) -> Where:
         return Where(in_prompt, (phrase,))
     if scope:
         return Where(in_texts, (f"{scope} : {phrase}",))
-    in_note = f"{_ANNOTATED} WHERE instr(lower(note), lower(?)))"
-    in_item = "t.item IN (SELECT id FROM items WHERE instr(lower(item), lower(?)))"
+    in_note = f"{_ANNOTATED} WHERE instr(fold(note), fold(?)))"
+    in_item = "t.item IN (SELECT id FROM items WHERE instr(fold(item), fold(?)))"
     prefix = value.rstrip("*")
     return Where(f"({in_texts} OR {in_prompt} OR {in_note} OR {in_item})", (phrase, phrase, prefix, prefix))
 

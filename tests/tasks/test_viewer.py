@@ -312,6 +312,9 @@ def test_groups_are_the_samples_of_an_item_in_a_file(run_index: tuple[Path, RunI
         ("turns:3..x", ["turns:3..x needs a number"]),
         ("reward:abc..5", ["needs a number"]),
         ("turns:3..8..9", ["needs a number"]),
+        ("reward:nan", ["reward:nan needs a number"]),
+        ("reward:0..nan", ["needs a number"]),
+        ("score>nan", ["needs a number"]),
         ("version:1..x", ["needs a number"]),
         ("score:0..x", ["needs a number"]),
         ("depth:3..x", ["depth:3..x needs a number"]),
@@ -566,6 +569,31 @@ def test_letters_with_accents_are_found_in_either_form(tmp_path: Path, form: Lit
     for other_form in ("NFC", "NFD"):
         for query in ("résumé", '"voilà un résumé"', "naï*"):
             assert addresses(index, unicodedata.normalize(other_form, query)) == ["one:1"]
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_case_does_not_matter_in_any_alphabet(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
+    item = Item(item_id="Überblick_1", env="Räume", metadata={"вид": "Дуб"})
+    write_trajectories(tmp_path / "one.jsonl", [make_trajectory(item, success=True)])
+    index = open_index(tmp_path / "one.jsonl", tmp_path / "cache")
+    with index.connect() as connection:
+        location = find_location(connection, "one:1")
+    assert location is not None
+    annotation = Annotation(
+        digest=location.digest,
+        file="one",
+        line=1,
+        item=item.item_id,
+        sample=0,
+        label="Ärger",
+        note="ÖFTER so",
+        written_at="2026-01-01T00:00:00+00:00",
+    )
+    append_annotation(tmp_path / "annotations.jsonl", annotation)
+    index.update()
+    for query in ("überBLICK", "item:ÜBERBLICK_1", "env:RÄUME", "вид:ДУБ", "label:ärger", "öfter", "ÖFTER"):
+        assert addresses(index, unicodedata.normalize(form, query)) == ["one:1"], query
+    assert addresses(index, "label:arger") == []
 
 
 def test_annotations_are_found_and_belong_to_a_content(tmp_path: Path) -> None:
