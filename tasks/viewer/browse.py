@@ -12,7 +12,7 @@ from typing import Any
 
 from agents.types import StopReason
 from tasks.runs.lines import TOOL_CALLS, exact_integer
-from tasks.viewer.query import InvalidQuery, Where, compile_query, find_key, list_keys
+from tasks.viewer.query import InvalidQuery, Where, compile_query, find_key, fold, list_keys
 
 ORDER = "t.step IS NULL, t.step, t.round IS NULL, t.round, t.file, t.line"
 """Training by step, quick evaluations by round, then evaluations; as in the files."""
@@ -353,7 +353,12 @@ def _by(column: str, table: str, value: str) -> str:
 
 
 def _values(rows: Iterator[Sequence[Any]] | sqlite3.Cursor) -> list[tuple[str, int, int]]:
-    return [(str(value), int(count), int(successes)) for value, count, successes in rows]
+    """Values that one condition selects, such as 1.5 and the text "1.5", are one."""
+    values: dict[object, tuple[str, int, int]] = {}
+    for value, count, successes in rows:
+        first, total, solved = values.get(fold(str(value)), (str(value), 0, 0))
+        values[fold(str(value))] = (first, total + int(count), solved + int(successes))
+    return list(values.values())
 
 
 def _fact_facets(

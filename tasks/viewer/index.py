@@ -14,7 +14,6 @@ import math
 import os
 import sqlite3
 import time
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from envs.types import replace_surrogates
 from tasks.runs.folders import ANNOTATIONS, RunFolder, TrajectoryFile
 from tasks.runs.lines import TOOL_CALLS, TrajectoryLine, UnreadableLine, digest_of, finite, read_line
 from tasks.viewer.annotations import read_annotations
+from tasks.viewer.query import fold
 
 VERSION = 5
 """The version of the tables below: a file of another version is made anew."""
@@ -102,10 +102,10 @@ class RunIndex:
 
     @contextmanager
     def connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection that only reads; it sees one state of the index. Its function `fold` maps texts that
-        differ in case alone, and the two forms of a letter with an accent, to one text."""
+        """A connection that only reads; it sees one state of the index. It has the
+        function `fold` of `query.py`."""
         with closing(self._open()) as connection:
-            connection.create_function("fold", 1, _fold, deterministic=True)
+            connection.create_function("fold", 1, fold, deterministic=True)
             connection.execute("PRAGMA query_only = 1")
             connection.execute("BEGIN")
             yield connection
@@ -412,10 +412,6 @@ def _plain_values(facts: Mapping[str, object]) -> Iterator[tuple[str, str | floa
             yield name, value
         elif value is not None:
             yield name, json.dumps(value)
-
-
-def _fold(value: object) -> object:
-    return unicodedata.normalize("NFC", value.casefold()) if isinstance(value, str) else value
 
 
 def _is_whole(line: bytes) -> bool:

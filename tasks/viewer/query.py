@@ -16,6 +16,7 @@ that a run's trajectories have.
 import math
 import re
 import sqlite3
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -148,6 +149,12 @@ def list_keys(connection: sqlite3.Connection) -> dict[str, list[str]]:
     for kind, name in connection.execute("SELECT kind, name FROM names ORDER BY kind, name"):
         names[kind].append(name)
     return names
+
+
+def fold(value: object) -> object:
+    """One text for those that a query does not tell apart: they differ in case, or in the form of letters
+    with accents. What is no text stays as it is."""
+    return unicodedata.normalize("NFC", value.casefold()) if isinstance(value, str) else value
 
 
 def quote(text: str) -> str:

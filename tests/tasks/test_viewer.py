@@ -366,9 +366,9 @@ def test_filters_name_the_facts_of_which_they_show_the_values(tmp_path: Path) ->
         )
         for number, (metadata, policy) in enumerate(
             [
-                ({"turns": 7, "policy": "fire"}, "before"),
-                ({"turns": 9, "policy": "theft"}, "after"),
-                ({"turns": 9, "policy": "fire"}, "after"),
+                ({"turns": 7, "policy": "fire", "size": 1.5}, "before"),
+                ({"turns": 9, "policy": "theft", "size": "1.5"}, "after"),
+                ({"turns": 9, "policy": "Fire", "size": 2}, "after"),
             ]
         )
     ]
@@ -376,7 +376,8 @@ def test_filters_name_the_facts_of_which_they_show_the_values(tmp_path: Path) ->
     index = open_index(tmp_path / "run", tmp_path / "cache")
     with index.connect() as connection:
         found = {facet.key: facet.values for facet in facets(connection)}
-    assert found.keys() == {"success", "stop", "metadata.turns", "policy", "label.policy"}
+    assert found.keys() == {"success", "stop", "metadata.turns", "policy", "label.policy", "size"}
+    assert sorted(total for _, total, _ in found["size"]) == [1, 2]  # a click on 1.5 selects both
     for key, values in found.items():
         for value, total, _ in values:
             assert len(addresses(index, f"{key}:{value}")) == total
