@@ -2,6 +2,9 @@
 
 import io
 import json
+import re
+import unicodedata
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 
@@ -10,15 +13,17 @@ from rich.console import Console
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item, Message
+from flows.commands.turns import TurnPrinter
 from flows.display.forecast import forecast_steps
 from flows.display.frame import draw_episode, make_harmless
 from flows.display.plots import draw_rate, draw_sparkline
-from flows.display.tables import print_plain
+from flows.display.tables import print_plain, print_table
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import planned_turns
 from tasks.rollout import current_episode
 from tasks.rollout.current_episode import EpisodeReader, EpisodeView, EpisodeWriter
 from tasks.rollout.spec import make_training_spec
+from tests.support.report_toy import make_trajectory
 
 
 def test_a_sparkline_goes_from_the_least_value_to_the_largest() -> None:
@@ -84,6 +89,26 @@ def test_plain_text_is_printed_as_it_is() -> None:
 @pytest.mark.parametrize("code", list("\x1b\x9b\x07\r\x7f\u202e\u2066\u200d\ud800"))
 def test_no_character_that_a_terminal_obeys_is_shown(code: str) -> None:
     assert make_harmless(f"a{code}b\tc\n\nd") == "a b c d"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_environments_and_policies_write_gives_a_terminal_no_orders(is_terminal: bool) -> None:
+    """It could clear the screen, set the window's title, or turn the rest of a line around."""
+    hostile = "a\x1b[2Jb\x1b]0;title\x07c\x9b31md\u202ee\tf"
+    item = Item(item_id=f"toy{hostile}", env="toy")
+    trajectory = make_trajectory(item, success=True, turns=1)
+    turn = replace(trajectory.turns[0], thought=hostile, action=hostile, observation=f"{hostile}\n{hostile}")
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=is_terminal, no_color=True, width=200)
+    printer = TurnPrinter(console)
+    printer.opening(item, 0, [Message(role="user", content=hostile)])
+    printer.turn(item, 0, [turn])
+    printer.trajectory(trajectory)
+    printer.note(hostile)
+    print_table(["a"], [[hostile]], console=console)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", output.getvalue())  # Rich's own styles
+    assert text.count("]0;title") == 12
+    assert not [c for c in text if unicodedata.category(c) in ("Cc", "Cf") and c not in "\n\t"]
 
 
 def test_an_episode_is_as_wide_as_the_terminal_and_markup_is_text() -> None:
