@@ -33,6 +33,8 @@ VARIABLES = {
 }
 """Color in a plot → the page's CSS variable of the same role."""
 
+_NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # environment text may contain a dollar sign
@@ -113,6 +115,12 @@ def render_plot(
         figure.set_layout_engine("none")  # it stays as it was laid out
         figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
     return Plot(name=name, alt=alt, svg=svg.getvalue(), png=png.getvalue())
+
+
+def make_drawable(text: str) -> str:
+    """`text` with a mark for each character that XML, and so an SVG, cannot hold, such as controls and lone
+    surrogates."""
+    return _NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _escape_attribute(text: str) -> str:

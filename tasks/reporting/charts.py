@@ -10,7 +10,19 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tasks.evaluation.intervals import wilson
-from tasks.reporting.chart_style import AFTER, BANDS, BEFORE, GRAY, INK, MARKERS, PAPER, PARTS, SERIES, THIRD
+from tasks.reporting.chart_style import (
+    AFTER,
+    BANDS,
+    BEFORE,
+    GRAY,
+    INK,
+    MARKERS,
+    PAPER,
+    PARTS,
+    SERIES,
+    THIRD,
+    make_drawable,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -291,7 +303,7 @@ def settings_over(
 
 def shorten_name(name: str) -> str:
     """The name of a setting as a legend has it: cut in its middle, for names often differ at their ends."""
-    half = MAX_NAME // 2
+    name, half = make_drawable(name), MAX_NAME // 2
     return name if len(name) <= MAX_NAME else f"{name[:half]}…{name[half + 1 - MAX_NAME :]}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from agents.types import StopReason
 from tasks.evaluation.outcomes import POLICIES
 from tasks.reporting import charts
-from tasks.reporting.chart_style import Plot, render_plot
+from tasks.reporting.chart_style import Plot, make_drawable, render_plot
 from tasks.reporting.charts import Stages
 from tasks.reporting.pages import percent
 from tasks.reporting.results import Grouping, Results, phases
@@ -149,7 +149,8 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
 
 
 def shorten(label: str) -> str:
-    """A label that leaves room for the plot."""
+    """A label that can be drawn and leaves room for the plot."""
+    label = make_drawable(label)
     return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from agents.types import Trajectory
 from envs.files import check_keys, read_json, read_lines_as
-from envs.types import Item
+from envs.types import Item, replace_surrogates
 from tasks.data.collapse import ALERTS, Alert
 from tasks.data.hashes import text_md5
 from tasks.data.trajectories import read_trajectories, sort_kinds
@@ -115,7 +115,7 @@ class Grouping:
         """File name of its plot; metadata keys are arbitrary text."""
         if re.fullmatch(r"\w{1,40}", self.key, flags=re.ASCII):
             return f"by_{self.key}"
-        return f"by_{text_md5(self.key)[:8]}"
+        return f"by_{text_md5(replace_surrogates(self.key))[:8]}"
 
 
 def read_results(workspace: Path) -> Results:

@@ -494,6 +494,22 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "49" not in page.text.split(evil)[1]
 
 
+@pytest.mark.heavy
+def test_a_plot_of_any_text_is_an_image(tmp_path: Path) -> None:
+    """Of metadata with controls, which no XML has, and with halves of surrogate pairs, which no font has."""
+    items = [
+        replace(item, metadata={"k": ("a\x1b[31m", "\ud800\uffff")[index % 2], "half \ud800": index % 2})
+        for index, item in enumerate(ITEMS)
+    ]
+    write_workspace(tmp_path, items=items)
+    path = report(toy_pipeline(), tmp_path)
+    plots = list(path.parent.glob("by_*.svg"))
+    assert len(plots) == 2
+    for plot in plots:
+        assert ET.fromstring(plot.read_bytes()).tag.endswith("svg")
+    assert "k a\ufffd[31m" in (path.parent / "by_k.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("values", "cause"),
     [
