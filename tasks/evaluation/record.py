@@ -18,6 +18,14 @@ from tasks.evaluation.intervals import mean_interval
 from tasks.runs.folders import RECORD
 
 
+def format_number(value: float, *, sign: str = "") -> str:
+    """`0.125`, `12.5` or `1235`: three digits, and more of a number that has more before its point.
+
+    `sign`: `+` for positive numbers with their sign.
+    """
+    return f"{value:{sign}.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:{sign}.3g}"
+
+
 class Rate(Settings):
     """A mean over items with its 95% interval (`tasks/evaluation/intervals.py`)."""
 
@@ -43,7 +51,8 @@ class Rate(Settings):
         number."""
         if is_share:
             return f"{self.mean:.1%} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
-        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
+        mean, low, high = map(format_number, (self.mean, self.low, self.high))
+        return f"{mean} [{low}, {high}]"
 
 
 class ItemOutcome(Settings):

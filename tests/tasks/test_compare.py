@@ -15,6 +15,7 @@ from flows.cli.command_line import app
 from tasks.data.items import write_items
 from tasks.evaluation.outcomes import OUTCOMES
 from tasks.evaluation.paired import paired_test
+from tasks.evaluation.record import format_number
 from tasks.reporting.chart_style import render_plot
 from tasks.reporting.charts import SettingCurves, plot_height, settings_over
 from tasks.reporting.comparison.compare import Comparison, compare
@@ -358,6 +359,13 @@ def test_runs_that_differ_by_seed_alone_are_one_setting(runs: list[Path]) -> Non
     assert notes_on([found[0]]) == [
         "step-seed0 went back to an earlier checkpoint 1 time; the undone steps are in no curve and no cost."
     ]
+
+
+def test_a_long_number_keeps_the_digits_before_its_point() -> None:
+    values = [1234.5678, -98765.4, 999.6, 123.456, 12.0, 0.00012, float("nan"), 1e300]
+    assert [format_number(value, sign="+") for value in values] == [
+        "+1235", "-98765", "+1000", "+123", "+12", "+0.00012", "+nan", "+1e+300",
+    ]  # fmt: skip
 
 
 def test_names_of_settings_are_distinct(runs: list[Path]) -> None:

@@ -385,6 +385,18 @@ async def test_a_value_between_two_that_are_missing_is_a_point(toy: Path) -> Non
 
 @pytest.mark.browser
 @needs(CHROMIUM)
+async def test_a_long_number_keeps_the_digits_before_its_point(toy: Path) -> None:
+    values = [1234.5678, -98765.4, 999.96, 123.456, 12, 0.00012]
+    async with open_viewer(toy.parent) as (page, url):
+        await page.goto(url)
+        texts = await page.evaluate(
+            f"import('/static/dom.js').then(({{ number }}) => {values}.map((value) => number(value)))"
+        )
+    assert texts == ["1235", "−98765", "1000", "123", "12", "1.2e−4"]
+
+
+@pytest.mark.browser
+@needs(CHROMIUM)
 async def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> None:
     async with open_viewer(toy.parent) as (page, url):
         requests, troubles = watch(page)

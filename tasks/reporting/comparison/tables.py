@@ -8,7 +8,7 @@ from statistics import fmean
 from tasks.evaluation.intervals import MIN_BOOTSTRAP
 from tasks.evaluation.outcomes import Samples, compare_samples
 from tasks.evaluation.paired import PairedTest
-from tasks.evaluation.record import Rate
+from tasks.evaluation.record import Rate, format_number
 from tasks.reporting.comparison.runs import FinishedRun
 from tasks.reporting.comparison.scores import Difference, is_rate, only_first_solves, score
 from tasks.reporting.comparison.sides import SUCCESS, ComparedItem, Side
@@ -286,11 +286,11 @@ def _format_value(values: Mapping[str, object], key: str) -> str:
 
 
 def _number(value: float, measure: str) -> str:
-    return percent(value) if is_rate(measure) else f"{value:.3g}"
+    return percent(value) if is_rate(measure) else format_number(value)
 
 
 def _change(value: float, measure: str) -> str:
-    return points(value) if is_rate(measure) else f"{value:+.3g}"
+    return points(value) if is_rate(measure) else format_number(value, sign="+")
 
 
 def _p(value: float) -> str:
@@ -300,7 +300,7 @@ def _p(value: float) -> str:
 def _interval(value: Rate, measure: str) -> str:
     if is_rate(measure):
         return f"{100 * value.low:.1f} to {100 * value.high:.1f}"
-    return f"{value.low:.3g} to {value.high:.3g}"
+    return f"{format_number(value.low)} to {format_number(value.high)}"
 
 
 def _span(low: float, high: float, measure: str) -> str:

@@ -74,12 +74,13 @@ export function longText(text, { limit = 6000, lines = 60, tail = false, classNa
 export const count = (number) => Math.round(number).toLocaleString("en-US");
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
-// A number as recorded, short: 0.5, 1, −1.2e-7. Files may hold "NaN" and "Infinity", which come as texts.
+// A number as recorded, short: 0.5, 1, −1.2e-7, and all digits before the point. Files may hold "NaN" and "Infinity", which come as texts.
 export function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
   const text = Number.isInteger(value) ? String(value)
-    : Math.abs(value) < 1e-3 ? value.toExponential(1).replace(".0e", "e") : Number(value.toPrecision(digits)).toString();
+    : Math.abs(value) < 1e-3 ? value.toExponential(1).replace(".0e", "e")
+    : Math.abs(value) >= 10 ** digits ? String(Math.round(value)) : Number(value.toPrecision(digits)).toString();
   return text.replaceAll("-", "−");
 }
 
