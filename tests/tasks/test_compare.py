@@ -368,6 +368,20 @@ def test_a_long_number_keeps_the_digits_before_its_point() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("names", "setting"),
+    [
+        (["grpo-seed0", "grpo-seed1"], "grpo"),
+        (["grpo-s0", "grpo-s12"], "grpo"),
+        (["babyai_s10", "babyai_s11"], "babyai"),
+        (["textworlds0", "textworlds1"], "textworlds"),
+    ],
+)
+def test_the_name_of_a_setting_is_without_its_seeds(runs: list[Path], names: list[str], setting: str) -> None:
+    found = [replace(read_run(run), name=name) for run, name in zip(runs, names, strict=False)]
+    assert [*group_by_seed(found)] == [setting]
+
+
 def test_names_of_settings_are_distinct(runs: list[Path]) -> None:
     found = [read_run(run) for run in runs[:3]]
     other_parameters: dict[str, object] = {"train.lr": 0.5}

@@ -293,7 +293,8 @@ def _costs(results: Results, totals: Mapping[str, Sequence[float]]) -> dict[str,
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """`grpo` of `grpo-seed0` and `grpo-seed1`, and of `grpo-seed10` and `grpo-seed11`."""
+    """`grpo` of `grpo-seed0` and `grpo-seed1`, of `grpo-seed10` and `grpo-seed11`, and of `grpo-s0` and
+    `grpo-s1`."""
     common_letters = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     prefix = "".join(letters[0] for letters in common_letters)
-    return re.sub(r"seed\d*$", "", prefix).rstrip("-_. ") or names[0]
+    return re.sub(r"(seed|(?<=[-_. ])s)\d*$", "", prefix).rstrip("-_. ") or names[0]
