@@ -354,7 +354,7 @@ def _by(column: str, table: str, value: str) -> str:
 
 def _values(rows: Iterator[Sequence[Any]] | sqlite3.Cursor) -> list[tuple[str, int, int]]:
     """Values that one condition selects, such as 1.5 and the text "1.5", are one."""
-    values: dict[object, tuple[str, int, int]] = {}
+    values: dict[str | float | None, tuple[str, int, int]] = {}
     for value, count, successes in rows:
         first, total, solved = values.get(fold(str(value)), (str(value), 0, 0))
         values[fold(str(value))] = (first, total + int(count), solved + int(successes))

@@ -151,7 +151,7 @@ def list_keys(connection: sqlite3.Connection) -> dict[str, list[str]]:
     return names
 
 
-def fold(value: object) -> object:
+def fold(value: str | float | None) -> str | float | None:
     """One text for those that a query does not tell apart: they differ in case, or in the form of letters
     with accents. What is no text stays as it is."""
     return unicodedata.normalize("NFC", value.casefold()) if isinstance(value, str) else value

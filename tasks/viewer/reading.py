@@ -88,7 +88,9 @@ def not_recorded(update: Update) -> dict[str, str]:
 def read_trajectory(values: Mapping[str, Any], *, decode: Decode, update: Update = None) -> dict[str, Any]:
     """A trajectory as the page shows it: the texts of its prompt and turns, and their numbers."""
     item = values["item"]
-    turn_updates = (update and update.turns) or [None] * len(values["turns"])
+    turn_updates: Sequence[TurnUpdate | None] = [None] * len(values["turns"])
+    if update is not None and update.turns is not None:
+        turn_updates = update.turns
     facts = {
         "fields": item.get("fields") or {},
         "seed": item.get("seed"),
