@@ -7,7 +7,7 @@ from rich.text import Text
 
 from agents.types import Trajectory, Turn
 from envs.types import Image, Item, Message
-from flows.display.tables import disarm, print_plain
+from flows.display.tables import mask_controls, print_plain
 from tasks.reporting.pages import format_count
 
 _STYLES = {
@@ -83,11 +83,11 @@ class TurnPrinter:
         for line in lines[:1]:
             self._line(episode, f"{label}: {line}", style=style)
         for line in lines[1:]:
-            self._print(Text(f"{_INDENT}{disarm(line)}", style=style))
+            self._print(Text(f"{_INDENT}{mask_controls(line)}", style=style))
 
     def _line(self, episode: str, text: str, *, style: str) -> None:
         space = "  " if self._console.is_terminal else " "
-        self._print(Text.assemble((disarm(episode), "blue"), space, (disarm(text), style)))
+        self._print(Text.assemble((mask_controls(episode), "blue"), space, (mask_controls(text), style)))
 
     def _print(self, line: Text) -> None:
         self._console.print(line, soft_wrap=not self._console.is_terminal)

@@ -7,20 +7,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_OBEYED = re.compile(r"[\x00-\x06\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROLS = re.compile(r"[\x00-\x06\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Controls and marks of direction, without tabs and line ends, and without those that Rich removes."""
 _MARK = "\N{REPLACEMENT CHARACTER}"
 
 
-def disarm(text: str) -> str:
-    """`text` with a mark for each character that a terminal obeys or that turns the rest of its line around:
-    texts of environments and policies are hostile."""
-    return _OBEYED.sub(_MARK, text)
+def mask_controls(text: str) -> str:
+    """`text` with U+FFFD for each control character and each mark of direction: texts of environments and
+    policies are hostile."""
+    return _CONTROLS.sub(_MARK, text)
 
 
 def print_plain(text: str, *, console: Console, style: str | None = None) -> None:
-    """Print `text` as `disarm` leaves it, without wrapping its lines."""
-    text = disarm(text)
+    """Print `text` as `mask_controls` leaves it, without wrapping its lines."""
+    text = mask_controls(text)
     console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
@@ -31,7 +31,7 @@ def print_table(
     console: Console | None = None,
     has_header: bool = False,
 ) -> None:
-    """Print `rows`, one cell per column, as `disarm` leaves them.
+    """Print `rows`, one cell per column, as `mask_controls` leaves them.
 
     Plain lines are never wrapped or cut. For programs that read them, they have no header unless `has_header`
     says that the cells mean nothing without it.
@@ -48,5 +48,5 @@ def print_table(
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(disarm(cell)) for cell in row))
+        table.add_row(*(Text(mask_controls(cell)) for cell in row))
     console.print(table)
