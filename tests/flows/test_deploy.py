@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psutil
 import pytest
 from prefect import Flow
 from prefect.blocks.system import Secret
@@ -263,50 +265,59 @@ def test_data_are_prepared_once_for_all_runs_in_the_workspace(
 
 
 WORK = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from uuid import UUID
+import prefect.client.orchestration
 from flows.orchestrator.unfinished_runs import take_over
 from flows.lock import lock
-folder = Path(sys.argv[1])
-with lock(folder):
-    take_over(folder, flow_run_id=UUID(sys.argv[2]))
-    print("at work", flush=True)
-    time.sleep(600)
+for folder, run_id in zip(map(Path, sys.argv[1::2]), sys.argv[2::2]):
+    if os.fork() == 0:
+        with lock(folder):
+            take_over(folder, flow_run_id=UUID(run_id))
+            print(run_id, os.getpid(), flush=True)
+            time.sleep(600)
+while True:
+    os.wait()
 """
+"""A process for each run, all forks of one: Prefect's import takes seconds."""
 
 
 def test_killed_runs_are_crashed_at_the_next_deployment_or_run(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     environment = os.environ | {"PREFECT_API_URL": str(client.api_url)}
-
-    def start(flow: Flow[..., Any]) -> tuple[subprocess.Popen[str], UUID]:
+    command, ids = [sys.executable, "-c", WORK], []
+    deployed_flows: tuple[Flow[..., Any], ...] = (evaluate_policy, sweep, train_agent)
+    for flow in deployed_flows:
         run = client.create_flow_run(flow)
         client.set_flow_run_state(run.id, Running(), force=True)
-        command = [sys.executable, "-c", WORK, str(tmp_path / flow.name), str(run.id)]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "at work\n"
-        return process, run.id
+        command += [str(tmp_path / flow.name), str(run.id)]
+        ids.append(run.id)
 
     def state(flow_run_id: UUID) -> str | None:
         return client.read_flow_run(flow_run_id).state_name
 
+    def kill(run_id: UUID) -> None:
+        os.kill(pids[run_id], signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(pids[run_id]))
+
     with ExitStack() as stack:
-        deployed_flows: tuple[Flow[..., Any], ...] = (evaluate_policy, sweep, train_agent)
-        processes, ids = zip(*map(start, deployed_flows), strict=True)
-        for process in processes:
-            stack.enter_context(process)
-            stack.callback(process.kill)
+        process = stack.enter_context(
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
+        )
+        stack.callback(os.killpg, process.pid, signal.SIGKILL)
+        assert process.stdout is not None
+        lines = [process.stdout.readline().split() for _ in ids]
+        pids = {UUID(run_id): int(pid) for run_id, pid in lines}
         deploy_by_command([NAME], pool=POOL, secret=[])
         assert [state(run_id) for run_id in ids] == ["Running"] * 3
-        processes[0].kill()
-        processes[0].wait()
+        kill(ids[0])
         deploy_by_command([NAME], pool=POOL, secret=[])
         assert [state(run_id) for run_id in ids] == ["Crashed", "Running", "Running"]
-        processes[1].kill()
-        processes[1].wait()
+        kill(ids[1])
         other = tmp_path / "other"
         other.mkdir()
         take_over(other, flow_run_id=client.create_flow_run(train_agent).id)
