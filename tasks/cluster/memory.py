@@ -9,12 +9,11 @@ refusal.
 import os
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 
+from envs.cgroups import find_memory_limit
 from envs.errors import ConfigError
 from envs.requirements.detection import PROBE_TIMEOUT_S
 from tasks.algorithms.distillation import Distillation, TeacherEndpoint
@@ -190,9 +189,8 @@ def gpu_memories() -> list[int]:
 def _node_memory() -> int:
     """The memory of this machine, or of its container if that may use less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # no cgroup, or "max"
-        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return total
+    limit = find_memory_limit()
+    return total if limit is None else min(total, limit)
 
 
 def _of_gpu(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> list[Need]:
