@@ -4,37 +4,64 @@ A block is declared once, beside the code that it is given to, and is the type o
 `pipelines.yaml` (`tasks/config/pipelines.py`). Configuration is read without importing `agents.rewards`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from envs.errors import list_names, suggest
 
-
-def _refuse_truth(value: object) -> object:
-    """pydantic takes `true` for 1 and `false` for 0."""
-    if isinstance(value, bool):
-        raise ValueError(f"{value} is no number; give a whole one")
-    return value
-
-
-Positive = Annotated[int, Field(ge=1), BeforeValidator(_refuse_truth)]
-Seed = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_refuse_truth)]
+Positive = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 """The seed of every random number generator; steps are added to it."""
 Seconds = Annotated[float, Field(gt=0)]
 
+_NO_NUMBER = "no_number"
+"""The type of the error for a boolean in the place of a number."""
+
 
 class Settings(BaseModel):
-    """A block of settings: unknown keys and infinite numbers are errors, and values never change.
+    """A block of settings: unknown keys, infinite numbers and booleans in place of numbers are errors, and
+    values never change.
 
     Raises pydantic's `ValidationError`, a `ValueError`, for values out of bounds.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, serialize_by_alias=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_boolean_as_number(cls, values: object) -> object:
+        """pydantic takes `true` for 1 and `false` for 0."""
+        if isinstance(values, Mapping):
+            for name, field in _fields(cls).items():
+                types = set(_types(field.annotation))
+                if types & {int, float} and not types & {bool, str}:
+                    _refuse_boolean(values.get(name), place=name)
+        return values
+
+
+def _types(annotation: object) -> Iterator[object]:
+    """The types of values in `annotation`, those within unions and collections included; keys are texts."""
+    inner = get_args(annotation)
+    inner = inner[1:] if get_origin(annotation) in (dict, Mapping) else inner
+    yield from chain.from_iterable(map(_types, inner)) if inner else [annotation]
+
+
+def _refuse_boolean(value: object, *, place: str) -> None:
+    """Raise pydantic's `PydanticCustomError` for a boolean in `value`, at `place` of its block."""
+    if isinstance(value, bool):
+        raise PydanticCustomError(
+            _NO_NUMBER, "{place}: {value} is no number; give one", {"place": place, "value": str(value)}
+        )
+    inner = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
+    for key, part in inner.items():
+        _refuse_boolean(part, place=f"{place}.{key}")
 
 
 def describe_invalid(
@@ -53,7 +80,10 @@ def describe_invalid(
     first, *rest = error.errors()
     where = ".".join([*filter(None, [location]), *map(str, first["loc"])])
     reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
+    if first["type"] == _NO_NUMBER:
+        place, _, reason = reason.partition(": ")
+        where = f"{where}.{place}" if where else place
+    elif first["type"] == "extra_forbidden":
         key = str(first["loc"][-1])
         hint = suggest(key, _keys_at(model, first["loc"]))
         if owners := _owners(key, model, others=others if len(first["loc"]) == 1 else {}):

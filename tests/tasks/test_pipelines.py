@@ -4,7 +4,8 @@ import configparser
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 from jinja2 import Environment
 from jinja2.meta import find_referenced_templates
 
+from envs.errors import ConfigError
 from envs.registry import get_env
 from flows.lineage.stages import declared_stages, default_workspace
 from flows.run import STAGES
-from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names, read_yaml
+from tasks.config.pipelines import Pipeline, load_pipeline, parse_pipeline, pipeline_names, read_yaml
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = read_yaml(ROOT / "pipelines.yaml")
@@ -37,6 +39,23 @@ def test_every_pipeline_is_valid_and_its_stages_resolve(name: str, monkeypatch: 
     assert tuple(stages) == stage_names
     for stage in stages.values():
         assert not any("$" in str(path) for path in (*stage.deps, *stage.outs))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_number_of_any_pipeline_can_be_a_boolean(name: str) -> None:
+    """Numbers are found in the file, not by the types of settings."""
+
+    def places(value: object, *path: str) -> Iterator[str]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from places(inner, *path, key)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield ".".join(path)
+
+    block = DOCUMENT["pipelines"][name]
+    for place in places(block):
+        with pytest.raises(ConfigError, match=rf"{place.rpartition('.')[2]}: True is no number; give one"):
+            parse_pipeline(deepcopy(block), overrides={place: True}, location=name)
 
 
 def test_every_stage_declares_its_own_code_and_all_declared_code_exists(
