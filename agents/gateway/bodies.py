@@ -211,7 +211,7 @@ class AnswerRequest(Strict):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     stream: bool = False
-    top_logprobs: Literal[0] = 0
+    top_logprobs: int = Field(default=0, ge=0, le=0)
     service_tier: Literal["auto", "default"] = "auto"
     user: str | None = None
     """No effect on answers, nor have `metadata`, `safety_identifier` and `prompt_cache_key`."""

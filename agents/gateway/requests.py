@@ -82,7 +82,7 @@ class ChatRequest(AnswerRequest):
     """A parameter of vLLM's, not of OpenAI's. 0 keeps all."""
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    n: Literal[1] = 1
+    n: int = Field(default=1, ge=1, le=1)
     stream_options: ChatStreamOptions = ChatStreamOptions()
     response_format: TextFormat = TextFormat()
     frequency_penalty: float = Field(default=0, ge=0, le=0)
