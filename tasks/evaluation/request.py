@@ -33,7 +33,7 @@ MAX_TURNS = 20
 """The limit without a pipeline."""
 _LIMITS = EpisodeLimits()
 _BLOCKS = ("agent", "rollout", "evaluate", "servers")
-"""What is taken from the pipeline of a run."""
+"""What is taken from the pipeline of a run, besides `data`."""
 
 
 class EvaluationRequest(Settings):
@@ -163,14 +163,16 @@ def make_pipeline(
 
 
 def recorded_settings(workspace: Path) -> tuple[str | None, dict[str, object]]:
-    """The pipeline of the run in `workspace`, and what the run changed of the blocks that episodes depend on;
-    None and no changes if that is not recorded."""
+    """The pipeline of the run in `workspace`, the data on which it trained, and what it changed of the other
+    blocks that episodes depend on; None and nothing if that is not recorded."""
     changes = {
         key: value
         for key, (_, value) in read_changes(workspace).items()
         if key.partition(".")[0] in _BLOCKS or key == "data.split_seed"
     }
-    return read_pipeline_name(workspace), _restore_blocks(changes, recorded_parameters(workspace))
+    parameters = recorded_parameters(workspace)
+    data = {key: value for key, value in parameters.items() if key == "data"}
+    return read_pipeline_name(workspace), data | _restore_blocks(changes, parameters)
 
 
 def _restore_blocks(changes: Mapping[str, object], parameters: Mapping[str, object]) -> dict[str, object]:

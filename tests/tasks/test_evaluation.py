@@ -28,13 +28,14 @@ from flows.program import PROGRAM
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import load_pipeline
 from tasks.data.hashes import path_md5
+from tasks.data.items import split
 from tasks.data.trajectories import read_trajectories, write_trajectories
 from tasks.evaluation.evaluate import MAX_HASHED_BYTES, default_folder, evaluate_policy, plan_evaluation
 from tasks.evaluation.intervals import wilson
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.pass_at_k import pass_rates
 from tasks.evaluation.record import EvaluationRecord, read_record
-from tasks.evaluation.request import EvaluationRequest, make_evaluation, make_pipeline
+from tasks.evaluation.request import EvaluationPlan, EvaluationRequest, make_evaluation, make_pipeline
 from tasks.evaluation.summary import outcome_of, results_of
 from tasks.reporting.comparison.compare import compare
 from tasks.runs.progress import Progress
@@ -457,6 +458,30 @@ def test_a_run_that_took_something_out_of_its_pipeline_is_evaluated_with_its_set
     )
     assert source == "textcraft-cpu"
     assert (evaluated.rollout, evaluated.agent) == (pipeline.rollout, pipeline.agent)
+
+
+def test_a_policy_of_a_run_is_evaluated_on_the_data_of_the_run(tmp_path: Path) -> None:
+    name, workspace = "textcraft-cpu", tmp_path / "run"
+    shutil.copytree(MODEL, workspace / "policy")
+    parts = {"easy": {"env": "textcraft", "where": {"depth": [1]}, "max_turns": 7}}
+    overrides = {"data.parts": parts, "data.split_seed": 3}
+    trained = load_pipeline(name, overrides=overrides)
+    write_changes(workspace, name=name, changes=changed_parameters(trained, default=load_pipeline(name)))
+    write_json(
+        workspace / "train" / "inputs.json", {"params": {"data": trained.model_dump(mode="json")["data"]}}
+    )
+
+    def plan(**options: Any) -> EvaluationPlan:
+        request = EvaluationRequest(envs=("textcraft",), **options)
+        return make_evaluation(request, find_policy(NamedPolicy(policy=str(workspace))))
+
+    items = split(trained.data).test
+    assert {item.metadata["depth"] for item in items} == {1}
+    assert plan().items == items
+    assert plan().spec.max_turns == {"easy": 7}
+    two_depths = plan(overrides={"data.parts.easy.where": {"depth": [1, 2]}})
+    assert {item.metadata["depth"] for item in two_depths.items} == {1, 2}
+    assert {item.metadata["depth"] for item in plan(pipeline=name).items} == {1, 2, 3, 4}
 
 
 def test_checkpoints_are_found_by_run_step_and_folder(tmp_path: Path) -> None:
