@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 
 from envs.cgroups import find_memory_limit
 from envs.errors import ConfigError
@@ -165,6 +166,34 @@ def check_devices(
         return
     smallest = min(memories)
     find_needs = partial(memory_needs, size=size, device_bytes=smallest, nodes=nodes, phases=phases)
+    _check_needs(pipeline, size, find_needs=find_needs, place=place)
+
+
+def check_sampling(pipeline: Pipeline, folder: Path, *, episodes: int, on_gpus: bool) -> None:
+    """Raise `ConfigError` if this machine cannot sample the model in `folder` while nothing is trained.
+
+    `episodes`: the most at the same time. `on_gpus`: whether vLLM samples there. Nothing is checked on the
+    GPUs of a cluster, and for a model whose size is unknown.
+    """
+    memories = device_memories("cuda" if on_gpus else "cpu")
+    size = read_model_size(str(folder)) if memories and not (on_gpus and cluster_address()) else None
+    if size is None:
+        return
+    smallest = min(memories)
+
+    def find_needs(pipeline: Pipeline) -> list[Need]:
+        if on_gpus:
+            return [_of_vllm(pipeline, size, gpu=smallest)]
+        parts = _samplers_parts(pipeline, size, count=1, episodes=episodes)
+        return [Need(phase=Phase.SAMPLE, parts=parts, room=int(USABLE * smallest), room_name="{place}")]
+
+    sampled = pipeline.model_copy(update={"model": str(folder)})
+    _check_needs(sampled, size, find_needs=find_needs, place=THIS_MACHINE)
+
+
+def _check_needs(
+    pipeline: Pipeline, size: ModelSize, *, find_needs: Callable[[Pipeline], list[Need]], place: str
+) -> None:
     for need in find_needs(pipeline):
         if not need.fits:
             remedies = list(_remedies(pipeline, size, find_needs=find_needs))
@@ -267,17 +296,18 @@ def _of_node(
     saved = 4 * tokens * size.layers * (8 * size.width + 2 * size.kv_width + 4 * size.mlp_width)
     logits = CPU_LOGIT_BYTES * tokens * size.vocabulary
     episodes = -(-rollout.items_per_step * rollout.group_size // (num_samplers * nodes))
+    processes = {"processes": PROCESSES_BYTES}
     room, needs = int(USABLE * memory), []
     if _is_supervised(pipeline):
         parts = {
             "weights, gradients and optimizer": supervised_bytes(pipeline, size),
             "activations": saved,
             "logits": logits,
-            "processes": PROCESSES_BYTES,
+            **processes,
         }
         needs.append(_to_train_supervised(pipeline, parts, room=room, room_name="{place}"))
     if isinstance(train, OfflineSettings) or Phase.TRAIN not in phases:
-        sampling = _samplers_parts(pipeline, size, count=1, episodes=backend.max_sequences)
+        sampling = _samplers_parts(pipeline, size, count=1, episodes=backend.max_sequences) | processes
         needs.append(Need(phase=Phase.SAMPLE, parts=sampling, room=room, room_name="{place}"))
         return needs
     training = {
@@ -287,13 +317,13 @@ def _of_node(
         "activations": workers * saved,
         "logits": workers * logits,
     }
-    sampling = _samplers_parts(pipeline, size, count=num_samplers, episodes=episodes)
+    sampling = _samplers_parts(pipeline, size, count=num_samplers, episodes=episodes) | processes
     needs.append(Need(phase=Phase.TRAIN, parts=training | sampling, room=room, room_name="{place}"))
     return needs
 
 
 def _samplers_parts(pipeline: Pipeline, size: ModelSize, *, count: int, episodes: int) -> dict[str, int]:
-    """What so many samplers on a CPU need, each with so many episodes at once, and the run's processes."""
+    """What so many samplers on a CPU need, each with so many episodes at once."""
     backend = pipeline.backend
     of_one = 4 * _numbers_per_token(size) * pipeline.rollout.context_length
     cache = min(CPU_CACHE_BYTES, of_one * min(backend.max_sequences, episodes))
@@ -301,7 +331,6 @@ def _samplers_parts(pipeline: Pipeline, size: ModelSize, *, count: int, episodes
         "samplers' weights": count * 4 * size.parameters,
         "keys and values": count * cache,
         "vLLM's processes": count * VLLM_PROCESS_BYTES if backend.rollout == "vllm-cpu" else 0,
-        "processes": PROCESSES_BYTES,
     }
 
 

@@ -14,6 +14,7 @@ from agents.samplers.local import LocalModel
 from agents.types import Trajectory
 from envs.errors import ConfigError
 from envs.files import check_writable, drop_incomplete_line, write_atomically
+from tasks.cluster.memory import check_sampling
 from tasks.cluster.session import LOGS
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent
@@ -56,6 +57,12 @@ def plan_evaluation(
     check_writable(out, remedy="choose another --out")
     if isinstance(policy, SavedPolicy):
         LocalModel(policy.folder).check()
+        check_sampling(
+            plan.pipeline,
+            policy.folder,
+            episodes=len(plan.items) * plan.spec.num_samples,
+            on_gpus=plan.pipeline.backend.rollout == "vllm",
+        )
     else:
         asyncio.run(ChatClient(policy).check())
     return plan

@@ -1,5 +1,7 @@
 """Small random models in Hugging Face format: for tests that need any model."""
 
+import json
+import struct
 from pathlib import Path
 
 
@@ -39,3 +41,10 @@ def save_tiny_model(folder: Path, *, seed: int = 0) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def claim_parameters(folder: Path, count: int) -> None:
+    """Write a header of weights with `count` parameters, and no weights, to the model in `folder`."""
+    entry = {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}
+    header = json.dumps({"model.embed_tokens.weight": entry}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)

@@ -45,7 +45,7 @@ from tests.support.chat_server import chat_server, fails, says
 from tests.support.dvc_toy import git
 from tests.support.evaluation_toy import FIRST, record_of
 from tests.support.report_toy import make_failure, make_trajectory
-from tests.support.tiny_model import save_tiny_model
+from tests.support.tiny_model import claim_parameters, save_tiny_model
 from tests.support.waiting import wait_until
 
 SAY = "tests.support.own_env:SPEC"
@@ -482,6 +482,18 @@ def test_a_policy_of_a_run_is_evaluated_on_the_data_of_the_run(tmp_path: Path) -
     two_depths = plan(overrides={"data.parts.easy.where": {"depth": [1, 2]}})
     assert {item.metadata["depth"] for item in two_depths.items} == {1, 2}
     assert {item.metadata["depth"] for item in plan(pipeline=name).items} == {1, 2, 3, 4}
+
+
+def test_a_policy_that_does_not_fit_the_memory_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "policy")
+    policy = find_policy(NamedPolicy(policy=str(folder)))
+    request = EvaluationRequest(envs=("textcraft",), overrides={"rollout.max_tokens_per_turn": 8})
+    plan_evaluation(request, policy, out=tmp_path / "out")
+    claim_parameters(folder, 10**12)
+    with pytest.raises(
+        ConfigError, match=r"policy needs about 4000\.\d GB to sample, and this machine has .*"
+    ):
+        plan_evaluation(request, policy, out=tmp_path / "out")
 
 
 def test_checkpoints_are_found_by_run_step_and_folder(tmp_path: Path) -> None:

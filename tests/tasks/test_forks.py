@@ -31,6 +31,7 @@ from tasks.evaluation.forks.request import ForkRequest, plan_fork
 from tasks.evaluation.models import NamedPolicy, SavedPolicy, find_policy
 from tasks.evaluation.request import EvaluationRequest
 from tests.support.report_toy import ITEMS, make_failure, make_trajectory
+from tests.support.tiny_model import claim_parameters
 
 BASE = Path("models/textcraft-base")
 
@@ -279,6 +280,16 @@ def test_what_cannot_be_asked_is_refused_before_anything_starts(run_folder: Path
             ForkRequest(**options)
     with pytest.raises(ValidationError, match="samples"):
         ForkRequest(samples=0)
+
+
+def test_a_policy_that_does_not_fit_the_memory_is_refused(run_folder: Path) -> None:
+    parent, turn = find_parent(f"{run_folder}/step_0001:1@2")
+    claim_parameters(run_folder / "policy", 10**12)
+    with pytest.raises(
+        ConfigError, match=r"policy needs about 40\d\d\.\d GB to sample, and this machine has"
+    ):
+        plan_fork(parent, turn, ForkRequest())
+    plan_fork(parent, turn, ForkRequest(is_person=True))
 
 
 def test_the_value_of_a_turn_is_the_mean_outcome_with_its_interval() -> None:

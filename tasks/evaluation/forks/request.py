@@ -10,6 +10,7 @@ from agents.huggingface.files import decoder
 from agents.rollout.replay import Past
 from agents.settings import Positive, Settings
 from envs.errors import ConfigError
+from tasks.cluster.memory import check_sampling
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, reward_of
 from tasks.config.pipelines import Pipeline
@@ -113,6 +114,8 @@ def plan_fork(parent: Parent, turn: int, request: ForkRequest) -> ForkPlan:
         )
     check_environments(pipeline)
     check_agent(pipeline)
+    if isinstance(policy, SavedPolicy):
+        check_sampling(pipeline, policy.folder, episodes=request.samples, on_gpus=False)
     num_turns = turn - (request.observation is None)
     max_turns = given_turns or evaluation_turns(pipeline)[part]
     num_steps = sum(bool(past.action) or past.is_malformed for past in trajectory.turns[:num_turns])
