@@ -54,15 +54,23 @@ _CALLS_REMEDY = (
 )
 
 _FEED = """
-import subprocess, sys
+import os, subprocess, sys
+_file = os.memfd_create("code")
+with open(_file, "wb", closefd=False) as _code:
+    _code.write({code!r}.encode())
+os.lseek(_file, 0, os.SEEK_SET)
+_read = 'exec(compile(open(%d, encoding="utf-8").read(), "<string>", "exec"))' % _file
 try:
-    _done = subprocess.run([sys.executable, "-I", "-c", {code!r}], input={stdin!r}, capture_output=True,
-                           text=True, errors="replace", timeout={timeout_s!r})
+    _done = subprocess.run([sys.executable, "-I", "-c", _read], pass_fds=[_file], input={stdin!r},
+                           capture_output=True, text=True, errors="replace", timeout={timeout_s!r})
     print(_done.returncode, _done.stdout, sep="\\n")
 except subprocess.TimeoutExpired:
     print("timeout")
+finally:
+    os.close(_file)
 """
-"""Prints the exit status of the program, or `timeout`, on a line before its output."""
+"""Prints the exit status of the program, or `timeout`, on a line before its output. The program is in a file,
+since an argument has at most 128 KiB."""
 
 
 @dataclass(frozen=True, slots=True)

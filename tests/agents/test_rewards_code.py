@@ -49,6 +49,27 @@ def test_what_does_not_pass(code: str) -> None:
 
 
 @in_sandbox
+def test_a_program_longer_than_an_argument_of_a_process() -> None:
+    padding = f"# {'é' * 100_000}\n"  # 200,000 bytes
+    tests = {"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10\n"]}
+    assert value_of(f"{padding}print(2 * int(input()))", tests=tests).reward == 1.0
+    assert value_of(f"{padding}print(4)", tests=tests).metrics["passed"] == 0.5
+
+
+@in_sandbox
+def test_a_program_is_the_main_module_and_has_no_open_files() -> None:
+    code = """
+from __future__ import annotations
+import os, pickle, sys
+class A: pass
+pickle.loads(pickle.dumps(A()))
+print(__name__, sys.argv, sorted(os.listdir('/proc/self/fd'))[:3], len(os.listdir('/proc/self/fd')), sep="|")
+"""
+    output = "__main__|['-c']|['0', '1', '2']|4"  # the fourth is the folder that is listed
+    assert value_of(code, tests=[{"input": "", "output": output}]).reward == 1.0
+
+
+@in_sandbox
 def test_input_and_output() -> None:
     tests = {"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10"]}
     assert value_of("print(2 * int(input()))   ", tests=tests).reward == 1.0
