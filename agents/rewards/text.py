@@ -17,6 +17,9 @@ _WITHIN_TERM = re.compile(r"(?:/|\^\{?|\}\{|\\[dt]?frac|\\sqrt\{?)\s*")
 def references(answer: object) -> list[str]:
     """The accepted answers of a data set's field: one text or number, or a list of them.
 
+    A whole number has no decimal point, whether the data has 5 or 5.0: JSON and tables do not tell these
+    apart, and SQuAD's normalisation reads `5.0` as `50`.
+
     Raises `TypeError` for anything else and `ValueError` for an empty list.
     """
     values = answer if isinstance(answer, Sequence) and not isinstance(answer, str) else [answer]
@@ -25,7 +28,7 @@ def references(answer: object) -> list[str]:
     for reference in values:
         if isinstance(reference, bool) or not isinstance(reference, str | int | float):
             raise TypeError(f"`answer` is {answer!r}; give one text or number, or a list of accepted ones")
-    return [str(reference) for reference in values]
+    return [ref if isinstance(ref, str) else str(ref).removesuffix(".0") for ref in values]
 
 
 def last_number(text: str) -> float | None:

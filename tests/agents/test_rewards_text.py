@@ -173,6 +173,15 @@ def test_the_last_number(text: str, result: float | None) -> None:
     assert last_number(text) == result
 
 
+@pytest.mark.parametrize("name", ["qa_exact_match", "qa_f1", "string_equal", "number_equal"])
+def test_a_whole_number_of_the_data_has_no_decimal_point(name: str) -> None:
+    for answer in (5, 5.0, [7, 5.0]):
+        assert value_of(name, "5", answer=answer).reward == 1.0
+        assert value_of(name, "50", answer=answer).reward == 0.0
+    assert value_of(name, "5.5", answer=5.5).reward == 1.0
+    assert value_of(name, "1e+22", answer=1e22).reward == 1.0
+
+
 def test_numbers_within_a_tolerance() -> None:
     assert value_of("number_equal", "so 3.1416", answer=3.1415926, relative_tolerance=1e-4).reward == 1.0
     assert value_of("number_equal", "so 3.1416", answer=3.1415926).reward == 0.0
