@@ -10,16 +10,34 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from envs.errors import list_names, suggest
+from envs.errors import ConfigError, list_names, suggest
+from envs.files import read_path
 
 Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 """The seed of every random number generator; steps are added to it."""
 Seconds = Annotated[float, Field(gt=0)]
+
+
+def _expand_path(path: Path) -> Path:
+    try:
+        return read_path(path)
+    except ConfigError as error:  # pydantic adds the place to a ValueError alone
+        raise ValueError(str(error)) from None
+
+
+def _expand_folder(name: str) -> str:
+    return str(_expand_path(Path(name))) if name.startswith("~") else name
+
+
+UserPath = Annotated[Path, AfterValidator(_expand_path)]
+"""A path that a user writes; `~` is the home folder."""
+ModelName = Annotated[str, AfterValidator(_expand_folder)]
+"""A model's folder, in which `~` is the home folder, or its name on a hub."""
 
 _NO_NUMBER = "no_number"
 """The type of the error for a boolean in the place of a number."""
@@ -165,7 +183,7 @@ class JudgeSettings(Settings):
     max_requests: Positive | None = None
     max_tokens: Positive | None = None
     """The budget of each process or, with `store`, of all together; the run ends when it is spent."""
-    store: Path | None = None
+    store: UserPath | None = None
     """A file that keeps replies and spending, for all processes and later runs."""
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from agents.settings import EndpointSettings, Seconds, describe_invalid
+from agents.settings import EndpointSettings, Seconds, UserPath, describe_invalid
 from tasks.algorithms.algorithm import Aggregation, Estimate, OnlineAlgorithm
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _parse_teacher(value: object) -> object:
         raise ValueError(describe_invalid(error, TeacherEndpoint)) from None
 
 
-TeacherSource = Annotated[Path | TeacherEndpoint, BeforeValidator(_parse_teacher)]
+TeacherSource = Annotated[UserPath | TeacherEndpoint, BeforeValidator(_parse_teacher)]
 """A folder in Hugging Face format, or an endpoint: each with the policy's vocabulary."""
 
 

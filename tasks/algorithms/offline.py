@@ -4,12 +4,11 @@ They estimate no advantages, and their training is supervised. Where they sample
 that its steps would sample online: `rollout.items_per_step` items for each step, `rollout.group_size` times.
 """
 
-from pathlib import Path
 from typing import ClassVar
 
 from pydantic import model_validator
 
-from agents.settings import Positive
+from agents.settings import Positive, UserPath
 from tasks.algorithms.algorithm import Algorithm, OnlineAlgorithm
 
 _ONLINE = OnlineAlgorithm.model_fields.keys() - Algorithm.model_fields.keys()
@@ -28,7 +27,7 @@ class OfflineAlgorithm(Algorithm):
 
     batch_size: Positive = 16
     """Conversations, or pairs of them, of a step."""
-    data: tuple[Path, ...] = ()
+    data: tuple[UserPath, ...] = ()
     """Files of trajectories, as `wingspan rollout --out` and training write them, whose tokens are those of
     `model`'s tokenizer. Episodes of test items are refused."""
 

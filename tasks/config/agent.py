@@ -1,14 +1,13 @@
 """The block `agent`: how the model is prompted, how its output is read, and what rewards its episodes."""
 
 import math
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from agents.formats import FORMATS
 from agents.rollout.conversation import ContextPolicy
-from agents.settings import EndpointSettings, JudgeSettings, Settings
+from agents.settings import EndpointSettings, JudgeSettings, Settings, UserPath
 
 
 def _check_reward(value: object) -> object:
@@ -28,7 +27,7 @@ def _check_reward(value: object) -> object:
 class JudgeBlock(JudgeSettings, EndpointSettings):
     """One of `judges`: a judge, and the endpoint that serves it."""
 
-    prompt: Path | None = None
+    prompt: UserPath | None = None
     """A file with the prompt, which names in braces what it is filled with; None is the default prompt."""
 
 
@@ -45,7 +44,7 @@ class AgentSettings(Settings):
     """Whether the conversation opens with the environment's instructions. A model that was made
     for one environment does without: every prompt token costs time. False, and may be left out, for a
     program and for your own `Agent`, which write their own prompts."""
-    prompt: Path | None = None
+    prompt: UserPath | None = None
     """A file with the text that opens every conversation."""
     tools: list[str] = Field(default=[])
     """Prebuilt tools by name, and others as `module:name`."""

@@ -17,7 +17,7 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, model_validator
 
 from agents.horizon import Horizon
-from agents.settings import Seed, Settings, describe_invalid
+from agents.settings import ModelName, Seed, Settings, describe_invalid
 from envs.errors import ConfigError, describe, suggest, to_line
 from envs.redaction import without_password
 from tasks.config.agent import AgentSettings
@@ -58,7 +58,7 @@ class Pipeline(Settings):
     description: str = ""
     """One line for `wingspan pipelines` and for Prefect's deployments."""
     seed: Seed = 0
-    model: str
+    model: ModelName
     """Folder of a model in Hugging Face format, or a name on a model hub."""
     data: DataSettings
     agent: AgentSettings

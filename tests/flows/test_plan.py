@@ -35,7 +35,8 @@ from flows.lineage.versioning import check_lock
 from flows.lock import lock
 from flows.plan import Plan, check_model, check_plan, check_run, make_plan
 from flows.recorder import Recorder
-from tasks.config.parameters import write_changes
+from tasks.algorithms.distillation import Distillation
+from tasks.config.parameters import parameters_of, write_changes
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.evaluation.request import PolicyEvaluation
@@ -130,6 +131,31 @@ def test_a_workspace_may_be_below_the_home_folder(project: Path, monkeypatch: py
     plan = make_plan(NAME, overrides={}, workspace=Path("~/x"))
     assert plan.workspace == project / "home" / "x"
     assert PolicyEvaluation(policy="p", envs=("textcraft",), out="~/y").out == project / "home" / "y"  # type: ignore[arg-type]
+
+
+def test_every_path_of_a_pipeline_may_be_below_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/x")
+    monkeypatch.chdir(ROOT)
+    judge = {"url": "http://127.0.0.1:9", "model": "m", "prompt": "~/judge.md", "store": "~/store"}
+    online = load_pipeline(
+        NAME,
+        overrides={
+            "model": "~/model",
+            "agent.prompt": "~/prompt.md",
+            "agent.judges": {"quality": judge},
+            "train.algorithm": {"name": "distill", "teacher": "~/teacher"},
+        },
+    )
+    assert isinstance(online.train.algorithm, Distillation)
+    quality = online.agent.judges["quality"]
+    paths = [online.agent.prompt, quality.prompt, quality.store, online.train.algorithm.teacher_source]
+    assert paths == [Path("/home/x", name) for name in ("prompt.md", "judge.md", "store", "teacher")]
+    assert online.model == "/home/x/model"
+    sft = {**SFT, "algorithm": {"name": "sft", "data": ["~/a.jsonl"]}}
+    offline = load_pipeline(NAME, overrides=ONE_SAMPLE | {"train": sft, "horizon": FIXED})
+    assert parameters_of(offline)["train.algorithm.data"] == ["/home/x/a.jsonl"]
+    with pytest.raises(ConfigError, match=r"model: ~no-such-user/model: .*; give the whole path"):
+        load_pipeline(NAME, overrides={"model": "~no-such-user/model"})
 
 
 @pytest.mark.parametrize(

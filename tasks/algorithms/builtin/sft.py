@@ -1,10 +1,10 @@
 """Supervised fine-tuning on trajectories."""
 
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from agents.settings import UserPath
 from tasks.algorithms.offline import Imitation
 
 
@@ -15,7 +15,7 @@ class Sft(Imitation):
     adds_to_original: ClassVar[bool] = False
 
     name: str = "sft"
-    data: Annotated[tuple[Path, ...], Field(min_length=1)]
+    data: Annotated[tuple[UserPath, ...], Field(min_length=1)]
 
     @property
     def is_sampling(self) -> bool:
