@@ -11,15 +11,17 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from inspect import isawaitable
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from envs.errors import ConfigError, show
 
+T = TypeVar("T")
 Role = Literal["system", "user", "assistant", "tool"]
 IMAGE_FIELDS = ("image", "images")
 """Fields of an item that hold one source of an image (`Image.read`), or a list of them."""
@@ -187,6 +189,13 @@ class StepResult:
         if isinstance(result, StepResult):
             return result
         raise ValueError(f"step returned {show(result)}; return a StepResult")
+
+
+async def await_result(call: Awaitable[T], *, name: str) -> T:
+    """The result of `call`, which the method `name` returned; raise `ValueError` if it cannot be awaited."""
+    if not isawaitable(call):
+        raise ValueError(f"{name} returned {show(call)}, which cannot be awaited; write `async def {name}`")
+    return await call
 
 
 class Environment(Protocol):

@@ -25,7 +25,16 @@ from envs.errors import EnvCrashed, EpisodeTimeout, boundary
 from envs.runtime.concurrency import gather_or_cancel, take_turn
 from envs.runtime.pool import Instance, unwrap
 from envs.runtime.time_limits import TooSlow, WasCancelled, run_in_time
-from envs.types import Environment, Image, Item, Message, Observation, StepResult, read_state_key
+from envs.types import (
+    Environment,
+    Image,
+    Item,
+    Message,
+    Observation,
+    StepResult,
+    await_result,
+    read_state_key,
+)
 
 T = TypeVar("T")
 
@@ -346,12 +355,12 @@ class ActionExecutor:
     async def _reset(self) -> Observation:
         await take_turn()
         with boundary(EnvCrashed, f"{self._item.item_id}: reset"):
-            return Observation.wrap(await self._env.reset(self._item))
+            return Observation.wrap(await await_result(self._env.reset(self._item), name="reset"))
 
     async def _step(self, action: str) -> StepResult:
         await take_turn()
         with boundary(EnvCrashed, f"{self._item.item_id}: step"):
-            return StepResult.check(await self._env.step(action))
+            return StepResult.check(await await_result(self._env.step(action), name="step"))
 
     async def _in_time(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None, name: str) -> T:
         where = f"{self._item.item_id}: {name}"

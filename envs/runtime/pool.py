@@ -14,7 +14,16 @@ from envs.errors import EnvCrashed, EpisodeTimeout, boundary
 from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.metrics import Clock, PoolMetrics
 from envs.runtime.time_limits import run_in_time
-from envs.types import Environment, HasProcess, HasSession, Item, Observation, StepResult, read_state_key
+from envs.types import (
+    Environment,
+    HasProcess,
+    HasSession,
+    Item,
+    Observation,
+    StepResult,
+    await_result,
+    read_state_key,
+)
 
 CLOSE_TIMEOUT_S = 10.0
 """Seconds a broken instance may take to close before it is abandoned."""
@@ -68,14 +77,14 @@ class Instance:
         self.episodes += 1
         start = time.perf_counter()
         try:
-            return await self.unwrapped.reset(item)
+            return await await_result(self.unwrapped.reset(item), name="reset")
         finally:
             self._resets.add_since(start)
 
     async def step(self, action: str) -> StepResult:
         start = time.perf_counter()
         try:
-            return await self.unwrapped.step(action)
+            return await await_result(self.unwrapped.step(action), name="step")
         finally:
             self._steps.add_since(start)
 

@@ -16,7 +16,16 @@ from typing import Any, TypedDict
 
 from envs.errors import ConfigError, WingspanError, describe, text_with_place
 from envs.redaction import redact
-from envs.types import Environment, HasProcess, Inspectable, Item, Observation, StepResult, read_state_key
+from envs.types import (
+    Environment,
+    HasProcess,
+    Inspectable,
+    Item,
+    Observation,
+    StepResult,
+    await_result,
+    read_state_key,
+)
 
 TRACEBACK_CHARS = 10_000
 """The end of a traceback that is sent."""
@@ -56,9 +65,11 @@ class Worker:
             self._env = self._make()
         match method:
             case "reset":
-                return _encode(Observation.wrap(await self._env.reset(Item(**argument))), self._env)
+                observation = await await_result(self._env.reset(Item(**argument)), name="reset")
+                return _encode(Observation.wrap(observation), self._env)
             case "step":
-                return _encode(StepResult.check(await self._env.step(argument)), self._env)
+                result = await await_result(self._env.step(argument), name="step")
+                return _encode(StepResult.check(result), self._env)
             case "inspect":
                 if not isinstance(self._env, Inspectable):
                     raise ConfigError(

@@ -23,7 +23,16 @@ from envs.runtime.manager import make_host
 from envs.runtime.time_limits import TooSlow, run_in_time
 from envs.serve.limits import ServerLimits
 from envs.serve.metrics import Metrics
-from envs.types import Environment, Image, Inspectable, Item, Observation, StepResult, read_state_key
+from envs.types import (
+    Environment,
+    Image,
+    Inspectable,
+    Item,
+    Observation,
+    StepResult,
+    await_result,
+    read_state_key,
+)
 
 T = TypeVar("T")
 
@@ -243,7 +252,7 @@ class EnvSessions:
             await self._close(session, old_env)
         session.episodes += 1
         session.item = None  # the episode before has ended, even if the environment refuses this item
-        return Observation.wrap(await session.env.reset(item))
+        return Observation.wrap(await await_result(session.env.reset(item), name="reset"))
 
     async def _close(
         self, session: EnvSession, env: Environment, *, after: asyncio.Event | None = None
@@ -333,7 +342,7 @@ def _log_failure(subject: str, error: Exception) -> None:
 
 
 async def _step(env: Environment, action: str) -> StepResult:
-    return StepResult.check(await env.step(action))
+    return StepResult.check(await await_result(env.step(action), name="step"))
 
 
 async def _close_env(env: Environment, name: str, *, after: asyncio.Event | None) -> None:

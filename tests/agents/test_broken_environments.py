@@ -15,7 +15,9 @@ from agents.tools.episode import act
 from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, Trajectory
 from envs.errors import EnvCrashed, EpisodeTimeout
-from envs.types import Item, StepResult
+from envs.runtime.metrics import Clock
+from envs.runtime.pool import Instance
+from envs.types import Environment, Item, StepResult
 from tests.support.toy import ToyEnv, encode
 from tests.support.toy_episode import play_toy
 
@@ -50,7 +52,7 @@ def result(observation: Any = "", **values: Any) -> Callable[[], StepResult]:
     return lambda: StepResult(observation, **{"terminated": True, **values})
 
 
-def play(env: ToyEnv, *, by_tool: bool, limits: EpisodeLimits = LIMITS) -> Trajectory:
+def play(env: Environment, *, by_tool: bool, limits: EpisodeLimits = LIMITS) -> Trajectory:
     tools = Toolbox([act]) if by_tool else None
     agent = FormatAgent("json", schemas=tools.schemas) if tools else FormatAgent("action")
     sampler = ScriptedSampler([CALL if by_tool else ACTION] * 2, encode=encode)
@@ -97,6 +99,32 @@ def test_a_step_that_returns_no_result_is_a_crash(step: Callable[[], Any], cause
 def test_a_reset_that_returns_no_observation_is_a_crash(reset: Callable[[], Any], cause: str) -> None:
     with pytest.raises(EnvCrashed, match=f"^toy_0: reset .*{cause}"):
         play(Answering(result(), reset), by_tool=False)
+
+
+class SyncReset(ToyEnv):
+    def reset(self, item: Item) -> Any:
+        return "Begin."
+
+
+class SyncStep(ToyEnv):
+    def step(self, action: str) -> Any:
+        return StepResult("x")
+
+
+@pytest.mark.parametrize("is_pooled", [False, True])
+@pytest.mark.parametrize(
+    ("env", "cause"),
+    [
+        (SyncReset, r"reset .*returned a str, 'Begin\.', which cannot be awaited; write `async def reset`"),
+        (SyncStep, r"step .*returned a StepResult, .*, which cannot be awaited; write `async def step`"),
+    ],
+)
+def test_a_method_that_is_not_asynchronous_is_a_crash_with_a_remedy(
+    env: Callable[[], ToyEnv], cause: str, is_pooled: bool
+) -> None:
+    instance = Instance(env(), resets=Clock(), steps=Clock()) if is_pooled else env()
+    with pytest.raises(EnvCrashed, match=f"^toy_0: {cause}"):
+        play(instance, by_tool=False)
 
 
 def test_a_key_of_a_state_that_is_no_text_is_a_crash() -> None:
