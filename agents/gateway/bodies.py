@@ -23,6 +23,7 @@ from pydantic_core import from_json
 
 from agents.gateway.conversation import ChatTurn, Tool
 from agents.gateway.generation import Auto, GenerationRequest, Tools
+from agents.gateway.limits import MAX_MESSAGES
 from agents.prompting.images import check_image
 from agents.types import Label
 from envs.network.server import RequestRejected
@@ -105,6 +106,19 @@ def _part(part: object) -> str | Image:
 
 AnyContent = Annotated[Content, BeforeValidator(_content)]
 """Text, or a list of parts; images must be data: URLs."""
+
+
+def _check_count(messages: object) -> object:
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise ValueError(
+            f"{len(messages)} are too many for one request, which may have {MAX_MESSAGES}; send a shorter "
+            "conversation"
+        )
+    return messages
+
+
+OfOneRequest = BeforeValidator(_check_count)
+"""Limits the messages of a request before any is read."""
 
 
 class ItemBody(Strict):

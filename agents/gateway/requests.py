@@ -1,7 +1,7 @@
 """Requests for chat completions: validation, and translation into requests to the policy."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,7 @@ from agents.gateway.bodies import (
     AnswerRequest,
     Function,
     FunctionType,
+    OfOneRequest,
     Part,
     StreamOptions,
     Strict,
@@ -75,7 +76,7 @@ class ChatStreamOptions(StreamOptions):
 class ChatRequest(AnswerRequest):
     """Body of `POST /v1/chat/completions`. Fields with a single value exist for clients that send it."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(min_length=1), OfOneRequest]
     tools: list[ChatTool] = Field(default=[])
     tool_choice: Auto | ChosenFunction = "auto"
     top_k: int | None = Field(default=None, ge=0)

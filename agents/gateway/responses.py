@@ -6,7 +6,7 @@ conversations.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from agents.gateway.bodies import (
     Content,
     Function,
     FunctionType,
+    OfOneRequest,
     Part,
     StreamOptions,
     Strict,
@@ -86,7 +87,7 @@ class Reasoning(Strict):
 class ResponsesRequest(AnswerRequest):
     """Body of `POST /v1/responses`. Fields with a single value exist for clients that send it."""
 
-    input: str | list[dict[str, object]] = Field(min_length=1)
+    input: Annotated[str | list[dict[str, object]], Field(min_length=1), OfOneRequest]
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[FunctionTool] = Field(default=[])

@@ -131,6 +131,8 @@ class Renderer:
         assistant's are left out, because templates drop thoughts.
         """
         texts = [message.content for message in messages if message.role != "assistant"]
+        if len(texts) > num_tokens:  # a template writes a token at least for each
+            return True
         if sum(map(len, texts)) <= _LONG * num_tokens:
             return False
         for text in texts:

@@ -59,6 +59,7 @@ from tests.support.waiting import wait_until_async
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"messages": []}, "messages"),
+        ({"messages": [QUESTION] * 4097}, "messages"),
         ({"messages": [{"role": "tools", "content": ""}]}, "messages[0].role"),
         ({"messages": [QUESTION, {"role": "assistant", "content": "Yes"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),

@@ -195,6 +195,7 @@ async def test_an_answer_that_is_not_there_is_none_to_go_on_from() -> None:
     ("changes", "param"),
     [
         ({"input": []}, "input"),
+        ({"input": [QUESTION] * 4097}, "input"),
         ({"input": 3}, "input"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"),
         ({"input": [{"type": {}}]}, "input[0].type"),

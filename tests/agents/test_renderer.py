@@ -58,6 +58,14 @@ def test_what_is_called_longer_is_longer(
         assert len(renderer.prompt_ids(messages)) > num_tokens
 
 
+@each_template
+def test_each_message_is_a_token_at_least(template: str) -> None:
+    renderer, messages = Renderer(toy_tokenizer(template)), [Message("user", "")] * 20
+    assert renderer.is_longer(messages, 19)
+    assert not renderer.is_longer(messages, 20)
+    assert len(renderer.prompt_ids(messages)) > 20
+
+
 def test_a_text_that_is_far_too_long_is_called_longer() -> None:
     renderer = Renderer(toy_tokenizer())
     text = "could not reach the goal " * 10_000
