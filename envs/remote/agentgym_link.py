@@ -34,19 +34,16 @@ class AgentGymLink:
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop of its connection."""
         self._session_id: int | None = None
+        self._creation: asyncio.Task[None] | None = None
         self._score = 0.0
 
     async def open(self) -> None:
         """Begin the session. Idempotent."""
         if self._session_id is None:
             await self._check_env()
-            answer = await self._post("/create", dict(self._dialect.create_body))
-            number = answer.get(self._dialect.session_key) if isinstance(answer, dict) else answer
-            if not isinstance(number, int):
-                raise ConfigError(
-                    f"{self._url}/create answers no id: it is no AgentGym server of {self._env}"
-                )
-            self._session_id = number
+            self._creation = asyncio.create_task(self._create())
+            # The server makes the instance even if nobody waits for it: then `close` reads its id.
+            await asyncio.shield(self._creation)
 
     async def reset(self, item: Item) -> str:
         """Start an episode; returns the first observation."""
@@ -86,13 +83,25 @@ class AgentGymLink:
             return
         http = self._connect()
         self._http = None
+        creation = self._creation
         try:
             with suppress(httpx.HTTPError, TimeoutError):
-                if self._session_id is not None:
-                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    if creation is not None and creation.get_loop() is self._loop:
+                        await asyncio.wait({creation})
+                    if self._session_id is not None:
                         await http.post(f"{self._url}/close", json=self._session)
         finally:
+            if creation is not None and creation.get_loop() is self._loop:
+                creation.cancel()
             await http.aclose()
+
+    async def _create(self) -> None:
+        answer = await self._post("/create", dict(self._dialect.create_body))
+        number = answer.get(self._dialect.session_key) if isinstance(answer, dict) else answer
+        if not isinstance(number, int):
+            raise ConfigError(f"{self._url}/create answers no id: it is no AgentGym server of {self._env}")
+        self._session_id = number
 
     def _connect(self) -> httpx.AsyncClient:
         """The HTTP client of the running event loop; the session outlives that of an earlier one."""

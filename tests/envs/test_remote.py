@@ -432,6 +432,31 @@ async def test_agentgyms_rewards_tell_success(env: str, reward: float, is_succes
         await remote.close()
 
 
+async def test_an_instance_whose_creation_was_cancelled_is_closed() -> None:
+    """The server makes it regardless, as AgentGym's own do."""
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+    closed: list[object] = []
+
+    async def answer(request: Request) -> Response:
+        if request.url.path == "/create":
+            has_begun.set()
+            await may_end.wait()
+            return JSONResponse({"id": 7})
+        closed.append((request.url.path, await request.json()))
+        return JSONResponse(True)
+
+    async with serving(Starlette(routes=[Route("/{name}", answer, methods=["POST"])])) as url:
+        env = Servers("sciworld", [url], protocol="agentgym").make()
+        reset = asyncio.create_task(env.reset(Item(item_id="sciworld_3", env="sciworld")))
+        await has_begun.wait()
+        reset.cancel()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reset
+        await env.close()
+    assert closed == [("/close", {"id": 7})]
+
+
 async def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
     """A server that answers as AgentGym's SciWorld does: points to 100, one text in two, errors with 200."""
     steps = [
