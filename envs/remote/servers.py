@@ -33,6 +33,9 @@ FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
 POLL_S = 0.2
 """The time between two requests for room to a server that had none: other clients may have left some."""
 
+SLOW_S = 2.0
+"""The time for a new session after which other servers are asked as well: the first one may hang."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -193,6 +196,8 @@ class Servers:
         """Those who wait for a session, in their order → the monotonic time at which they began to."""
         self._searches: dict[_Server, asyncio.Task[None]] = {}
         """For room for them: one search for each server, so that a server that hangs delays no other."""
+        self._deliveries: set[asyncio.Task[None]] = set()
+        """Of sessions that come after their instance has joined the queue."""
         self._last_played_s = 0.0
         """Monotonic time at which one of our instances was in an episode, as far as is known."""
 
@@ -252,20 +257,58 @@ class Servers:
             self._idle.clear()
             self._waiting.clear()
             self._searches.clear()
+            self._deliveries.clear()
 
     async def _find_session(self) -> Session | None:
-        """A new session or an idle one; None if neither is available now."""
+        """A new session or an idle one; None if neither is available now.
+
+        With several servers, a new one may take `SLOW_S`; if it comes later, it is for those who wait.
+        """
+        if len(self._servers) == 1:
+            return await self._open_session() or self._take_idle()
+        search = asyncio.create_task(self._open_session())
+        try:
+            await asyncio.wait({search}, timeout=SLOW_S)
+        except asyncio.CancelledError:
+            search.cancel()
+            await self._deliver(search)
+            raise
+        if search.done():
+            return search.result() or self._take_idle()
+        delivery = asyncio.create_task(self._deliver(search))
+        self._deliveries.add(delivery)
+        delivery.add_done_callback(self._deliveries.discard)
+        return self._take_idle()
+
+    async def _deliver(self, search: "asyncio.Task[Session | None]") -> None:
+        """Give what `search` finds to the first who waits."""
+        await asyncio.wait({search})
+        if search.cancelled():
+            return
+        error = search.exception()
+        if error is None:
+            if (session := search.result()) is not None:
+                await self._hand_over_or_close(session)
+        elif (waiter := self._pop_waiting()) is not None:
+            waiter.set_exception(error)
+
+    async def _open_session(self) -> Session | None:
+        """A new session on the least busy server that has room; None without any."""
         failed: set[_Server] = set()
         while (server := self._next(failed)) is not None:
             try:
                 return await server.open_session()
             except (ServerFull, SessionLost, ServerUnreachable):
                 failed.add(server)
-        if self._idle:
-            env = next(iter(self._idle))
-            del self._idle[env]
-            return env.give_up_session()
         return None
+
+    def _take_idle(self) -> Session | None:
+        """The session of the instance that has been idle for the longest; None without any."""
+        if not self._idle:
+            return None
+        env = next(iter(self._idle))
+        del self._idle[env]
+        return env.give_up_session()
 
     async def _wait_for_session(self, *, comes_first: bool) -> Session:
         waiter: asyncio.Future[Session] = asyncio.get_running_loop().create_future()

@@ -268,6 +268,25 @@ async def test_a_server_that_never_answers_is_left_out(protocol: WireProtocol) -
             await env.close()
 
 
+@pytest.mark.parametrize("protocol", ["wingspan", "agentgym"])
+async def test_the_first_episode_does_not_wait_for_a_server_that_hangs(protocol: WireProtocol) -> None:
+    """Nor does a cancelled one, whose session comes to nobody."""
+    hung = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    silent = f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]}"
+    async with hung, listening(get_env("textcraft")) as url:
+        servers = Servers("textcraft", [silent, url], protocol=protocol, request_timeout_s=600)
+        env = servers.make()
+        await env.reset(make_item(1))  # within the time of a test
+        assert servers.live[url] == 1
+        await env.close()
+        cancelled = asyncio.create_task(servers.make().reset(make_item(1)))
+        await wait_until_async(lambda: servers.live[silent] > 1)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert servers.live[url] == 0
+
+
 async def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
     """Whoever plays gives a step up long before `request_timeout_s`."""
 
