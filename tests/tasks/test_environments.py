@@ -93,7 +93,7 @@ PLACE = rf"\((.*/)?{re.escape(Path(__file__).name)}:{fail.__code__.co_firstlinen
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"make": Synchronous}, "say_1: reset raised TypeError: object str can't be used in"),
+        ({"make": Synchronous}, "say_1: reset raised ValueError: .*; write `async def reset`"),
         ({"make": WithArgument}, r"making an environment raised TypeError: .* argument: 'words'"),
         ({"split": lambda: None}, r"environment 'say': split\(0\) raised TypeError"),
         ({"split": fail}, rf"environment 'say': split\(0\) raised KeyError: 'words' {PLACE}"),
