@@ -74,13 +74,15 @@ def success_over_steps(
     quick: Sequence[tuple[float, float, int]],
     before: float | None,
     after: float | None,
+    final_step: int,
     stages: Stages,
     narrow: bool = False,
 ) -> DrawFunction:
     """Success against training steps.
 
     `training`: (step, rate) of the training episodes; `quick`: (step, rate, items) of the evaluation
-    after each round; `before`, `after`: the final evaluation; `stages`: of the horizon;
+    after each round; `before`, `after`: the final evaluation; `final_step`: the training steps of the
+    policy that it evaluates after training; `stages`: of the horizon;
     `narrow`: the legend takes two rows.
     """
 
@@ -105,7 +107,7 @@ def success_over_steps(
             )
         for rate, step, color, label in (
             (before, 0, BEFORE, "test split, before"),
-            (after, last + 0.5, AFTER, "test split, after"),
+            (after, final_step if final_step < last else last + 0.5, AFTER, "test split, after"),
         ):
             if rate is None:
                 continue

@@ -45,13 +45,15 @@ LINES = {
 """Key of a training step → axis label and alternative text."""
 
 
-def all_plots(results: Results, *, stages: Stages, groupings: Sequence[Grouping]) -> list[Plot]:
-    """Every plot that `results` has data for."""
+def all_plots(
+    results: Results, *, stages: Stages, groupings: Sequence[Grouping], final_step: int
+) -> list[Plot]:
+    """Every plot that `results` has data for. `final_step`: the training steps of the final policy."""
     plots = []
     if results.steps or results.evaluation:
         plots += [
-            _success(results, stages=stages, name="success", width=11.0, height=3.8),
-            _success(results, stages=stages, name="success_narrow", width=4.6, height=3.4),
+            _success(results, stages, final_step=final_step, name="success", width=11.0, height=3.8),
+            _success(results, stages, final_step=final_step, name="success_narrow", width=4.6, height=3.4),
         ]
     plots += [_by_group(grouping) for grouping in groupings]
     if results.steps:
@@ -59,7 +61,9 @@ def all_plots(results: Results, *, stages: Stages, groupings: Sequence[Grouping]
     return plots
 
 
-def _success(results: Results, *, stages: Stages, name: str, width: float, height: float) -> Plot:
+def _success(
+    results: Results, stages: Stages, *, final_step: int, name: str, width: float, height: float
+) -> Plot:
     quick = [
         (float(done.last_step), done.evaluation["success"], int(done.evaluation["episodes"]))
         for done in results.counted_rounds
@@ -73,6 +77,7 @@ def _success(results: Results, *, stages: Stages, name: str, width: float, heigh
             quick=quick,
             before=results.rate("before", "sampled"),
             after=results.rate("after", "sampled"),
+            final_step=final_step,
             stages=stages,
             narrow=width < 6,
         ),

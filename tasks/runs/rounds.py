@@ -104,15 +104,16 @@ def find_best(folder: Path) -> RoundResult | None:
 
 def final_policy(pipeline: Pipeline, folder: Path, *, last: Path) -> Path:
     """The policy that `train.final_policy` chooses, in `folder` (`train/`) or `last`."""
-    return last if _final_round(pipeline, folder) is None else folder / BEST
+    return last if _final_round(folder, pipeline.train.final_policy) is None else folder / BEST
 
 
-def final_step(pipeline: Pipeline, folder: Path) -> int:
-    """The training steps of the policy that `train.final_policy` chooses."""
-    best = _final_round(pipeline, folder)
-    return pipeline.train.steps if best is None else best.last_step
+def final_step(folder: Path, choice: object, *, last: int) -> int:
+    """The training steps of the policy that `train.final_policy`, which is `choice`, chooses in `folder`
+    (`train/`); `last`: those of the last policy. Raises `DamagedFile`."""
+    best = _final_round(folder, choice)
+    return last if best is None else best.last_step
 
 
-def _final_round(pipeline: Pipeline, folder: Path) -> RoundResult | None:
+def _final_round(folder: Path, choice: object) -> RoundResult | None:
     """None for the last one."""
-    return find_best(folder) if pipeline.train.final_policy == BEST else None
+    return find_best(folder) if choice == BEST else None

@@ -42,7 +42,7 @@ from tasks.reporting.results import (
 from tasks.runs.parameters import ALL_PARAMETERS
 from tasks.runs.progress import SILENT, Progress
 from tasks.runs.provenance import provenance, uncommitted_files
-from tasks.runs.rounds import explain_unchanged
+from tasks.runs.rounds import explain_unchanged, final_step
 from tasks.tracking.lineage_record import LINEAGE
 from tasks.tracking.names import absolute_store, run_page
 from tasks.tracking.record import read_record
@@ -76,7 +76,9 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     changes = {mode: change_of(results, mode=mode) for mode in MODES}
     stages = stages_of(horizon_steps(results, pipeline=pipeline))
     all_groupings = groupings(results)
-    plots = figures.all_plots(results, stages=stages, groupings=all_groupings)
+    settings = pipeline.train
+    step_of_final = final_step(workspace / "train", settings.final_policy, last=settings.steps)
+    plots = figures.all_plots(results, stages=stages, groupings=all_groupings, final_step=step_of_final)
     page = render_page(
         "report.html",
         name=workspace.resolve().name,

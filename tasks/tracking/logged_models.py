@@ -56,7 +56,8 @@ class KeptPolicy:
 def find_kept_policies(pipeline: Pipeline, workspace: Path, *, items: int) -> list[KeptPolicy]:
     """The policies of the run in `workspace`, whose test split has `items`, in the order of their steps."""
     train = workspace / "train"
-    best, step_of_final = find_best(train), final_step(pipeline, train)
+    best = find_best(train)
+    step_of_final = final_step(train, pipeline.train.final_policy, last=pipeline.train.steps)
     start = str(start_policy(pipeline, workspace))
     evaluation, at_ms = read_evaluation(workspace), written_ms(workspace / EVALUATION)
 

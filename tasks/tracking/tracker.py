@@ -295,7 +295,9 @@ class Tracker:
         self._write_training(client, run_id)
         workspace = self._workspace
         evaluation = read_evaluation(workspace)
-        last = self._pipeline.train.steps
+        settings = self._pipeline.train
+        last = settings.steps
+        step_of_final = final_step(workspace / "train", settings.final_policy, last=last)
         timing = read_json(workspace / "timing.json")
         at_ms = written_ms(workspace / EVALUATION)
         usage = {
@@ -305,7 +307,7 @@ class Tracker:
         }
         series = metrics_of(timing, step=last, at_ms=at_ms, name=lambda key: metric_key(f"time/{key}"))
         series += metrics_of(usage, step=last, at_ms=at_ms, name=lambda key: metric_key(f"usage/{key}"))
-        for policy, step in (("before", 0), ("after", final_step(self._pipeline, workspace / "train"))):
+        for policy, step in (("before", 0), ("after", step_of_final)):
             for mode, summary in evaluation[policy].items():
                 name = partial(summary_metric, group=f"eval/{mode}")
                 series += metrics_of(summary, step=step, at_ms=at_ms, name=name)

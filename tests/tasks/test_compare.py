@@ -319,6 +319,16 @@ def test_a_curve_has_the_evaluations_at_what_was_spent_by_then(runs: list[Path])
     assert run.curve(run.training_points, "tokens") == [(12, 0.5), (30, 0.5), (54, 0.5), (84, 0.5)]
 
 
+def test_the_evaluation_of_the_best_policy_is_at_what_was_spent_by_the_end_of_its_round(
+    tmp_path: Path,
+) -> None:
+    folder = write_run(tmp_path / "best", parameters={"train__final_policy": "best"})
+    (folder / "train" / "best.json").write_text('{"index": 0}')
+    run = read_run(folder)
+    assert run.test_points == [(0, 0.25), (2, 0.5)]
+    assert run.curve(run.test_points, "environment_steps") == [(0.0, 0.25), (10.0, 0.5)]
+
+
 def test_what_was_sampled_besides_the_first_groups_is_spent_too(runs: list[Path]) -> None:
     file = runs[0] / "train" / "metrics.jsonl"
     steps = [json.loads(line) for line in file.read_text().splitlines()]

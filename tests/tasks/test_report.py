@@ -15,7 +15,7 @@ from tasks.config.parameters import changed_parameters, write_changes
 from tasks.data.collapse import Alert
 from tasks.evaluation.intervals import bootstrap, wilson
 from tasks.evaluation.outcomes import OUTCOMES, compare_samples, episodes_to_keep
-from tasks.reporting.chart_style import PARTS, render_plot
+from tasks.reporting.chart_style import AFTER, PARTS, render_plot
 from tasks.reporting.charts import (
     line_over_steps,
     paired_bars,
@@ -647,13 +647,28 @@ def test_the_first_rate_does_not_cover_the_axis() -> None:
     figure = Figure(figsize=(11.0, 3.8), layout="constrained")
     axes = figure.subplots()
     paint = success_over_steps(
-        training=[(1.0, 0.5), (2.0, 0.6)], quick=[], before=0.4, after=0.7, stages=[(1, 2, 10)]
+        training=[(1.0, 0.5), (2.0, 0.6)], quick=[], before=0.4, after=0.7, final_step=2, stages=[(1, 2, 10)]
     )
     paint(axes)
     figure.draw_without_rendering()
     (label,) = [text for text in axes.texts if text.get_text() == "40.0%"]
     numbers = [tick.get_window_extent() for tick in axes.get_yticklabels()]
     assert not any(label.get_window_extent().overlaps(number) for number in numbers)
+
+
+@pytest.mark.parametrize("choice", ["best", "last"])
+def test_the_evaluation_of_the_best_policy_is_drawn_at_the_step_that_it_is_of(
+    tmp_path: Path, choice: str
+) -> None:
+    """The best round ended with step 2 of 4."""
+    write_workspace(tmp_path)
+    (tmp_path / "train" / "best.json").write_text('{"index": 0}')
+    report(toy_pipeline(train__final_policy=choice), tmp_path)
+    plot = (tmp_path / "report" / "success.svg").read_text()
+    markers = re.findall(r'<use [^>]*x="([\d.]+)" y="[\d.]+" style="fill: (#\w+)', plot)
+    tick_xs = [float(x) for x, _ in markers[:5]]  # of the steps 0 to 4
+    after_x = next(float(x) for x, color in markers if color == AFTER)
+    assert after_x == tick_xs[2] if choice == "best" else after_x > tick_xs[4]
 
 
 def test_a_policy_without_a_rate_of_the_first_group_is_in_the_legend() -> None:

@@ -23,6 +23,7 @@ from tasks.reporting.results import (
 )
 from tasks.runs.folders import EVALUATION_TRAJECTORIES
 from tasks.runs.parameters import read_parameters
+from tasks.runs.rounds import final_step
 
 AXES = {
     "steps": "training steps",
@@ -67,7 +68,8 @@ class FinishedRun:
     totals: Mapping[str, Sequence[float]]
     """Axis of `AXES` → what was spent by the end of each training step; at 0, nothing."""
     test_points: Sequence[tuple[int, float]]
-    """(step, success) of the evaluations of all test items, before and after training."""
+    """(step, success) of the evaluations of all test items, before and after training: the latter at the step
+    of the policy that `train.final_policy` chose."""
     quick_points: Sequence[tuple[int, float]]
     """(step, success) of the quick evaluation after each round, which may be of fewer items."""
     training_points: Sequence[tuple[int, float]]
@@ -92,6 +94,8 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
     if before is None or after is None or gain is None:
         raise ConfigError(f"{folder}: no item has outcomes before and after training; evaluate it again")
     totals = _totals(results)
+    choice = parameters.get("train.final_policy")
+    step_of_final = final_step(folder / "train", choice, last=len(results.steps))
     summary = results.evaluation["after"]["sampled"]
     return FinishedRun(
         name=name or folder.resolve().name,
@@ -115,7 +119,7 @@ def read_run(folder: Path, *, name: str | None = None) -> FinishedRun:
         },
         num_failed=int(summary["dropped"]),
         totals=totals,
-        test_points=[(0, before), (len(results.steps), after)],
+        test_points=[(0, before), (step_of_final, after)],
         quick_points=[(done.last_step, done.evaluation["success"]) for done in results.counted_rounds],
         training_points=[
             (index, step["success"]) for index, step in enumerate(results.steps, start=1) if "success" in step
