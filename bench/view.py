@@ -126,7 +126,7 @@ def requests(
     yield "groups: all", lambda: ("groups", {"sort": "-spread"})
     yield "filters of a list", lambda: ("facets", {"q": f"depth:{rng.randrange(1, 5)}"})
     yield "one trajectory", lambda: ("trajectory", {"address": address()})
-    yield "its tokens", lambda: ("tokens", {"address": address(), "turn": 2})
+    yield "its tokens", lambda: ("tokens", {"address": address()})
     yield "its place in the whole list", lambda: ("place", {"address": address()})
     yield "its group side by side", lambda: ("sides", {"group": address()})
     yield "an item over the training", lambda: ("item", {"item": f"textcraft_{rng.randrange(400)}"})

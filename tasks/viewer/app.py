@@ -136,11 +136,8 @@ def viewer_app(viewer: Viewer, *, host: str, token: str | None = None) -> Starle
 
     def tokens(request: Request, run: OpenRun, connection: sqlite3.Connection) -> object:
         _, location = find_row(connection, request.query_params.get("address", ""))
-        values, number = load_trajectory(location), integer(request, "turn", default=-1)
-        if number >= len(values["turns"]):
-            raise RequestRejected(404, f"the trajectory has no turn {number + 1}")
-        update = load_update(location, values)
-        return read_tokens(values, number=number, split=run.split, update=update)
+        values = load_trajectory(location)
+        return {"turns": read_tokens(values, split=run.split, update=load_update(location, values))}
 
     def sides(request: Request, run: OpenRun, connection: sqlite3.Connection) -> object:
         """Trajectories by `address` (several), or the group of one, with their turns."""

@@ -28,6 +28,8 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Shown; SVG, which may hold scripts, and anything else is not."""
 Update = TrajectoryUpdate | None
 """A line of `update_NNNN.jsonl`, if there is one."""
+Split = Callable[[Sequence[int]], list[str] | None]
+"""Tokens to their texts, one each; None without a tokenizer."""
 _Part = tuple[Sequence[int], str, Sequence[float | None]]
 
 
@@ -111,24 +113,27 @@ def read_trajectory(values: Mapping[str, Any], *, decode: Decode, update: Update
     }
 
 
-def read_tokens(
-    values: Mapping[str, Any],
-    *,
-    number: int,
-    split: Callable[[Sequence[int]], list[str] | None],
-    update: Update = None,
-) -> dict[str, Any]:
-    """The tokens of turn `number` (from 0; -1 is the prompt): id, text, who wrote it, log-prob, and what the
-    update has of `_COLUMNS`.
+def read_tokens(values: Mapping[str, Any], *, split: Split, update: Update = None) -> list[dict[str, Any]]:
+    """The tokens of each turn: id, text, who wrote it, log-prob, and what the update has of `_COLUMNS`.
 
-    `owner` is `policy` for sampled tokens, which the loss mask selects. Others are of the `prompt`, of the
-    `environment` (its words and the tools'), of the `template` (the chat template's own tokens), or of the
-    `context` where the file does not tell the last two apart. Columns are lists of one length; `text` is None
-    without a tokenizer, and `logprob` None where nothing was sampled.
+    `owner` is `policy` for sampled tokens, which the loss mask selects. Others are of the `prompt` of a new
+    segment, of the `environment` (its words and the tools'), of the `template` (the chat template's own
+    tokens), or of the `context` where the file does not tell the last two apart. Columns are lists of one
+    length; `text` is None without a tokenizer, and `logprob` None where nothing was sampled.
     """
-    if number < 0:
-        return _token_columns([_unsampled(values.get("prompt_ids"), owner="prompt")], split=split)
-    turn = values["turns"][number]
+    turns = []
+    for number, turn in enumerate(values["turns"]):
+        columns = _read_turn_tokens(turn, split=split)
+        sampled_ids = turn["completion"].get("token_ids") or []
+        for name, tokens in _tokens_of_update(update, number=number, count=len(sampled_ids)).items():
+            sampled = iter(tokens)
+            owners = columns["owner"]
+            columns[name] = [next(sampled, None) if owner == "policy" else None for owner in owners]
+        turns.append(columns)
+    return turns
+
+
+def _read_turn_tokens(turn: Mapping[str, Any], *, split: Split) -> dict[str, Any]:
     completion = turn["completion"]
     sampled_ids, logprobs = completion.get("token_ids") or [], completion.get("logprobs") or []
     missing = [None] * (len(sampled_ids) - len(logprobs))
@@ -143,11 +148,13 @@ def read_tokens(
         parts.append(_unsampled(observation[first:last], owner="environment"))
         start = last
     parts.append(_unsampled(observation[start:], owner="context" if spans is None else "template"))
-    columns = _token_columns(parts, split=split)
-    for name, tokens in _tokens_of_update(update, number=number, count=len(sampled_ids)).items():
-        sampled = iter(tokens)
-        columns[name] = [next(sampled, None) if owner == "policy" else None for owner in columns["owner"]]
-    return columns
+    ids = [number for numbers, _, _ in parts for number in numbers]
+    return {
+        "id": ids,
+        "text": split(ids),
+        "owner": [owner for numbers, owner, _ in parts for _ in numbers],
+        "logprob": [value for _, _, logprobs in parts for value in logprobs],
+    }
 
 
 def find_image(values: Mapping[str, Any], *, turn: int, number: int) -> tuple[bytes, str] | None:
@@ -259,15 +266,3 @@ def _media_type(uri: object) -> str:
 
 def _unsampled(ids: Sequence[int] | None, *, owner: str) -> _Part:
     return (ids or [], owner, [None] * len(ids or []))
-
-
-def _token_columns(
-    parts: Sequence[_Part], *, split: Callable[[Sequence[int]], list[str] | None]
-) -> dict[str, Any]:
-    ids = [number for numbers, _, _ in parts for number in numbers]
-    return {
-        "id": ids,
-        "text": split(ids),
-        "owner": [owner for numbers, owner, _ in parts for _ in numbers],
-        "logprob": [value for _, _, logprobs in parts for value in logprobs],
-    }

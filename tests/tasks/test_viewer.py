@@ -706,15 +706,15 @@ def test_turns_are_read_as_recorded() -> None:
     # JavaScript would show 9007199254740992 for 9007199254740993.
     assert page["seed"] == "9223372036854775809"
     assert page["fields"] == {"answers": ["9007199254740993", "-1152921504606846976", 7]}
-    assert read_tokens(values, number=0, split=lambda _: None) == {
+    assert read_tokens(values, split=lambda _: None)[0] == {
         "id": [5, 6, 7, 9, 8, 7],
         "text": None,
         "owner": ["policy"] * 3 + ["template", "environment", "template"],
         "logprob": [-0.5, -1.0, -0.25, None, None, None],
     }
-    assert read_tokens(values, number=1, split=lambda _: None)["owner"] == ["prompt"] * 2 + ["policy"] * 3
+    assert read_tokens(values, split=lambda _: None)[1]["owner"] == ["prompt"] * 2 + ["policy"] * 3
     del values["turns"][0]["observation_spans"]  # a file from before they were recorded
-    assert read_tokens(values, number=0, split=lambda _: None)["owner"][3:] == ["context"] * 3
+    assert read_tokens(values, split=lambda _: None)[0]["owner"][3:] == ["context"] * 3
 
 
 def test_numbers_of_an_update_are_those_of_the_trajectorys_own_line(tmp_path: Path) -> None:
@@ -740,7 +740,7 @@ def test_numbers_of_an_update_are_those_of_the_trajectorys_own_line(tmp_path: Pa
         values = load_trajectory(location)
         update = load_update(location, values)
         page = read_trajectory(values, decode=lambda _: None, update=update)
-        return page, read_tokens(values, number=0, split=lambda _: None, update=update)
+        return page, read_tokens(values, split=lambda _: None, update=update)[0]
 
     page, tokens = read("step_0002:1")
     assert page["turns"][1]["advantage"] == pytest.approx(0.5)

@@ -42,13 +42,7 @@ HOSTILE = (
 ONE = "run=toy&address=step_0001:1"
 READS = (
     *("runs", "run?run=toy", "state?run=toy", "trajectories?run=toy&q=success:true", "groups?run=toy"),
-    *(
-        "facets?run=toy",
-        f"trajectory?{ONE}",
-        f"place?{ONE}",
-        f"tokens?{ONE}&turn=0",
-        "item?run=toy&item=toy_0",
-    ),
+    *("facets?run=toy", f"trajectory?{ONE}", f"place?{ONE}", f"tokens?{ONE}", "item?run=toy&item=toy_0"),
     *("sides?run=toy&group=step_0001:1", f"sides?{ONE}&address=evaluation:1"),
     "image?run=toy&address=step_0002:1&turn=0&number=0",
 )
@@ -59,7 +53,7 @@ MISTAKES = {
     "trajectories?run=toy&offset=x": (400, "offset='x'"),
     "trajectory?run=toy&address=step_0001:999": (404, "there is no trajectory step_0001:999"),
     "trajectory?run=toy&address=../../etc/passwd:1": (404, "there is no trajectory"),
-    "tokens?run=toy&address=step_0001:1&turn=99": (404, "no turn 100"),
+    "tokens?run=toy&address=step_0001:999": (404, "there is no trajectory step_0001:999"),
     "sides?run=toy&group=no:1": (404, "there is no trajectory no:1"),
     "sides?run=toy": (400, "no trajectory is named"),
     "item?run=toy&item=no": (404, "'no'"),
@@ -205,7 +199,7 @@ def test_lists_and_trajectories_hold_what_the_files_hold(toy: Path) -> None:
         assert [row["address"] for row in shown["siblings"]] == [f"step_0003:{line}" for line in (1, 2, 3, 4)]
         assert shown["prompt"]["tokens"] == 2
         assert isinstance(shown["prompt"]["text"], str)
-        tokens = client.get("/api/tokens?run=toy&address=step_0003:3&turn=0").json()
+        tokens = client.get("/api/tokens?run=toy&address=step_0003:3").json()["turns"][0]
         assert tokens["logprob"] == [-0.5, -1.0, -0.25, None]
         assert tokens["log_ratio"] == [0.0, 0.2, -0.02, None]
         assert [turn["advantage"] for turn in shown["turns"]] == [-0.5] * 3
@@ -448,6 +442,7 @@ async def test_a_person_finds_reads_and_annotates_trajectories(toy: Path) -> Non
         for _ in range(3):  # from the last choice to the first, and on to the log-probs
             await page.keyboard.press("s")
         await page.locator("#turn-2 .by-logprob").wait_for()
+        assert sum("/api/tokens?" in request for request in requests) == 1
         first = await page.context.new_page()
         await first.goto(f"{url}/#/run/toy/at/step_0003:1?show=entropy")  # not trained on
         await first.get_by_text("did not learn from this trajectory").wait_for()

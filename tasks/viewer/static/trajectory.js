@@ -23,7 +23,7 @@ const SHOWN_OF_UPDATE = [
 export function trajectoryView(run, { address, query }) {
   const list = { q: query.get("q") ?? "", sort: query.get("sort") ?? "" };
   let show = query.get("show") ?? "", turn = links.turnOf(query);
-  let facts = null, place = null, isShown = false, forks = [];
+  let facts = null, place = null, isShown = false, forks = [], tokens = null;
   const turns = h("ol", { class: "turns" });
   const legendBox = h("div");
   const forksBox = h("section", { class: "forks" });
@@ -69,8 +69,8 @@ export function trajectoryView(run, { address, query }) {
     const body = h("div", { class: "body" });
     if (show && show !== "sampled") {
       replace(body, h("p", { class: "waiting" }, "Reading tokens…"));
-      get("tokens", { run, address, turn: index })
-        .then((tokens) => replace(body, tokenText(tokens, show)))
+      readTokens()
+        .then((tokens) => replace(body, tokenText(tokens[index], show)))
         .catch((error) => replace(body, h("p", { class: "problem" }, error.message)));
     } else {
       replace(body, one.prompt && newSegment(one), words(one, show), observation(run, address, one, index));
@@ -99,6 +99,13 @@ export function trajectoryView(run, { address, query }) {
     show = known(show);
     readPlace(signal).catch(() => {});
     readForks(signal).catch(() => {});
+  }
+
+  // Those of all turns in one answer, which the page keeps: the viewer reads the whole trajectory for any of them.
+  function readTokens() {
+    tokens ??= get("tokens", { run, address }).then((answer) => answer.turns);
+    tokens.catch(() => { tokens = null; });
+    return tokens;
   }
 
   async function readForks(signal) {
