@@ -200,13 +200,19 @@ def num_tokens(step: Summary) -> float:
     return step.get("tokens", 0.0) + step.get("added_tokens", 0.0)
 
 
+def num_dropped(step: Summary) -> float:
+    """The episodes of a training step that failed, with those of the same kinds as in `num_episodes`."""
+    return step["dropped"] + step.get("added_dropped", 0.0)
+
+
 def count_dropped(summaries: Sequence[Summary]) -> dict[str, int]:
-    """Count dropped episodes by cause over `summaries`, the most frequent first."""
+    """Count dropped episodes (`num_dropped`) by cause over `summaries`, the most frequent first."""
     causes: Counter[str] = Counter()
     for summary in summaries:
         for key, count in summary.items():
-            if key.startswith("dropped_"):
-                causes[key.removeprefix("dropped_")] += int(count)
+            cause = key.removeprefix("added_")
+            if cause.startswith("dropped_"):
+                causes[cause.removeprefix("dropped_")] += int(count)
     return dict(sorted(causes.items(), key=lambda pair: (-pair[1], pair[0])))
 
 

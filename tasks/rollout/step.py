@@ -100,8 +100,11 @@ def _count_added(episodes: Sequence[Trajectory]) -> dict[str, float]:
     if not episodes:
         return {}
     valid = [t for t in episodes if not t.has_failed]
+    causes = Counter(t.error_class for t in episodes if t.has_failed)
     return {
         "added_episodes": len(valid),
+        "added_dropped": causes.total(),
+        **{f"added_dropped_{cause}": count for cause, count in causes.items()},
         "added_turns": sum(len(t.turns) for t in valid),
         "added_tokens": sum(map(sampled_tokens, valid)),
     }

@@ -33,6 +33,7 @@ from tasks.reporting.results import (
     count_dropped,
     environment_steps,
     groupings,
+    num_dropped,
     num_episodes,
     num_tokens,
     phases,
@@ -234,7 +235,7 @@ def dropped_by_place(results: Results) -> dict[str, tuple[int, dict[str, int]]]:
         "final evaluation": [summary for modes in results.evaluation.values() for summary in modes.values()],
     }
     return {
-        place: (int(sum(s["episodes"] + s["dropped"] for s in summaries)), count_dropped(summaries))
+        place: (int(sum(num_episodes(s) + num_dropped(s) for s in summaries)), count_dropped(summaries))
         for place, summaries in places.items()
         if summaries
     }

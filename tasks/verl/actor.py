@@ -82,7 +82,8 @@ class StepRecord:
     metrics: dict[str, float]
     """`summarise`'s keys; `informative_groups` (share), `replaced_groups` (by dynamic sampling),
     `added_episodes`, `added_turns` and `added_tokens` (totals of the valid episodes that were sampled besides
-    the first-drawn ones, by dynamic sampling or greedily), `items_<pool>` (drawn from each pool of the
+    the first-drawn ones, by dynamic sampling or greedily), `added_dropped` and `added_dropped_<ErrorClass>`
+    (of those of them that failed), `items_<pool>` (drawn from each pool of the
     curriculum), `trained` (episodes), `staleness` (of the policy that sampled, in steps), `entropy` (mean
     negative log-prob of the sampled tokens: unbiased, at the training temperature; none without a token),
     `loss`, `grad_norm`, `kl` (to the policy that sampled, nats) and `clip_fraction`, both means over the

@@ -388,6 +388,19 @@ def test_dropped_episodes_and_time(page: Page) -> None:
     assert page.rows("all stages")[0][1] == "30.0 s"
 
 
+def test_dropped_episodes_of_added_groups_are_counted(tmp_path: Path) -> None:
+    write_workspace(tmp_path)
+    file = tmp_path / "train" / "metrics.jsonl"
+    steps = [json.loads(line) for line in file.read_text().splitlines()]
+    steps[2] |= {"added_episodes": 3, "added_turns": 7, "added_tokens": 21}
+    steps[2] |= {"added_dropped": 2, "added_dropped_EnvCrashed": 1, "added_dropped_EnvTimeout": 1}
+    file.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    page = Page(report(toy_pipeline(), tmp_path))
+    # Eight counted ones and a failure among the first-drawn ones, five more were added.
+    assert page.rows("training") == [["training", "14", "3", "EnvCrashed 2, EnvTimeout 1"]]
+    assert "episodes 11" in re.sub(r"\s+", " ", page.text)
+
+
 def test_totals_of_training(page: Page) -> None:
     text = re.sub(r"\s+", " ", page.text)
     # 28 turns of 3 tokens; rollouts took 4 times 2 s.

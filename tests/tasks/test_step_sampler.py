@@ -122,8 +122,15 @@ def test_all_that_was_played_is_recorded(options: dict[str, Any]) -> None:
         num_samples * sum(int(name.rpartition("_")[2]) % 5 != 2 for name in names)
         for _, names, num_samples, _ in runner.requests
     )
+    failures = sum(
+        num_samples * sum(int(name.rpartition("_")[2]) % 5 == 2 for name in names)
+        for _, names, num_samples, _ in runner.requests
+    )
     metrics = sample.metrics
     assert metrics["episodes"] + metrics.get("added_episodes", 0) == episodes
+    assert metrics["dropped"] + metrics.get("added_dropped", 0) == failures
+    causes = [count for key, count in metrics.items() if "dropped_" in key]
+    assert sum(causes) == failures
     assert metrics["episodes"] * metrics["turns"] + metrics.get("added_turns", 0) == episodes
     assert metrics["tokens"] + metrics.get("added_tokens", 0) == 2 * episodes
     assert metrics["tokens_per_s"] * metrics["seconds_rollout"] == pytest.approx(2 * episodes)
