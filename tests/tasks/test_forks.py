@@ -223,6 +223,7 @@ def test_a_trajectory_is_named_as_the_viewer_names_it(tmp_path: Path) -> None:
         (f"{tmp_path}/a b.jsonl:1@2", "toy_0", 2),
         ("http://127.0.0.1:8003/#/run/toy/at/step_0003:3?q=step:3+turns%3E2&turn=2&show=owner", "toy_2", 2),
         ("#/run/toy/at/step_0003:1?turn=1", "toy_0", 1),
+        ("http://127.0.0.1:8003/#/run/toy/fork/step_0003:2?turn=3", "toy_1", 3),
     ):
         parent, number = find_parent(name, paths=[runs])
         assert (parent.trajectory.item.item_id, number) == (item, turn), name
@@ -234,6 +235,8 @@ def test_a_trajectory_is_named_as_the_viewer_names_it(tmp_path: Path) -> None:
         ("toy/step_0003:x@1", "no line x"),
         ("tay/step_0003:1@1", "in .*/runs: toy; did you mean 'toy'. give its folder .*, or --runs"),
         ("#/run/toy/at/step_0003:1", "names no turn"),
+        ("#/run/toy/fork/step_0003:1", "names no turn"),
+        ("#/run/toy/group/step_0003:1?turn=1", "names no turn"),
     ):
         with pytest.raises(ConfigError, match=text):
             find_parent(name, paths=[runs])

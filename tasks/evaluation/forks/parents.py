@@ -34,7 +34,7 @@ class Parent:
 
 def find_parent(text: str, *, paths: Sequence[Path] = (RUNS,)) -> tuple[Parent, int]:
     """The trajectory and the turn (from 1) that `text` names: `RUN/FILE:LINE@TURN`, `FILE.jsonl:LINE@TURN`,
-    or the address of its page.
+    or the address of its page or of that of its forks.
 
     RUN is a folder, or the viewer's name of a run in `paths`. Raises `ConfigError`.
     """
@@ -64,7 +64,8 @@ def _parse(text: str) -> tuple[str, str, int]:
     """Run, address and turn."""
     if "#/run/" in text:
         path, _, query = text.partition("#/run/")[2].partition("?")
-        run, separator, address = path.partition("/at/")
+        page = "/at/" if "/at/" in path else "/fork/"
+        run, separator, address = path.partition(page)
         turn = parse_qs(query).get("turn", [""])[0]
         run, address = unquote(run), unquote(address)
     else:
