@@ -16,8 +16,11 @@ ALL_PARAMETERS = "parameters.json"
 
 def recorded_parameters(folder: Path) -> dict[str, Any]:
     """All parameters, as far as they are recorded: while training runs, its own; in the end, all."""
-    interrupted_params = try_read_json(folder / "train" / "inputs.json").get("params", {})
-    return {**interrupted_params, **try_read_json(folder / "report" / ALL_PARAMETERS)}
+    interrupted_params = try_read_json(folder / "train" / "inputs.json").get("params")
+    return {
+        **(interrupted_params if isinstance(interrupted_params, dict) else {}),
+        **try_read_json(folder / "report" / ALL_PARAMETERS),
+    }
 
 
 def read_parameters(workspace: Path) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from envs.errors import ConfigError, DamagedFile, describe
 from envs.files import is_locked, read_json_lines
 from envs.types import replace_surrogates
-from tasks.config.parameters import flat
+from tasks.config.parameters import CHANGES, flat
 from tasks.data.collapse import ALERTS
 from tasks.evaluation.outcomes import EVALUATION, Evaluation, read_evaluation
 from tasks.evaluation.record import is_record, read_record
@@ -34,7 +34,7 @@ SERIES = (
 _WRITTEN = (
     "data", "provision.json", "warmup", "train", STEPS, "train/rounds", "train/trajectories",
     f"train/{ALERTS}", f"train/{REWINDS}", "policy", EVALUATION, "timing.json", "record.json",
-    "trajectories.jsonl", "parameters.json", "report", STATE,
+    "trajectories.jsonl", CHANGES, "report", STATE,
 )  # fmt: skip
 
 _PARAMETERS = ("train/inputs.json", "report/parameters.json")
@@ -124,7 +124,8 @@ def _parameters(folder: Path, signatures: tuple[tuple[float, int], ...]) -> dict
 def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> RunSummary:
     """`signatures`: of the files and folders that a run writes; the same ones give the same summary."""
     folder = run.folder
-    parameters = try_read_json(folder / "parameters.json") if run.file is None else {}
+    parameters = try_read_json(folder / CHANGES) if run.file is None else {}
+    pipeline = parameters.get("pipeline")
     steps, damage = _read_steps(folder) if run.file is None else ([], "")
     evaluation, damage_of_evaluation = _read_evaluation(folder) if run.file is None else ({}, "")
     others = [read(folder)[1] for read in (_read_rounds, _read_alerts, _read_rewinds)] if not run.file else []
@@ -141,13 +142,13 @@ def _summarise(run: RunFolder, signatures: tuple[tuple[float, int], ...]) -> Run
         name=run.name,
         folder=replace_surrogates(str(run.identity), by="?"),
         kind=kind,
-        pipeline=parameters.get("pipeline"),
+        pipeline=pipeline if isinstance(pipeline, str) else None,
         step=max((step["step"] for step in steps), default=0),
         steps=_planned_steps(folder) if kind == "run" else None,
         success=success,
         success_of=success_of,
         is_finished=kind != "run" or after is not None,
-        changed=parameters.get("changed") or {},
+        changed=_read_changed(parameters),
         differing={},
         curve=[step.get("success") for step in steps],
         written_at=max(written_at for written_at, _ in signatures),
@@ -212,8 +213,16 @@ def _try_read(read: Callable[[], T], *, default: T) -> tuple[T, str]:
         return default, describe(error)
 
 
+def _read_changed(parameters: Mapping[str, Any]) -> dict[str, object]:
+    """Key → old and new value; what is no such pair in a damaged file is left out."""
+    changed = parameters.get("changed")
+    pairs = changed.items() if isinstance(changed, dict) else ()
+    return {key: pair for key, pair in pairs if isinstance(pair, list) and len(pair) == 2}
+
+
 def _planned_steps(folder: Path) -> int | None:
-    steps = recorded_parameters(folder).get("train", {}).get("steps")
+    settings = recorded_parameters(folder).get("train")
+    steps = settings.get("steps") if isinstance(settings, dict) else None
     return steps if isinstance(steps, int) else None
 
 

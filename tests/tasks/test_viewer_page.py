@@ -181,6 +181,30 @@ def test_runs_of_a_pipeline_show_the_parameters_that_they_do_not_share(toy: Path
         assert summary["differing"] == runs["later"]
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("parameters.json", {"pipeline": {"name": "textcraft-cpu"}, "changed": {}}),
+        ("parameters.json", {"pipeline": ["textcraft-cpu"], "changed": ["seed"]}),
+        ("parameters.json", {"pipeline": "textcraft-cpu", "changed": {"seed": 7, "train.lr": [1, 2]}}),
+        ("train/inputs.json", {"params": {"train": [60]}}),
+        ("train/inputs.json", {"params": [60]}),
+        ("report/parameters.json", {"train": {"steps": {}}, "data": []}),
+    ],
+)
+def test_damaged_parameters_do_not_hide_the_runs(toy: Path, file: str, content: object) -> None:
+    (toy / "report").mkdir(exist_ok=True)
+    (toy / file).write_text(json.dumps(content))
+    write_workspace(toy.parent / "another")
+    with viewing(toy) as client:
+        runs = {run["name"]: run for run in client.get("/api/runs").json()["runs"]}
+        assert runs.keys() == {"another", "toy"}
+        assert runs["toy"]["pipeline"] in (None, "textcraft-cpu")
+        assert runs["toy"]["changed"] in ({}, {"train.lr": [1, 2]})
+        assert runs["toy"]["steps"] is None
+        assert client.get("/api/run?run=toy").status_code == 200
+
+
 def test_lists_and_trajectories_hold_what_the_files_hold(toy: Path) -> None:
     with viewing(toy) as client:
         run = client.get("/api/run?run=toy").json()
