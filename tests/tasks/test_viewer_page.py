@@ -382,6 +382,26 @@ async def test_a_list_in_order_is_sorted_by_no_column(toy: Path) -> None:
 
 @pytest.mark.browser
 @needs(CHROMIUM)
+async def test_a_list_with_long_names_and_much_metadata_fits_a_window_of_1200_pixels(toy: Path) -> None:
+    """The names and metadata are those of WebShop, whose list was 1296 pixels wide where 930 were free."""
+    metadata = {"attributes": 3, "category": "electronics", "options": 0}
+    item = Item(item_id="webshop-mini:text?actions=false_151", env="webshop-mini", metadata=metadata)
+    failed_trajectory = make_trajectory(item, success=False, turns=25)
+    labels = {"policy": "before", "mode": "sampled"}
+    write_trajectories(step_file(toy, 4), [failed_trajectory, replace(failed_trajectory, labels=labels)])
+    async with open_viewer(toy.parent) as (page, url):
+        await page.set_viewport_size({"width": 1200, "height": 800})
+        for place in ("trajectories?q=step:4", "groups?q=step:4"):
+            await page.goto(f"{url}/#/run/toy/{place}")
+            await page.locator("td.tags", has_text="electronics").first.wait_for()
+            box = page.locator(".rows .scroll")
+            assert await box.evaluate("box => box.scrollWidth - box.clientWidth") == 0, place
+            name = page.get_by_role("link", name=item.item_id).first
+            assert await name.is_visible()
+
+
+@pytest.mark.browser
+@needs(CHROMIUM)
 async def test_a_value_between_two_that_are_missing_is_a_point(toy: Path) -> None:
     async with open_viewer(toy.parent) as (page, url):
         await page.goto(url)

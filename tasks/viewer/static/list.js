@@ -233,7 +233,7 @@ function cells(run, row, href) {
     h("td", { class: "words when" }, row.step ?? stepText(row)),
     h("th", { scope: "row", class: "words" }, h("a", { href }, row.item)),
     h("td", {}, row.sample),
-    h("td", { class: "words wide" }, tags(row.metadata).slice(0, 4)),
+    h("td", { class: "words wide tags" }, tags(row.metadata).slice(0, 4)),
     h("td", { class: "words" }, outcome(row)),
     h("td", {}, number(row.reward)),
     h("td", {}, row.turns, row.unparsed > 0 && h("span", { class: "flag", title: `${plural(row.unparsed, "turn")} not in the agent's format` }, ` (${row.unparsed})`)),
@@ -249,7 +249,7 @@ function groupCells(run, row, href) {
   return [
     h("td", { class: "words when" }, row.step ?? stepText(row)),
     h("th", { scope: "row", class: "words" }, h("a", { href }, row.item)),
-    h("td", { class: "words wide" }, tags(row.metadata).slice(0, 4)),
+    h("td", { class: "words wide tags" }, tags(row.metadata).slice(0, 4)),
     h("td", { class: "words" }, h("span", { class: "meter" },
       h("i", { style: { width: `${(100 * row.successes) / Math.max(1, row.samples)}%` } })), ` ${row.successes} of ${row.samples}`),
     h("td", {}, row.samples, row.failed > 0 && h("span", { class: "flag", title: `${plural(row.failed, "more sample")} ended with an error, which training drops` }, ` (${row.failed})`)),
