@@ -161,6 +161,7 @@ def spec(argument: str) -> EnvSpec:
         instructions=INSTRUCTIONS,
         packages=PACKAGES,
         source=f"the server at {argument}: episodes by seed",
+        is_shared=True,
     )
 
 

@@ -6,6 +6,7 @@ stage until its end. They are leases, renewed by a thread: those of a run that w
 """
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 GPUS = "wingspan-gpus"
 """A slot is a GPU."""
 INSTANCES = "wingspan-envs-{}"
-"""The limit of an environment's instances; a slot is a live instance."""
+"""The limit of an environment's instances (`instances_limit`); a slot is a live instance."""
 LEASE_S = 120.0
 """Prefect's server asks for 60 s at least, and looks for expired leases every few seconds."""
 
@@ -37,8 +38,14 @@ def needed_slots(pipeline: Pipeline, *, has_trainer: bool = True) -> dict[str, i
     if has_trainer and pipeline.backend.device == "cuda":
         slots[GPUS] = pipeline.backend.workers
     for name in outside_envs(pipeline):
-        slots[INSTANCES.format(name)] = pipeline.rollout.max_live_envs
+        slots[instances_limit(name)] = pipeline.rollout.max_live_envs
     return slots
+
+
+def instances_limit(env: str) -> str:
+    """The name of the limit of the environment `env`, whose name may be an address: with a dash for what
+    Prefect's names must not have (`/%&<>`), and for what ends the path of the request for one (`?#`)."""
+    return INSTANCES.format(re.sub(r"[/%&<>?#\s]+", "-", env))
 
 
 def missing_limits(names: Iterable[str]) -> list[str]:
