@@ -15,7 +15,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from envs.types import replace_surrogates
 from tasks.config.pipelines import Pipeline
+from tasks.data.hashes import text_md5
 from tasks.evaluation.outcomes import Evaluation
 from tasks.reporting.pages import format_count
 from tasks.runs.folders import RUNS, relative_within
@@ -49,8 +51,16 @@ class RunArtifact:
 
 
 def artifact_key(workspace: Path, name: str) -> str:
-    """The key of an artifact of the run in `workspace`: the same for every run there."""
-    return "-".join(re.findall(r"[a-z0-9]+", f"{relative_within(workspace, RUNS)}-{name}".lower()))
+    """The key of an artifact of the run in `workspace`: the same for every run there.
+
+    Keys have small letters, digits and dashes. A workspace with other signs than those of a plain name, such
+    as `lr=1e-3` of a sweep, has the beginning of its hash in the key, for `lr=1e+3` has the same letters.
+    """
+    place = str(relative_within(workspace, RUNS))
+    parts = re.findall(r"[a-z0-9]+", place.lower())
+    if not re.fullmatch(r"[A-Za-z0-9._/ -]*", place):
+        parts.append(text_md5(replace_surrogates(place))[:8])
+    return "-".join([*parts, name])
 
 
 def progress_artifact(step: Step, *, pipeline: Pipeline, phase: str) -> RunArtifact:
