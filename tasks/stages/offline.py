@@ -96,14 +96,15 @@ class OfflineSession:
 
     def evaluate_round(self, steps: TrainedRound) -> RoundResult:
         """Evaluate the round's policy on a few test items and write its result, or read it."""
-        if result := read_round(self._folder, steps.index):
-            return result
-        policy, start = self._policy(steps.index), time.perf_counter()
-        self._progress.on_phase("quick evaluation")
-        with open_policy(self._pipeline, model=str(policy), logs=self._folder / LOGS) as run:
-            steps = replace(steps, seconds=steps.seconds + time.perf_counter() - start)
-            result = evaluate_round(steps, self._pipeline, self._workspace, policy=policy, run=run)
-        for earlier in range(steps.index):  # the next round samples with this one's
+        result = read_round(self._folder, steps.index)
+        if result is None:
+            policy, start = self._policy(steps.index), time.perf_counter()
+            self._progress.on_phase("quick evaluation")
+            with open_policy(self._pipeline, model=str(policy), logs=self._folder / LOGS) as run:
+                steps = replace(steps, seconds=steps.seconds + time.perf_counter() - start)
+                result = evaluate_round(steps, self._pipeline, self._workspace, policy=policy, run=run)
+        # The next round samples with this one's. A kill after the record leaves the earlier ones.
+        for earlier in range(steps.index):
             shutil.rmtree(self._policy(earlier), ignore_errors=True)
         return result
 

@@ -14,6 +14,7 @@ import yaml
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
+from envs.files import write_json
 from envs.types import Item
 from tasks.algorithms.registry import parse_algorithm
 from tasks.config.offline import OfflineSettings, check_offline
@@ -24,7 +25,7 @@ from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
 from tasks.data.training_files import check_tokens, read_training_files
 from tasks.data.trajectories import read_trajectories, summarise, write_trajectories
 from tasks.runs.progress import Progress
-from tasks.runs.rounds import TrainedRound
+from tasks.runs.rounds import RoundResult, TrainedRound, round_file
 from tasks.stages.offline import OfflineSession
 from tests.support.adapters import check_adapter
 from tests.support.tiny_model import save_tiny_model
@@ -268,7 +269,7 @@ def test_a_round_of_agentevol_imitates_the_original_data_and_its_own_successes_f
     good = episode("parity_2", [turn([20])], reward=1.0)
     files = [good, good, good, episode("parity_2", [turn([21])])]
     for index, token in enumerate((30, 31)):
-        steps = TrainedRound(index=index, first_step=2 * index + 1, last_step=2 * index + 2, seconds=0.0)
+        steps = round_of(index)
         samples = [
             episode("parity_1", [turn([token])], reward=1.0),
             episode("parity_1", [turn([token])], reward=1.0),
@@ -428,6 +429,25 @@ def test_a_round_of_agentevol_samples_with_the_policy_of_the_round_before(worksp
     last = workspace / "train" / "policies" / "01"
     assert not (workspace / "train" / "policies" / "00").exists()
     assert (last / "model.safetensors").read_bytes() == (workspace / "policy/model.safetensors").read_bytes()
+
+
+def test_a_run_killed_after_the_record_of_its_last_round_keeps_no_earlier_policies(workspace: Path) -> None:
+    train = {"steps": 6, "steps_per_round": 2}
+    pipeline = offline({"name": "agentevol", "data": ["x"]}, model=workspace / "model", train=train)
+    policies = workspace / "train" / "policies"
+    for index in range(3):
+        result = RoundResult(**asdict(round_of(index)), evaluation={"success": 0.5}, temperature=1.0)
+        write_json(round_file(workspace / "train", index), asdict(result))
+        (policies / f"{index:02d}").mkdir(parents=True)
+    with OfflineSession(pipeline, workspace) as session:
+        assert session.evaluate_round(round_of(1)).index == 1
+        assert sorted(path.name for path in policies.iterdir()) == ["01", "02"]
+        assert session.evaluate_round(round_of(2)).index == 2
+    assert [path.name for path in policies.iterdir()] == ["02"]
+
+
+def round_of(index: int) -> TrainedRound:
+    return TrainedRound(index=index, first_step=2 * index + 1, last_step=2 * index + 2, seconds=1.0)
 
 
 def log_prob_gap(folder: Path, trajectories: Sequence[Trajectory], temperature: float) -> float:
