@@ -51,7 +51,19 @@ class Demonstration(SupervisedRow):
     """The turns of the whole episode."""
 
 
-def prepare_cloning(pipeline: Pipeline, items: Split, *, folder: Path) -> tuple[str, list[Demonstration]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cloning:
+    """What behaviour cloning starts from."""
+
+    model: str
+    demonstrations: list[Demonstration]
+    """The demonstrations in the tokens of `model`."""
+    copies: int
+    """How often each demonstration is among them, each time with other names; 1 without
+    `warmup.rename_words`."""
+
+
+def prepare_cloning(pipeline: Pipeline, items: Split, *, folder: Path) -> Cloning:
     """The model to start from (saved in `folder` if it gets new words), and demonstrations in its tokens.
 
     With `warmup.rename_words`, the words of test items are new words, too; nothing else of them is used. The
@@ -61,7 +73,8 @@ def prepare_cloning(pipeline: Pipeline, items: Split, *, folder: Path) -> tuple[
     assert settings is not None
     tokenizer = load_tokenizer(pipeline.model)
     if not settings.new_words:
-        return pipeline.model, asyncio.run(demonstrate(items.train, pipeline=pipeline, tokenizer=tokenizer))
+        demonstrations = asyncio.run(demonstrate(items.train, pipeline=pipeline, tokenizer=tokenizer))
+        return Cloning(model=pipeline.model, demonstrations=demonstrations, copies=1)
     if settings.whole_words:
         tokenizer = add_whole_words(tokenizer, settings.whole_words, folder)
     conversations = _play_for_words(pipeline, items, tokenizer=tokenizer)
@@ -69,11 +82,12 @@ def prepare_cloning(pipeline: Pipeline, items: Split, *, folder: Path) -> tuple[
     add_words(pipeline.model, tokenizer, words, folder, seed=pipeline.seed)
     tokenizer = load_tokenizer(folder)
     demonstrations = asyncio.run(demonstrate(items.train, pipeline=pipeline, tokenizer=tokenizer))
+    copies = 1
     if settings.rename_words:
         ids = dict(zip(words, tokenizer.convert_tokens_to_ids(words), strict=True))
         copies = math.ceil(settings.steps * settings.batch_size / len(demonstrations))  # none is shown twice
         demonstrations = rename_words(demonstrations, ids, copies=copies, seed=pipeline.seed)
-    return str(folder), demonstrations
+    return Cloning(model=str(folder), demonstrations=demonstrations, copies=copies)
 
 
 def _play_for_words(

@@ -217,13 +217,14 @@ class OfflineSession:
         """What is imitated, in numbers and as a request; `folder` may be needed until it is carried out."""
         pipeline, algorithm = self._pipeline, self._algorithm
         assert isinstance(algorithm, Imitation)
-        model, demonstrations = self._start, list[Demonstration]()
+        model, demonstrations, copies = self._start, list[Demonstration](), 1
         if algorithm.adds_to_original:
             model = pipeline.model
             if pipeline.warmup is not None:
                 items = read_split(self._workspace, data=pipeline.data)
                 self._progress.on_phase("playing the demonstrations")
-                model, demonstrations = prepare_cloning(pipeline, items, folder=folder)
+                cloning = prepare_cloning(pipeline, items, folder=folder)
+                model, demonstrations, copies = cloning.model, cloning.demonstrations, cloning.copies
         original = select(files, original=demonstrations, min_reward=algorithm.min_reward)
         selection = select(samples, original=original.rows, min_reward=algorithm.min_reward)
         if not selection.rows:
@@ -231,10 +232,14 @@ class OfflineSession:
                 f"there is nothing to imitate: none of {len(files) + len(samples)} episodes was good enough "
                 f"(train.algorithm.min_reward {algorithm.min_reward}); lower it, or give a warm-up"
             )
-        request = SftRequest(**self._common(steps, model=model, rows=selection.rows))
+        # The loss is a mean over the union of the original data and the good episodes, in which each has the
+        # same weight: what has no renamings comes as often.
+        num_renamed = len(demonstrations)
+        rows = [*demonstrations, *(copies * selection.rows[num_renamed:])]
+        request = SftRequest(**self._common(steps, model=model, rows=rows))
         facts: dict[str, float] = {
-            "rows": len(selection.rows),
-            "rows_original": len(original.rows),
+            "rows": len(rows),
+            "rows_original": num_renamed + copies * (len(original.rows) - num_renamed),
             "chosen": original.chosen + selection.chosen,
             "duplicates": original.duplicates + selection.duplicates,
         }

@@ -34,9 +34,9 @@ def warmup(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     items = read_split(workspace, data=pipeline.data)
     target = workspace.resolve() / "warmup"
     with tempfile.TemporaryDirectory() as folder:
-        model, demonstrations = prepare_cloning(pipeline, items, folder=Path(folder))
+        cloning = prepare_cloning(pipeline, items, folder=Path(folder))
         request = SftRequest(
-            model=model,
+            model=cloning.model,
             output=str(target),
             device=pipeline.backend.device,
             seed=pipeline.seed,
@@ -45,7 +45,7 @@ def warmup(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
             lr=settings.lr,
             lora=None,  # new words have embeddings to learn
             micro_batch_tokens=pipeline.train.micro_batch_tokens,
-            **columns_of(demonstrations),
+            **columns_of(cloning.demonstrations),
         )
         lines = train_apart(
             request,

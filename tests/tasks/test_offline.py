@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from tasks.runs.progress import Progress
 from tasks.runs.rounds import RoundResult, TrainedRound, round_file
 from tasks.stages.offline import OfflineSession
 from tests.support.adapters import check_adapter
-from tests.support.tiny_model import save_tiny_model
+from tests.support.tiny_model import save_small_base, save_tiny_model
 from tests.support.toy import toy_tokenizer
 from tests.support.verl_toy import register, toy_items, toy_pipeline
 
@@ -281,6 +282,24 @@ def test_a_round_of_agentevol_imitates_the_original_data_and_its_own_successes_f
         assert request.steps == 2
         expected = [row.response_ids for row in demonstrations] + [[20], [token]]
         assert request.responses == expected
+
+
+def test_renamed_demonstrations_and_sampled_episodes_have_one_weight(workspace: Path) -> None:
+    """Seven steps of two demonstrations show each of three five times, and so whatever else is imitated."""
+    model = save_small_base(workspace / "model")
+    warmup = WARMUP | {"new_words": 20, "rename_words": True, "steps": 7}
+    pipeline = offline({"name": "agentevol", "data": ["x"]}, model=model, warmup=warmup)
+    samples = [episode(f"parity_{n}", [turn([30 + n])], reward=1.0) for n in range(4)]
+    facts, request = OfflineSession(pipeline, workspace).plan_imitation(
+        round_of(0),
+        files=[episode("parity_2", [turn([20])], reward=1.0)],
+        samples=[*samples, samples[0]],
+        folder=workspace / "new",
+    )
+    counts = Counter(map(tuple, request.responses))
+    assert [counts.pop((token,)) for token in (20, 30, 31, 32, 33)] == [5] * 5
+    assert counts.total() == 3 * 5
+    assert facts == {"rows": 40, "rows_original": 20, "chosen": 6, "duplicates": 1}
 
 
 def test_the_episodes_of_files_are_counted_where_nothing_is_sampled(workspace: Path) -> None:

@@ -185,7 +185,7 @@ def test_an_episode_that_fits_with_the_new_words_is_demonstrated(tmp_path: Path)
         )
         [length] = {
             len(one.prompt_ids) + len(one.response_ids)
-            for one in prepare_cloning(settings, Split(train=items, test=[]), folder=folder)[1]
+            for one in prepare_cloning(settings, Split(train=items, test=[]), folder=folder).demonstrations
         }
         return length
 
@@ -210,7 +210,9 @@ def test_names_of_test_items_have_tokens_and_stand_in_renamed_demonstrations(
         rollout__context_length=1000,
     )
     split = Split(train=items, test=[toy_item(99, target=90_009)])
-    path, demonstrations = prepare_cloning(settings, split, folder=folder)
+    cloning = prepare_cloning(settings, split, folder=folder)
+    path, demonstrations = cloning.model, cloning.demonstrations
+    assert cloning.copies == 5
     assert len(demonstrations) == 20 * 10  # none is shown twice
     assert {one.item_id for one in demonstrations} == {item.item_id for item in items}
     tokenizer = load_tokenizer(path)
