@@ -17,7 +17,7 @@ from envs.errors import ConfigError, EnvCrashed
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import choose_backend
-from envs.types import Environment, Item, Observation, StepResult, has_actions
+from envs.types import Environment, Item, Observation, StepResult, await_result, has_actions
 
 OUTPUT_CHARS = 200_000
 """The most characters of one run; callers cut the text further."""
@@ -151,7 +151,7 @@ class WithWorkspace:
         """Start `item` in an empty workspace; raise `ConfigError` for files that cannot be written, and
         `EnvCrashed` if the sandbox ends meanwhile."""
         await self.workspace.close()
-        observation = await self._env.reset(item)
+        observation = await await_result(self._env.reset(item), name="reset")
         if files := read_files(item.fields):
             reply = await self.workspace.put(files)
             if reply.has_ended:
@@ -161,7 +161,7 @@ class WithWorkspace:
         return observation
 
     async def step(self, action: str) -> StepResult:
-        return await self._env.step(action)
+        return await await_result(self._env.step(action), name="step")
 
     async def close(self) -> None:
         try:

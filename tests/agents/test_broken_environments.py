@@ -17,6 +17,7 @@ from agents.types import EpisodeLimits, Trajectory
 from envs.errors import EnvCrashed, EpisodeTimeout
 from envs.runtime.metrics import Clock
 from envs.runtime.pool import Instance
+from envs.sandbox.workspace import WithWorkspace, Workspace
 from envs.types import Environment, Item, StepResult
 from tests.support.toy import ToyEnv, encode
 from tests.support.toy_episode import play_toy
@@ -111,7 +112,15 @@ class SyncStep(ToyEnv):
         return StepResult("x")
 
 
-@pytest.mark.parametrize("is_pooled", [False, True])
+def pooled(env: Environment) -> Environment:
+    return Instance(env, resets=Clock(), steps=Clock())
+
+
+def with_workspace(env: Environment) -> Environment:
+    return WithWorkspace(env, Workspace())
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, pooled, with_workspace])
 @pytest.mark.parametrize(
     ("env", "cause"),
     [
@@ -120,11 +129,10 @@ class SyncStep(ToyEnv):
     ],
 )
 def test_a_method_that_is_not_asynchronous_is_a_crash_with_a_remedy(
-    env: Callable[[], ToyEnv], cause: str, is_pooled: bool
+    env: Callable[[], ToyEnv], cause: str, wrap: Callable[[Environment], Environment]
 ) -> None:
-    instance = Instance(env(), resets=Clock(), steps=Clock()) if is_pooled else env()
     with pytest.raises(EnvCrashed, match=f"^toy_0: {cause}"):
-        play(instance, by_tool=False)
+        play(wrap(env()), by_tool=False)
 
 
 def test_a_key_of_a_state_that_is_no_text_is_a_crash() -> None:
