@@ -353,9 +353,14 @@ def _by(column: str, table: str, value: str) -> str:
 
 
 def _values(rows: Iterator[Sequence[Any]] | sqlite3.Cursor) -> list[tuple[str, int, int]]:
-    """Values that one condition selects, such as 1.5 and the text "1.5", are one."""
+    """Values that one condition selects, such as 1.5 and the text "1.5", are one.
+
+    Nothing is read after `MAX_VALUES` + 1 of them: so many are no filter.
+    """
     values: dict[str | float | None, tuple[str, int, int]] = {}
     for value, count, successes in rows:
+        if len(values) > MAX_VALUES:
+            break
         first, total, solved = values.get(fold(str(value)), (str(value), 0, 0))
         values[fold(str(value))] = (first, total + int(count), solved + int(successes))
     return list(values.values())
@@ -369,7 +374,7 @@ def _fact_facets(
     select = (
         f"SELECT CASE e.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE e.value END AS v, "
         f"sum(s.count), sum(s.successes) FROM ({counts}) s JOIN {table} x USING (id), json_each(x.{field}) e "
-        f"WHERE e.key = ? GROUP BY 1 ORDER BY typeof(v) = 'text', v LIMIT {MAX_VALUES + 1}"
+        f"WHERE e.key = ? GROUP BY 1 ORDER BY typeof(v) = 'text', v"
     )
     for key, name in names.items():
         yield Facet(key=key, values=_values(connection.execute(select, (name,))))
@@ -380,7 +385,7 @@ def _tools(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
     select = (
         f"SELECT substr(e.key, {len(TOOL_CALLS) + 1}), sum(s.count), sum(s.successes) FROM ({counts}) s "
         "JOIN facts x USING (id), json_each(x.json) e "
-        f"WHERE substr(e.key, 1, {len(TOOL_CALLS)}) = ? AND e.value > 0 GROUP BY 1 LIMIT {MAX_VALUES + 1}"
+        f"WHERE substr(e.key, 1, {len(TOOL_CALLS)}) = ? AND e.value > 0 GROUP BY 1"
     )
     return _values(connection.execute(select, (TOOL_CALLS,)))
 

@@ -251,11 +251,14 @@ def _success(value: str) -> Where:
 
 
 def _error(value: str) -> Where:
-    return Where("(t.error = ? OR substr(t.error, 1, ?) = ?)", (value, len(value) + 1, f"{value}:"))
+    whole, cause = "fold(t.error) = fold(?)", "fold(substr(t.error, 1, ?)) = fold(?)"
+    return Where(f"(t.error IS NOT NULL AND ({whole} OR {cause}))", (value, len(value) + 1, f"{value}:"))
 
 
 def _tool(value: str) -> Where:
-    return _among("t.metrics", "facts", "json", "e.key = ? AND e.value > 0", (f"{TOOL_CALLS}{value}",))
+    start, rest = f"substr(e.key, 1, {len(TOOL_CALLS)}) = ?", f"substr(e.key, {len(TOOL_CALLS) + 1})"
+    test = f"{start} AND e.value > 0 AND fold({rest}) = fold(?)"  # `fold`, which is slow, comes last
+    return _among("t.metrics", "facts", "json", test, (TOOL_CALLS, value))
 
 
 def _label(value: str) -> Where:
@@ -311,8 +314,8 @@ def _fact_value(condition: Condition, value: str, *, has_only_numbers: bool) -> 
     alternatives = list[Where]()
     if condition.op == ":" and not has_only_numbers:
         alternatives.append(Where("(e.type = 'text' AND fold(e.value) = fold(?))", (value,)))
-        if value in ("true", "false"):
-            alternatives.append(Where("e.type = ?", (value,)))
+        if value.lower() in ("true", "false"):
+            alternatives.append(Where("e.type = ?", (value.lower(),)))
     try:
         test = _number("e.value", condition, value)
         alternatives.append(Where(f"(e.type IN ('integer', 'real') AND {test.sql})", test.values))

@@ -26,6 +26,7 @@ from tasks.runs.folders import find_runs
 from tasks.viewer import index as index_module
 from tasks.viewer.annotations import Annotation, append_annotation, read_annotations
 from tasks.viewer.browse import (
+    MAX_VALUES,
     TrajectoryRow,
     count_trajectories,
     facets,
@@ -381,6 +382,56 @@ def test_filters_name_the_facts_of_which_they_show_the_values(tmp_path: Path) ->
     for key, values in found.items():
         for value, total, _ in values:
             assert len(addresses(index, f"{key}:{value}")) == total
+
+
+def test_a_click_on_a_filter_selects_as_many_as_it_counts_in_any_case(tmp_path: Path) -> None:
+    """Of tools, errors, and a boolean beside its text."""
+    trajectories = [
+        replace(
+            make_trajectory(
+                Item(item_id=f"toy_{number}", env="toy", metadata={"is_hard": is_hard}), success=True
+            ),
+            metrics={f"tool_calls/{tool}": 1.0},
+            error=error,
+        )
+        for number, (tool, is_hard, error) in enumerate(
+            [
+                ("Search", "True", "Lost: no answer"),
+                ("search", True, "lost: no answer"),
+                ("grep", "no", None),
+                ("grep", False, "lost"),
+            ]
+        )
+    ]
+    write_trajectories(tmp_path / "one.jsonl", trajectories)
+    index = open_index(tmp_path / "one.jsonl", tmp_path / "cache")
+    with index.connect() as connection:
+        found = {facet.key: facet.values for facet in facets(connection)}
+    assert [total for _, total, _ in found["tool"]] == [2, 2]
+    assert [total for _, total, _ in found["error"]] == [3]
+    assert sorted(total for _, total, _ in found["is_hard"]) == [1, 1, 2]
+    for key in ("tool", "error", "is_hard"):
+        for value, total, _ in found[key]:
+            assert len(addresses(index, f"{key}:{value}")) == total
+
+
+def test_a_key_of_too_many_values_is_no_filter_even_if_some_are_alike(tmp_path: Path) -> None:
+    for count in (MAX_VALUES, MAX_VALUES + 1):
+        names = ["A", "a", *(f"b{number}" for number in range(1, count))]  # two are one
+        file = tmp_path / f"{count}.jsonl"
+        write_trajectories(
+            file,
+            [
+                make_trajectory(Item(item_id=name, env="toy", metadata={"name": name}), success=True)
+                for name in names
+            ],
+        )
+        with open_index(file, tmp_path / str(count)).connect() as connection:
+            found = {facet.key: facet.values for facet in facets(connection)}
+        if count > MAX_VALUES:
+            assert "name" not in found
+        else:
+            assert sum(total for _, total, _ in found["name"]) == len(names)
 
 
 @settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
