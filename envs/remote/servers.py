@@ -69,6 +69,8 @@ class _Server:
     last_failure: str = ""
     may_have_room: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a session of this process there has ended."""
+    opening: "set[Session]" = field(default_factory=set)
+    """Sessions of this process that are being opened there."""
 
     @property
     def is_avoided(self) -> bool:
@@ -81,7 +83,11 @@ class _Server:
             self.on_trial = True
             self.avoided_until_s = time.monotonic() + self.rest_s
         session = Session(self)
-        await session.open()
+        self.opening.add(session)
+        try:
+            await session.open()
+        finally:
+            self.opening.discard(session)
         return session
 
     def report_failure(self, error: Exception) -> None:
@@ -258,6 +264,8 @@ class Servers:
             self._waiting.clear()
             self._searches.clear()
             self._deliveries.clear()
+            for server in self._servers:
+                server.opening.clear()
 
     async def _find_session(self) -> Session | None:
         """A new session or an idle one; None if neither is available now.
@@ -346,7 +354,8 @@ class Servers:
         server.may_have_room = asyncio.Event()  # of this event loop
         while self._waiting:
             server.may_have_room.clear()
-            if not server.is_avoided:
+            # A session that is being opened there may be for those who wait, and would come earlier.
+            if not server.is_avoided and not server.opening:
                 try:
                     session = await server.open_session()
                 except (ServerFull, SessionLost, ServerUnreachable):

@@ -23,7 +23,7 @@ from agents.types import EpisodeLimits, SamplingParams, StopReason, Trajectory
 from envs.builtin.textcraft.env import make_item
 from envs.errors import ConfigError, EnvCrashed
 from envs.registry import Split, get_env
-from envs.remote.servers import Servers, WireProtocol, on_servers
+from envs.remote.servers import RemoteEnv, Servers, WireProtocol, on_servers
 from envs.runtime.manager import EnvManager
 from envs.serve.limits import ServerLimits
 from envs.types import Environment, Item, StepResult
@@ -277,14 +277,44 @@ async def test_the_first_episode_does_not_wait_for_a_server_that_hangs(protocol:
         servers = Servers("textcraft", [silent, url], protocol=protocol, request_timeout_s=600)
         env = servers.make()
         await env.reset(make_item(1))  # within the time of a test
-        assert servers.live[url] == 1
-        await env.close()
+        assert servers.live == {silent: 1, url: 1}
         cancelled = asyncio.create_task(servers.make().reset(make_item(1)))
         await wait_until_async(lambda: servers.live[silent] > 1)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-        assert servers.live[url] == 0
+        assert servers.live == {silent: 1, url: 1}
+        await env.close()
+
+
+async def test_slow_servers_open_no_more_sessions_than_there_are_instances(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that come late are for the instances that wait: none is opened besides, to be closed again."""
+    monkeypatch.setattr("envs.remote.servers.SLOW_S", 0.0)
+    may_answer, numbers = asyncio.Event(), itertools.count(1)
+    created: list[int] = []
+
+    async def answer(request: Request) -> Response:
+        if request.url.path != "/create":
+            return JSONResponse(True)
+        created.append(next(numbers))
+        number = created[-1]
+        await may_answer.wait()
+        return JSONResponse({"id": number})
+
+    app = Starlette(routes=[Route("/{name}", answer, methods=["POST"])])
+    async with serving(app) as first, serving(app) as second:
+        servers = Servers("sciworld", [first, second], protocol="agentgym")
+        envs = [RemoteEnv(servers) for _ in range(4)]
+        waiting = [asyncio.create_task(env.acquire()) for env in envs]
+        await wait_until_async(lambda: len(created) >= len(envs))
+        may_answer.set()
+        await asyncio.gather(*waiting)
+        assert servers.live == {first: 2, second: 2}
+        for env in envs:
+            await env.close()
+    assert len(created) == len(envs)
 
 
 async def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
