@@ -77,7 +77,11 @@ def _refuse_boolean(value: object, *, place: str) -> None:
         raise PydanticCustomError(
             _NO_NUMBER, "{place}: {value} is no number; give one", {"place": place, "value": str(value)}
         )
-    inner = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
+    inner: Mapping[object, object] = {}
+    if isinstance(value, Mapping):
+        inner = value
+    elif isinstance(value, list | tuple):
+        inner = dict(enumerate(value))
     for key, part in inner.items():
         _refuse_boolean(part, place=f"{place}.{key}")
 

@@ -43,6 +43,7 @@ def test_the_hint_belongs_to_the_place_of_the_key(values: Mapping[str, Any], mes
 class Mixed(Settings):
     for_: float = Field(default=1.0, alias="for")
     weights: dict[str, list[float]] = Field(default={})
+    bounds: tuple[float, float] = (0.0, 1.0)
     share: int | None = None
     flag: bool | int = False
     loss: Loss = Loss()
@@ -54,6 +55,7 @@ class Mixed(Settings):
         ({"for": True}, "for: True is no number; give one"),
         ({"share": False}, "share: False is no number; give one"),
         ({"weights": {"a": [1.0], "b": [0.5, True]}}, "weights.b.1: True is no number; give one"),
+        ({"bounds": (0.5, True)}, "bounds.1: True is no number; give one"),
         ({"loss": {"scale": True}}, "loss.scale: True is no number; give one"),
     ],
 )
