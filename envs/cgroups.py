@@ -24,7 +24,8 @@ def find_cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def find_memory_limit(root: Path = Path("/")) -> int | None:
-    """The bytes of memory that this process may use; None without a limit.
+    """The bytes of memory that this process may use; None without a limit, for which version 1 has a number
+    beyond any machine's memory.
 
     `root`: the folder of `proc` and `sys`.
     """

@@ -97,7 +97,7 @@ class EnvSpec:
     preload: tuple[str, ...] = ()
     """Modules imported once for all instances if each has its own process."""
     is_shared: bool = False
-    """Whether instances act on servers outside of the run, which bear a limited number (docs/prefect.md)."""
+    """Whether instances act on servers outside of the run, which serve a limited number (docs/prefect.md)."""
     has_items: bool = True
     """False if the items are a user's data (docs/data.md), in `Item.fields`."""
     has_rewards: bool = True

@@ -117,8 +117,8 @@ def _check_count(messages: object) -> object:
     return messages
 
 
-OfOneRequest = BeforeValidator(_check_count)
-"""Limits the messages of a request before any is read."""
+MessageLimit = BeforeValidator(_check_count)
+"""Refuses a request of more than `MAX_MESSAGES` messages before any is read."""
 
 
 class ItemBody(Strict):

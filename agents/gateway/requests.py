@@ -9,7 +9,7 @@ from agents.gateway.bodies import (
     AnswerRequest,
     Function,
     FunctionType,
-    OfOneRequest,
+    MessageLimit,
     Part,
     StreamOptions,
     Strict,
@@ -76,7 +76,7 @@ class ChatStreamOptions(StreamOptions):
 class ChatRequest(AnswerRequest):
     """Body of `POST /v1/chat/completions`. Fields with a single value exist for clients that send it."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1), OfOneRequest]
+    messages: Annotated[list[ChatMessage], Field(min_length=1), MessageLimit]
     tools: list[ChatTool] = Field(default=[])
     tool_choice: Auto | ChosenFunction = "auto"
     top_k: int | None = Field(default=None, ge=0)

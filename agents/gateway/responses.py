@@ -16,7 +16,7 @@ from agents.gateway.bodies import (
     Content,
     Function,
     FunctionType,
-    OfOneRequest,
+    MessageLimit,
     Part,
     StreamOptions,
     Strict,
@@ -87,7 +87,7 @@ class Reasoning(Strict):
 class ResponsesRequest(AnswerRequest):
     """Body of `POST /v1/responses`. Fields with a single value exist for clients that send it."""
 
-    input: Annotated[str | list[dict[str, object]], Field(min_length=1), OfOneRequest]
+    input: Annotated[str | list[dict[str, object]], Field(min_length=1), MessageLimit]
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[FunctionTool] = Field(default=[])

@@ -8,13 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 _CONTROLS = re.compile(r"[\x00-\x06\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Controls and marks of direction, without tabs and line ends, and without those that Rich removes."""
+"""Control characters, except for tabs, line ends and those that Rich removes, and the characters that embed,
+override and isolate a direction of text."""
 _MARK = "\N{REPLACEMENT CHARACTER}"
 
 
 def mask_controls(text: str) -> str:
-    """`text` with U+FFFD for each control character and each mark of direction: texts of environments and
-    policies are hostile."""
+    """`text` with U+FFFD for each of `_CONTROLS`. What environments and policies write may be hostile: a
+    terminal obeys such characters."""
     return _CONTROLS.sub(_MARK, text)
 
 

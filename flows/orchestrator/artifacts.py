@@ -53,8 +53,9 @@ class RunArtifact:
 def artifact_key(workspace: Path, name: str) -> str:
     """The key of an artifact of the run in `workspace`: the same for every run there.
 
-    Keys have small letters, digits and dashes. A workspace with other signs than those of a plain name, such
-    as `lr=1e-3` of a sweep, has the beginning of its hash in the key, for `lr=1e+3` has the same letters.
+    Prefect allows lower-case letters, digits and dashes. If the path has other characters than those of a
+    plain name, as `lr=1e-3` of a sweep has, the key contains the beginning of its hash, since
+    `lr=1e+3` has the same letters and digits.
     """
     place = str(relative_within(workspace, RUNS))
     parts = re.findall(r"[a-z0-9]+", place.lower())

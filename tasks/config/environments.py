@@ -34,7 +34,7 @@ def check_environments(pipeline: Pipeline) -> None:
 
 
 def outside_envs(pipeline: Pipeline) -> list[str]:
-    """The environments of `pipeline` whose instances act on servers outside of the run, which bear a limited
+    """The environments of `pipeline` whose instances act on servers outside of the run, which serve a limited
     number."""
     return [env for env in pipeline.data.envs if env in pipeline.servers or get_env(env).is_shared]
 

@@ -80,7 +80,7 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
         with _report_episodes(counts, total, progress):
             if pipeline.backend.device == "cpu":
                 progress.on_phase("starting the samplers and the environments")
-                # Each process may have `rollout.max_live_envs`; what is outside of the run bears these once.
+                # Each process may have `rollout.max_live_envs`, which servers outside of the run serve once.
                 batches = [[policy] for policy in policies] if outside_envs(pipeline) else [policies]
                 results = [
                     result
