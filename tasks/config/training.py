@@ -33,10 +33,10 @@ class WarmupSettings(Settings):
     """Regular expressions (Oniguruma's) of texts that count as one word although the tokenizer of `model`
     splits them: `" ?\\[SEP\\]"`."""
     rename_words: bool = False
-    """Whether new words that few demonstrations have, names above all, are exchanged for each other each time
-    that a demonstration is shown, the same in the whole conversation: a small model then learns to read them,
-    not to know them. The words of test items get tokens, too, as a large model's tokenizer has for any text;
-    nothing else of them is used."""
+    """Whether new words that are names (rare ones, and those with a capital letter) are exchanged for each
+    other each time that a demonstration is shown, the same in the whole conversation: a small model then
+    learns to read them, not to know them. The words of test items get tokens, too, as a large model's
+    tokenizer has for any text; nothing else of them is used."""
     steps: Positive
     batch_size: Positive
     lr: LearningRate

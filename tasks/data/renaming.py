@@ -1,4 +1,4 @@
-"""Renames the rare words of demonstrations, so that a small model copies names instead of memorizing them.
+"""Renames the names in demonstrations, so that a small model copies names instead of memorizing them.
 
 A model that imitates a few hundred demonstrations memorizes their names: that `Peru` follows `XNA is in`. If
 the names differ each time that a demonstration is shown, the next name can only be copied from the text. All
@@ -18,6 +18,8 @@ Row = TypeVar("Row", bound=SupervisedRow)
 
 MAX_SHARE = 0.03
 """A word that more of the demonstrations have is part of the language, not a name."""
+MAX_SHARE_OF_CAPITALS = 0.5
+"""The same for words that begin with a capital letter, such as `Africa`."""
 
 Forms = Mapping[bool, int]
 """A word's tokens: after a space (True), and not."""
@@ -28,9 +30,9 @@ def rename_words(
 ) -> list[Row]:
     """`copies` of each of `demonstrations`, each with its own renaming: seeded.
 
-    `words`: new words, as the tokenizer writes them, and their ids. In each copy, those that at most
-    `MAX_SHARE` of `demonstrations` have take the places of each other, of words with the same forms, wherever
-    they stand: no two become one.
+    `words`: new words, as the tokenizer writes them, and their ids. In each copy, those that are names, that
+    is, that few of `demonstrations` have, take the places of each other, of words with the same forms,
+    wherever they stand: no two become one.
     """
     names = _names(demonstrations, words)
     rng = random.Random(f"renaming/{seed}")
@@ -38,7 +40,7 @@ def rename_words(
 
 
 def _names(demonstrations: Sequence[SupervisedRow], words: Mapping[str, int]) -> list[list[Forms]]:
-    """The rare words, those with the same forms together."""
+    """The words that are names, those with the same forms together."""
     counts = Counter(
         token
         for demonstration in demonstrations
@@ -48,8 +50,9 @@ def _names(demonstrations: Sequence[SupervisedRow], words: Mapping[str, int]) ->
     for word, token in words.items():
         forms[word.removeprefix(SPACE)][word.startswith(SPACE)] = token
     names: dict[frozenset[bool], list[Forms]] = defaultdict(list)
-    for tokens in forms.values():
-        if max(counts[token] for token in tokens.values()) <= MAX_SHARE * len(demonstrations):
+    for word, tokens in forms.items():
+        share = MAX_SHARE_OF_CAPITALS if word[:1].isupper() else MAX_SHARE
+        if max(counts[token] for token in tokens.values()) <= share * len(demonstrations):
             names[frozenset(tokens)].append(tokens)
     return [*names.values()]
 

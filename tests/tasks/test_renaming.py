@@ -50,6 +50,15 @@ def test_what_many_demonstrations_have_is_no_name() -> None:
     assert rename_words(frequent, WORDS, copies=3, seed=0) == 3 * frequent
 
 
+def test_a_word_with_a_capital_is_a_name_if_half_have_it() -> None:
+    words = {"ĠAsia": 10, "ĠPeru": 11, "Ġasks": 12}
+    half = [demonstration(number, [10, 12, 5] if number < 50 else [2, 3, 4]) for number in range(100)]
+    renamed = rename_words(half, words, copies=10, seed=0)
+    assert {row.prompt_ids[1] for row in renamed[::100]} == {10, 11}
+    assert {row.prompt_ids[2] for row in renamed[::100]} == {12}
+    assert rename_words([*half, half[0]], words, copies=1, seed=0) == [*half, half[0]]
+
+
 def test_the_renaming_is_seeded() -> None:
     first = demonstration(0, [10, 16, 11, 5, 10, 12, 16])
     one, same, other = (rename_words(many(first), WORDS, copies=20, seed=seed) for seed in (0, 0, 1))
