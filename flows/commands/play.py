@@ -16,7 +16,7 @@ from agents.types import StopReason, Turn
 from envs.registry import EnvSpec, ExpertStep, find_item, get_env
 from envs.runtime.pool import EnvPool
 from envs.types import Environment, Item, Message
-from flows.display.tables import print_plain
+from flows.display.tables import mask_controls, print_plain
 
 PROMPT = "> "
 HELP = "?: this help   expert: the expert's next step   Ctrl-D: leave   else: an action"
@@ -133,7 +133,7 @@ class _Person:
     def _show_help(self) -> None:
         text = f"{HELP}\n\n{self._spec.instructions}\n"
         is_terminal = self._console.is_terminal  # whose lines break between words
-        self._console.print(Text(text, style="dim"), soft_wrap=not is_terminal)
+        self._console.print(Text(mask_controls(text), style="dim"), soft_wrap=not is_terminal)
 
     def _show(self, message: Message) -> None:
         for image in message.images:
