@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.dvc_toy import NAME, OTHER_RATE, RATE, ROOT, commit, dvc, git, make_project
+from tests.support.dvc_toy import NAME, OTHER_RATE, RATE, ROOT, commit, git, make_project
 
 pytestmark = pytest.mark.heavy
 RUN = f"runs/{NAME}"
@@ -41,6 +41,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         dvc("exp", "run", "--queue", "--name", "other", "--set-param", SETTING, TARGET)
         dvc("exp", "run", "--run-all")
         yield folder
+
+
+def dvc(*arguments: str) -> None:
+    """DVC's command line, in this process, which saves seconds a command."""
+    from dvc.cli import main
+
+    assert main(list(arguments)) == 0
 
 
 @pytest.fixture

@@ -13,17 +13,13 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from prefect.context import refresh_global_settings_context
 
 from tasks.runs.state import read_state
-from tests.support.command_line import Command
-from tests.support.dvc_toy import dvc
 from tests.support.project import NAME, STEPS, STEPS_PER_ROUND, Project, Terminal
 from tests.support.waiting import wait_until
 from tests.support.yaml_files import edit_yaml
@@ -34,35 +30,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return Project.make(tmp_path_factory.mktemp("project"))
-
-
-@pytest.fixture
-def run_here(wingspan_here: Command) -> Callable[..., list[str]]:
-    """Run a command that starts no process in this one, which has its imports; returns its lines."""
-
-    def run(project: Project, *arguments: str) -> list[str]:
-        with pytest.MonkeyPatch.context() as patch:  # the variables of `Project.environment`
-            patch.setenv("PREFECT_HOME", str(project.folder / ".prefect"))
-            for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
-                patch.delenv(name, raising=False)
-            refresh_global_settings_context()
-            done = wingspan_here(*arguments, cwd=project.folder)
-        refresh_global_settings_context()
-        assert done.returncode == 0, done.stderr
-        return [*done.stdout.splitlines(), *done.stderr.splitlines()]
-
-    return run
-
-
-@pytest.fixture
-def plan_of(run_here: Callable[..., list[str]]) -> Callable[[Project], list[str]]:
-    """What `wingspan plan` prints, without the options."""
-
-    def plan(project: Project) -> list[str]:
-        lines = run_here(project, "plan", NAME)
-        return lines[: lines.index("")] if "" in lines else lines
-
-    return plan
 
 
 def assert_stopped(terminal: Terminal, project: Project, *, status: int) -> None:
@@ -94,7 +61,7 @@ def modification_times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-def test_killed_in_the_middle_of_training(project: Project, plan_of: Callable[[Project], list[str]]) -> None:
+def test_killed_in_the_middle_of_training(project: Project) -> None:
     process = project.start("wingspan", "run", NAME)
 
     def has_trained() -> bool:
@@ -121,14 +88,14 @@ def test_killed_in_the_middle_of_training(project: Project, plan_of: Callable[[P
         assert f"{stage}: cached" in lines
     for phase in ("starting Ray", "starting the trainer", "quick evaluation"):
         assert f"train: {phase}" in lines
-    _, *earlier, train, _, _ = plan_of(project)
+    _, *earlier, train, _, _ = project.plan()
     assert all("  skip  finished" in line for line in earlier)
     assert "it resumes after step " in train
 
 
-def test_the_record_says_that_it_was_killed(project: Project, run_here: Callable[..., list[str]]) -> None:
+def test_the_record_says_that_it_was_killed(project: Project) -> None:
     assert project.mlflow_runs()[0].info.status == "RUNNING"
-    (line,) = run_here(project, "runs")
+    (line,) = project.run("wingspan", "runs")
     assert line.split()[:2] == [NAME, "killed"]
     assert read_state(project.run_folder) == "killed"
     parent, rounds = project.mlflow_runs()
@@ -186,12 +153,10 @@ def test_dvc_finds_nothing_to_do(project: Project) -> None:
     assert not any(line.startswith("Running stage") for line in lines), lines
 
 
-def test_once_more_does_nothing(
-    project: Project, run_here: Callable[..., list[str]], plan_of: Callable[[Project], list[str]]
-) -> None:
-    _, *stages = plan_of(project)
+def test_once_more_does_nothing(project: Project) -> None:
+    _, *stages = project.plan()
     assert all("  skip  finished" in line for line in stages)
-    lines = run_here(project, "run", NAME)
+    lines = project.run("wingspan", "run", NAME)
     assert "next:" in lines
     assert len([line for line in lines if line.endswith(": cached")]) == 7, lines
     # No server was started for it; the last run lost its own.
@@ -199,11 +164,9 @@ def test_once_more_does_nothing(
     project.mlflow_runs()  # asserts that there is still one parent run
 
 
-def test_in_a_reproduction_it_names_no_files(
-    project: Project, run_here: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_reproduction_it_names_no_files(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINGSPAN_REPRODUCTION", "true")
-    *stages, reason, last = run_here(project, "run", NAME)
+    *stages, reason, last = project.run("wingspan", "run", NAME)
     assert last.startswith("success on the test split: ")
     assert reason == "no group was informative: the policy did not change"  # of an untrained model
     assert all(line.endswith(": cached") for line in stages)
@@ -224,15 +187,16 @@ def test_what_was_lost_is_made_again_and_nothing_else(project: Project) -> None:
 def test_prefect_draws_the_graph_with_its_rounds(project: Project) -> None:
     """`graph-v2` is what Prefect's page of a run draws."""
     code = (
-        "import asyncio, json\n"
-        "from httpx import ASGITransport, AsyncClient\n"
-        "from prefect.server.api.server import create_app\n"
-        "async def main():\n"
-        "    server = ASGITransport(create_app(webserver_only=True))\n"
-        "    async with AsyncClient(transport=server, base_url='http://prefect/api/flow_runs') as web:\n"
-        "        runs = (await web.post('/filter', json={'sort': 'START_TIME_ASC'})).json()\n"
-        "        return [(await web.get(f'/{run[\"id\"]}/graph-v2')).json() for run in runs]\n"
-        "print(json.dumps(asyncio.run(main())))"
+        "import json, os, urllib.request as web\n"
+        "from flows.endings.guardian import guard; guard()\n"
+        "from flows.orchestrator.runs import TemporaryServer, server_url\n"
+        "server_url(); TemporaryServer().use()\n"
+        "def get(path, data=None):\n"
+        "    headers = {'content-type': 'application/json'}\n"
+        "    url = os.environ['PREFECT_API_URL'] + path\n"
+        "    return json.load(web.urlopen(web.Request(url, data=data, headers=headers)))\n"
+        "runs = get('/flow_runs/filter', b'{\"sort\": \"START_TIME_ASC\"}')\n"
+        "print(json.dumps([get('/flow_runs/' + run['id'] + '/graph-v2') for run in runs]))"
     )
     graphs = [dict(graph["nodes"]) for graph in json.loads(project.run(sys.executable, "-c", code)[-1])]
 
@@ -256,22 +220,15 @@ def test_prefect_draws_the_graph_with_its_rounds(project: Project) -> None:
     }
 
 
-def test_a_clone_with_results_by_dvc_pull_has_nothing_to_do(
-    project: Project,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    run_here: Callable[..., list[str]],
-    plan_of: Callable[[Project], list[str]],
-) -> None:
-    monkeypatch.chdir(project.folder)
-    dvc("remote", "add", "--quiet", "--default", "shared", str(tmp_path / "remote"))
-    dvc("push", "--quiet")
+def test_a_clone_with_results_by_dvc_pull_has_nothing_to_do(project: Project, tmp_path: Path) -> None:
+    dvc = (sys.executable, "-m", "dvc")
+    project.run(*dvc, "remote", "add", "--default", "shared", str(tmp_path / "remote"))
+    project.run(*dvc, "push")
     clone = project.clone(tmp_path / "clone")
-    monkeypatch.chdir(clone.folder)
-    dvc("pull", "--quiet", "--allow-missing")
+    clone.run(*dvc, "pull", "--allow-missing")
     lock = (clone.folder / "dvc.lock").read_bytes()
     policy = modification_times(clone.run_folder / "policy")
-    _, *stages = plan_of(clone)
+    _, *stages = clone.plan()
     assert len(stages) == 6
     assert all(line.endswith("  skip  up to date, as recorded in dvc.lock") for line in stages), stages
     lines = clone.run("wingspan", "run", NAME)
@@ -283,8 +240,8 @@ def test_a_clone_with_results_by_dvc_pull_has_nothing_to_do(
     assert modification_times(clone.run_folder / "policy") == policy
     parent, _ = clone.mlflow_runs()  # is recorded there
     assert parent.info.status == "FINISHED"
-    assert all("  skip  finished" in line for line in plan_of(clone)[1:])
-    run_here(clone, "run", NAME)
+    assert all("  skip  finished" in line for line in clone.plan()[1:])
+    clone.run("wingspan", "run", NAME)
     assert clone.flow_states() == ["COMPLETED"]  # the second needed no server
     assert clone.mlflow_runs()[0].info.run_id == parent.info.run_id
 

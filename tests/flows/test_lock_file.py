@@ -16,7 +16,7 @@ import pytest
 from flows.lineage.lock_file import find_locked_changes, locked_receipt
 from flows.lineage.stages import Stage, declared_stages, default_workspace, find_difference
 from tasks.config.pipelines import load_pipeline
-from tests.support.dvc_toy import NAME, dvc, make_project
+from tests.support.dvc_toy import NAME, make_project
 from tests.support.yaml_files import edit_yaml
 
 RUN = Path("runs", NAME)
@@ -44,6 +44,12 @@ def project(finished_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(folder)
     monkeypatch.setenv("DVC_TEST", "1")  # else JSON goes around the captured stream
     return folder
+
+
+def dvc(*arguments: str) -> None:
+    from dvc.cli import main
+
+    assert main(list(arguments)) == 0
 
 
 def stages() -> dict[str, Stage]:

@@ -98,13 +98,6 @@ def commit(folder: Path, message: str) -> None:
     git("commit", "-qm", message, cwd=folder)
 
 
-def dvc(*arguments: str) -> None:
-    """DVC's command line in the working directory, in this process, which saves seconds a command."""
-    from dvc.cli import main
-
-    assert main(list(arguments)) == 0
-
-
 def git(*arguments: str, cwd: Path) -> None:
     subprocess.run(["git", *arguments], cwd=cwd, check=True)
 

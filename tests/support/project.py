@@ -141,6 +141,11 @@ class Project:
         assert self.start(*arguments).wait(timeout=RUN_TIMEOUT_S) == 0, self.output
         return self.output.splitlines()
 
+    def plan(self) -> list[str]:
+        """What `wingspan plan` prints, without the options."""
+        lines = self.run("wingspan", "plan", NAME)
+        return lines[: lines.index("")] if "" in lines else lines
+
     def finished_steps(self) -> list[int]:
         file = self.run_folder / "train" / "metrics.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
