@@ -119,7 +119,8 @@ _dot = _make_reduction(_add, 0.0, is_product=True)
 
 @njit(nogil=True)
 def sum_of(numbers):  # type: ignore[no-untyped-def]
-    """The sum of `numbers` [C], float32: of each lane's whole vectors, of the lanes, then of what is left."""
+    """The sum of `numbers` [C], contiguous float32: of each lane's whole vectors, of the lanes, then of what
+    is left."""
     at, vectors = numbers.ctypes.data, numbers.shape[0] // _LANES
     total = _sum_of(at, at, vectors)
     for c in range(vectors * _LANES, numbers.shape[0]):
@@ -129,7 +130,7 @@ def sum_of(numbers):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def dot(a, b):  # type: ignore[no-untyped-def]
-    """The sum of the products of `a` and `b` [C], float32, in the order of `sum_of`."""
+    """The sum of the products of `a` and `b` [C], contiguous float32, in the order of `sum_of`."""
     vectors = a.shape[0] // _LANES
     total = _dot(a.ctypes.data, b.ctypes.data, vectors)
     for c in range(vectors * _LANES, a.shape[0]):
@@ -139,7 +140,7 @@ def dot(a, b):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def highest_of(numbers):  # type: ignore[no-untyped-def]
-    """The highest of `numbers` [C], float32, at least one; a NaN among them may be overlooked."""
+    """The highest of `numbers` [C], contiguous float32, at least one; a NaN may be overlooked."""
     at, vectors = numbers.ctypes.data, numbers.shape[0] // _LANES
     highest = _highest_of(at, at, vectors)
     for c in range(vectors * _LANES, numbers.shape[0]):

@@ -203,8 +203,9 @@ def attend(qkv, positions, segments, layer, sizes, attended):  # type: ignore[no
                     add_rows(in_run, query, q, own_keys, LANES, panel, head_dim, padded, at_own, stride)
                     for row in range(r, end_of_run):
                         row_visible = positions[start + row] + 1
-                        seen = scores[row, :row_visible]
-                        shares[row] = float32(1.0) / exponentiate_scores(seen, highest_of(seen))
+                        visible_scores = scores[row, :row_visible]
+                        total = exponentiate_scores(visible_scores, highest_of(visible_scores))
+                        shares[row] = float32(1.0) / total
                         scores[row, row_visible:visible] = float32(0.0)
                     r = end_of_run
                 sums[:rows] = float32(0.0)
