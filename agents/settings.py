@@ -5,6 +5,7 @@ A block is declared once, beside the code that it is given to, and is the type o
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -57,11 +58,16 @@ class Settings(BaseModel):
     def _has_no_boolean_as_number(cls, values: object) -> object:
         """pydantic takes `true` for 1 and `false` for 0."""
         if isinstance(values, Mapping):
-            for name, field in _fields(cls).items():
-                types = set(_types(field.annotation))
-                if types & {int, float} and not types & {bool, str}:
-                    _refuse_boolean(values.get(name), place=name)
+            for name in _numbers(cls):
+                _refuse_boolean(values.get(name), place=name)
         return values
+
+
+@cache
+def _numbers(model: type[BaseModel]) -> list[str]:
+    """The fields of `model` that hold numbers and neither booleans nor texts."""
+    types = {name: set(_types(field.annotation)) for name, field in _fields(model).items()}
+    return [name for name, kinds in types.items() if kinds & {int, float} and not kinds & {bool, str}]
 
 
 def _types(annotation: object) -> Iterator[object]:
