@@ -178,8 +178,8 @@ def recorded_settings(workspace: Path) -> tuple[str | None, dict[str, object]]:
 def _restore_blocks(changes: Mapping[str, object], parameters: Mapping[str, object]) -> dict[str, object]:
     """The `changes` of a run as overrides.
 
-    They have None for a key that the run does not have any more, which may be no value of it. The block that
-    lost it is given as a whole, as it is in `parameters`, all of the run.
+    `changes` has None for a key that the run removed, which is not always a valid value. The whole block
+    without that key, from the run's `parameters`, takes its place.
     """
     overrides: dict[str, object] = {}
     for key, value in changes.items():

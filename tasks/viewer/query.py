@@ -152,8 +152,8 @@ def list_keys(connection: sqlite3.Connection) -> dict[str, list[str]]:
 
 
 def fold(value: str | float | None) -> str | float | None:
-    """One text for those that a query does not tell apart: they differ in case, or in the form of letters
-    with accents. What is no text stays as it is."""
+    """The text by which a query compares `value`, regardless of case and of the form of accented letters;
+    numbers and None are returned unchanged."""
     return unicodedata.normalize("NFC", value.casefold()) if isinstance(value, str) else value
 
 
