@@ -223,6 +223,16 @@ EnvCheck = Callable[[Environment | None], object]
 another process or on a server."""
 
 
+async def reset_env(env: Environment, item: Item) -> Observation:
+    """Start `item` in `env`; raise `ValueError` if `reset` is not asynchronous or returns anything else."""
+    return Observation.wrap(await await_result(env.reset(item), name="reset"))
+
+
+async def step_env(env: Environment, action: str) -> StepResult:
+    """Apply `action` in `env`; raise `ValueError` if `step` is not asynchronous or returns anything else."""
+    return StepResult.check(await await_result(env.step(action), name="step"))
+
+
 @runtime_checkable
 class HasProcess(Protocol):
     """The additional interface of an environment whose instance is its own process."""

@@ -32,8 +32,9 @@ from envs.types import (
     Message,
     Observation,
     StepResult,
-    await_result,
     read_state_key,
+    reset_env,
+    step_env,
 )
 
 T = TypeVar("T")
@@ -355,12 +356,12 @@ class ActionExecutor:
     async def _reset(self) -> Observation:
         await take_turn()
         with boundary(EnvCrashed, f"{self._item.item_id}: reset"):
-            return Observation.wrap(await await_result(self._env.reset(self._item), name="reset"))
+            return await reset_env(self._env, self._item)
 
     async def _step(self, action: str) -> StepResult:
         await take_turn()
         with boundary(EnvCrashed, f"{self._item.item_id}: step"):
-            return StepResult.check(await await_result(self._env.step(action), name="step"))
+            return await step_env(self._env, action)
 
     async def _in_time(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None, name: str) -> T:
         where = f"{self._item.item_id}: {name}"

@@ -3,7 +3,7 @@
 from agents.tools.tool import tool
 from agents.tools.types import Summary
 from envs.errors import ConfigError, EnvCrashed, boundary
-from envs.types import Environment, StepResult, await_result, has_actions
+from envs.types import Environment, StepResult, has_actions, step_env
 
 ACT = "act"
 """The name of the tool `act`."""
@@ -27,7 +27,7 @@ async def act(action: str, env: Environment) -> StepResult:
         action: One action, in the environment's own words.
     """
     with boundary(EnvCrashed, "act: step"):
-        return StepResult.check(await await_result(env.step(action), name="step"))
+        return await step_env(env, action)
 
 
 @tool(finish=True, max_length=None)

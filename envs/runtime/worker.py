@@ -23,8 +23,9 @@ from envs.types import (
     Item,
     Observation,
     StepResult,
-    await_result,
     read_state_key,
+    reset_env,
+    step_env,
 )
 
 TRACEBACK_CHARS = 10_000
@@ -65,11 +66,9 @@ class Worker:
             self._env = self._make()
         match method:
             case "reset":
-                observation = await await_result(self._env.reset(Item(**argument)), name="reset")
-                return _encode(Observation.wrap(observation), self._env)
+                return _encode(await reset_env(self._env, Item(**argument)), self._env)
             case "step":
-                result = await await_result(self._env.step(argument), name="step")
-                return _encode(StepResult.check(result), self._env)
+                return _encode(await step_env(self._env, argument), self._env)
             case "inspect":
                 if not isinstance(self._env, Inspectable):
                     raise ConfigError(

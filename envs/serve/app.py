@@ -45,7 +45,7 @@ from envs.serve.routes import EnvRoute, constant, make_openapi, protocol_routes
 from envs.serve.sessions import EnvSessions
 from envs.serve.wingspan import SharedConnection
 from envs.serve.wire import HttpCall
-from envs.types import Observation, await_result
+from envs.types import reset_env
 
 _log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ async def serve(
     with boundary(EnvCrashed, f"{item.item_id}: reset"):
         env = spec.make()
         try:
-            Observation.wrap(await await_result(env.reset(item), name="reset"))
+            await reset_env(env, item)
         finally:
             await env.close()
     stop = stop_event()

@@ -30,8 +30,9 @@ from envs.types import (
     Item,
     Observation,
     StepResult,
-    await_result,
     read_state_key,
+    reset_env,
+    step_env,
 )
 
 T = TypeVar("T")
@@ -210,7 +211,7 @@ class EnvSessions:
             raise RequestRejected(409, f"the episode of session {session.id} {state}; reset it")
         limit_s = min(timeout_s or self.limits.step_timeout_s, self.limits.step_timeout_s)
         with self.metrics.step_s.time():
-            result = await self._do(session, lambda: _step(session.env, action), limit_s)
+            result = await self._do(session, lambda: step_env(session.env, action), limit_s)
         await self._only_text(session, result.images)
         session.steps += 1
         session.observation, session.reward = result.observation, result.reward
@@ -252,7 +253,7 @@ class EnvSessions:
             await self._close(session, old_env)
         session.episodes += 1
         session.item = None  # the episode before has ended, even if the environment refuses this item
-        return Observation.wrap(await await_result(session.env.reset(item), name="reset"))
+        return await reset_env(session.env, item)
 
     async def _close(
         self, session: EnvSession, env: Environment, *, after: asyncio.Event | None = None
@@ -339,10 +340,6 @@ def _reason(error: Exception) -> str:
 def _log_failure(subject: str, error: Exception) -> None:
     """With the line of a user's code, and all tracebacks."""
     _log.warning("%s %s", subject, text_with_place(error), exc_info=error)
-
-
-async def _step(env: Environment, action: str) -> StepResult:
-    return StepResult.check(await await_result(env.step(action), name="step"))
 
 
 async def _close_env(env: Environment, name: str, *, after: asyncio.Event | None) -> None:

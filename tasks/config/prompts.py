@@ -15,7 +15,7 @@ from envs.registry import EnvSpec
 from envs.runtime.concurrency import run_blocking
 from envs.runtime.pool import CLOSE_TIMEOUT_S
 from envs.runtime.time_limits import run_in_time
-from envs.types import Environment, Item, Observation, await_result
+from envs.types import Environment, Item, Observation, reset_env
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
 from tasks.config.pipelines import Pipeline
@@ -71,7 +71,7 @@ def _reset_episodes(items: Sequence[Item], spec: EnvSpec, *, pipeline: Pipeline)
         return nothing
 
     async def reset_all(env: Environment) -> Sequence[Observation]:
-        return [Observation.wrap(await await_result(env.reset(item), name="reset")) for item in items]
+        return [await reset_env(env, item) for item in items]
 
     async def begin() -> Sequence[Observation]:
         with boundary(EnvCrashed, f"environment {spec.name!r}"):
