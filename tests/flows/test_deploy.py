@@ -264,7 +264,7 @@ def test_data_are_prepared_once_for_all_runs_in_the_workspace(
     assert re.findall(r"^ *(\w+) +skip", plan, flags=re.MULTILINE) == ["prepare", "provision"], plan
 
 
-WORK = """
+WORK = r"""
 import os, sys, time
 from pathlib import Path
 from uuid import UUID
@@ -275,7 +275,7 @@ for folder, run_id in zip(map(Path, sys.argv[1::2]), sys.argv[2::2]):
     if os.fork() == 0:
         with lock(folder):
             take_over(folder, flow_run_id=UUID(run_id))
-            print(run_id, os.getpid(), flush=True)
+            os.write(1, f"{run_id} {os.getpid()}\n".encode())  # at once: the forks share the pipe
             time.sleep(600)
 while True:
     os.wait()
