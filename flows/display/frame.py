@@ -1,6 +1,5 @@
 """What a terminal shows of a run at one moment, as lines that fit into it."""
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +8,7 @@ from rich.text import Text
 from flows.display.forecast import HorizonAt, seconds_left
 from flows.display.plots import draw_rate, draw_sparkline
 from flows.display.state import StageState, StageView
+from flows.display.tables import mask_controls
 from tasks.rollout.current_episode import EpisodeView
 
 FORMATS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -46,9 +46,6 @@ _MIN_BARS, _MAX_BARS = 3, 8
 """Lines of the curve."""
 _CELL, _NAME, _VALUE = 38, 18, 7
 """Least columns of a metric with its sparkline; columns of its name, and of its value."""
-
-_INVISIBLE = ("C", "Zl", "Zp")
-"""Categories of Unicode: controls, marks of direction, surrogates, unassigned; separators of lines."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -231,11 +228,9 @@ def _is_success(steps: Sequence[Mapping[str, float]]) -> bool:
     return all(step.get("reward") == step.get(_PLOTTED) for step in steps)
 
 
-def make_harmless(text: str) -> str:
-    """`text` on one line, without characters that a terminal obeys or that reorder others."""
-    return " ".join(
-        "".join(" " if unicodedata.category(c).startswith(_INVISIBLE) else c for c in text).split()
-    )
+def one_line(text: str) -> str:
+    """`text` as `mask_controls` leaves it, on one line."""
+    return " ".join(mask_controls(text).split())
 
 
 def draw_episode(episode: EpisodeView, *, width: int) -> list[Text]:
@@ -243,12 +238,12 @@ def draw_episode(episode: EpisodeView, *, width: int) -> list[Text]:
     lines = [
         Text.assemble(
             ("now  ", "bold"),
-            f"{make_harmless(episode.item)}  sample {episode.sample + 1}  "
+            f"{one_line(episode.item)}  sample {episode.sample + 1}  "
             f"turn {episode.turn} of {episode.max_turns}",
         ),
-        Text(f"     {make_harmless(episode.task)}", style="magenta"),
-        Text(f"   > {make_harmless(episode.action)}", style="bold red" if episode.is_malformed else "bold"),
-        Text(f"     {make_harmless(episode.observation)}", style="green"),
+        Text(f"     {one_line(episode.task)}", style="magenta"),
+        Text(f"   > {one_line(episode.action)}", style="bold red" if episode.is_malformed else "bold"),
+        Text(f"     {one_line(episode.observation)}", style="green"),
     ]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
