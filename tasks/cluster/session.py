@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from envs.cores import count_cores
 from envs.errors import WingspanError, to_line
 from envs.requirements.plugins import replace_attribute
+from tasks.cluster import setup_worker
 from tasks.cluster.address import check_ray_address, cluster_address
 from tasks.cluster.network import loopback_and_token, read_token
 from tasks.cluster.placement import QUEUE_CPUS, WORKER_CPUS
@@ -77,9 +78,12 @@ def start_local_ray(**options: object) -> None:
     # Ray would start idle workers ahead; ours have other environment variables and cannot use them.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # Its autoscaler and its log monitor would take a CPU-second each. This cluster has a fixed size, and its
-    # logs are read when it has ended. `ray start` has options for both, `ray.init` has none.
+    # logs are read when it has ended. `ray start` has options for both, `ray.init` has none; the program that
+    # sets up a worker has none in either.
     module = ray._private.parameter
-    parameters = partial(module.RayParams, no_monitor=True, include_log_monitor=False)
+    parameters = partial(
+        module.RayParams, no_monitor=True, include_log_monitor=False, setup_worker_path=setup_worker.__file__
+    )
     for attempt in range(1, ATTEMPTS + 1):
         earlier_processes = psutil.Process().children(recursive=True)
         try:

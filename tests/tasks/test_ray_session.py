@@ -4,8 +4,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tasks.cluster import setup_worker
 from tasks.cluster.session import disconnect_ray, start_local_ray
 
 
@@ -27,6 +29,8 @@ def is_caught(number: int) -> bool:
 def test_sigterm_still_has_its_handler_after_ray_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     start_local_ray(num_cpus=1)
+    [raylet] = [p for p in psutil.Process().children(recursive=True) if p.name() == "raylet"]
+    assert any(setup_worker.__file__ in argument for argument in raylet.cmdline())
     assert is_caught(signal.SIGTERM)
     disconnect_ray()
     assert is_caught(signal.SIGTERM)
