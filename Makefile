@@ -9,7 +9,7 @@ TESTS := .venv/installed-for-tests
 # uv does not read pip's variables, so a folder of local wheels is passed on to it.
 UV_ENVIRONMENT := export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"
 
-.PHONY: run speedrun test test-fast test-servers install lock
+.PHONY: run speedrun test test-fast test-nightly install lock
 
 run: $(RUNS) $(ENGINE)
 	@.venv/bin/wingspan run $(PIPELINE)
@@ -24,11 +24,12 @@ PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest --dist loadfile --n
 
 # Four workers on two cores: tests that wait for processes leave a core idle.
 test: install
-	@$(PYTEST) 4 -m "not servers"
+	@$(PYTEST) 4 -m "not nightly"
 
-# A whole run against servers of Prefect, MLflow, Ray, Redis, S3 and a judge at once; it takes a quiet machine.
-test-servers: install
-	@$(PYTEST) 0 -m servers
+# The longest tests, whose parts have quicker ones: a run against servers of Prefect, MLflow, Ray, Redis, S3 and a judge
+# at once, the tutorial, a program that is trained on two nodes. They take a quiet machine.
+test-nightly: install
+	@$(PYTEST) 0 -m nightly
 
 # The quick tests of all areas, without Ray, JVM and browser, with fewer examples of each property; one area alone:
 # make test-fast AREA=envs

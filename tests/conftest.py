@@ -31,7 +31,6 @@ pytest_plugins = ["tests.support.command_line", "tests.support.sandboxes"]
 SLOW_TIMEOUT_S = 600
 LONGEST_FILES = (
     "test_flow.py",
-    "test_tutorial.py",
     "test_verl_ppo.py",
     "test_deployments.py",
     "test_verl_train.py",

@@ -31,7 +31,7 @@ from tests.support.sockets import free_port
 from tests.support.waiting import wait_until
 from tests.support.yaml_files import edit_yaml
 
-pytestmark = [pytest.mark.slow, pytest.mark.servers]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 STEPS = 2
 

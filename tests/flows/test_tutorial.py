@@ -26,6 +26,7 @@ def test_the_tool_the_reward_and_the_agent_take_forty_lines() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tutorial_ends_with_a_policy_that_has_learnt(tmp_path: Path) -> None:
     [code, make_model], [settings, line] = blocks("python"), blocks("yaml")
     [set_up, make, questions, run] = blocks("bash")

@@ -95,6 +95,8 @@ class Project:
             ("clone", "--quiet", ".", str(folder)),
         ):
             subprocess.run(["git", *command], cwd=self.folder, check=True)
+        for name in ("agents", "tasks"):  # with the compiled engine, and the files' times, which belong to it
+            shutil.copytree(self.folder / name, folder / name, dirs_exist_ok=True)
         add_database(folder / ".prefect")
         project = Project(folder)
         project._add_command()

@@ -173,6 +173,7 @@ class Questioner(threading.Thread):
                 self.fingerprints.append(answer.system_fingerprint)
 
 
+@pytest.mark.nightly
 def test_a_program_is_trained_token_exactly_on_two_nodes_and_its_policy_answers_meanwhile(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
