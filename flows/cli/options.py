@@ -58,13 +58,26 @@ MaxBodyBytes = Annotated[int, typer.Option(min=1024, help="Bytes that the body o
 
 
 def parse_settings(settings: list[str]) -> dict[str, object]:
-    """`["train.lr=1e-3"]` → `{"train.lr": 0.001}`; values are YAML. Raises `ConfigError`."""
-    overrides = {}
+    """`["train.lr=1e-3"]` → `{"train.lr": 0.001}`, in the order in which they apply; values are YAML.
+
+    A key that is given again has its last value. Raises `ConfigError` for what is not YAML, and for a key
+    whose block is given after it, which would replace it.
+    """
+    overrides: dict[str, object] = {}
     for text in settings:
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise ConfigError(f"--set {text!r} is not KEY=VALUE, e.g. --set train.lr=1e-3")
+        overrides.pop(key, None)  # it applies in its last place
         overrides[key] = _parse_value(value, option=f"--set {text!r}")
+    keys = list(overrides)
+    for place, block in enumerate(keys):
+        for key in keys[:place]:
+            if key.startswith(f"{block}."):
+                raise ConfigError(
+                    f"--set {key}: --set {block} after it replaces the whole block; give it after that, or "
+                    f"within the value of {block}"
+                )
     return overrides
 
 
@@ -141,13 +154,13 @@ def parse_where(conditions: list[str]) -> dict[str, list[Any]]:
 def _parse_value(text: str, *, option: str) -> object:
     try:
         return json.loads(text)  # differs only for numbers like 1e-3, which are text in YAML 1.1
-    except json.JSONDecodeError:
+    except ValueError:  # no JSON, or a number of thousands of digits
         pass
     import yaml
 
     try:
         value: object = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # 2026-02-30 is no date
         raise ConfigError(f"{option}: the value is not YAML; quote it") from None
     try:
         json.dumps(value)

@@ -144,8 +144,9 @@ def pipeline_names(file: Path = PIPELINES_FILE) -> list[str]:
 def read_yaml(file: Path) -> Any:
     """The document of `file`.
 
-    Raises `ConfigError` for a file that is missing or not YAML in UTF-8, and for a key that a block has
-    twice: YAML's reader would silently take the last.
+    Raises `ConfigError` for a file that is missing or not YAML in UTF-8, for a value that YAML takes for a
+    date or a number that there is not, and for a key that a block has twice: YAML's reader would silently
+    take the last.
     """
     return _parse_yaml(_read_text(file), file)
 
@@ -163,7 +164,7 @@ def _parse_yaml(text: str, file: Path) -> Any:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
         node = loader.get_single_node()
-        _check_keys(node, file=file)
+        _check_node(node, loader, file=file)
         return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is not YAML: {to_line(error)}") from None
@@ -175,7 +176,7 @@ _parse_once = lru_cache(maxsize=4)(_parse_yaml)
 """The parsed document, which nobody may change: listing the pipelines loads each of them."""
 
 
-def _check_keys(node: yaml.Node | None, *, file: Path) -> None:
+def _check_node(node: yaml.Node | None, loader: Any, *, file: Path) -> None:
     if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:
@@ -186,10 +187,18 @@ def _check_keys(node: yaml.Node | None, *, file: Path) -> None:
                     "one"
                 )
             lines[name] = line
-            _check_keys(value, file=file)
+            _check_node(value, loader, file=file)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            _check_keys(value, file=file)
+            _check_node(value, loader, file=file)
+    elif node is not None:
+        try:
+            loader.construct_object(node)
+        except ValueError as error:  # 2026-02-30
+            raise ConfigError(
+                f"{file}, line {node.start_mark.line + 1}: {node.value[:60]!r} cannot be read ({error}); put "
+                "it in quotes"
+            ) from None
 
 
 def _read(file: Path) -> dict[str, object]:
@@ -202,6 +211,9 @@ def _blocks(file: Path) -> dict[str, object]:
     blocks = _read(file).get("pipelines") or {}
     if not isinstance(blocks, dict):
         raise ConfigError(f"{file}: pipelines is a {type(blocks).__name__}; give a block, NAME: {{…}}")
+    for name in blocks:
+        if not isinstance(name, str):  # 2048 and yes are none in YAML
+            raise ConfigError(f"{file}: the name pipelines.{name} is no text in YAML; put it in quotes")
     return blocks
 
 

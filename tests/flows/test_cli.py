@@ -23,7 +23,7 @@ from flows.lock import lock
 from flows.plan import check_plan, make_plan
 from tasks.config.capacity import read_model_size
 from tasks.config.parameters import write_changes
-from tasks.config.pipelines import read_yaml
+from tasks.config.pipelines import load_pipeline, read_yaml
 from tests.support.command_line import Command, copy_declarations, the_error, wingspan
 from tests.support.terminal import open_terminal
 from tests.support.tiny_model import save_tiny_model
@@ -396,6 +396,22 @@ def test_a_date_of_yaml_is_no_value_of_a_parameter(value: str) -> None:
     with pytest.raises(ConfigError, match=r"--vary .* it is a date in YAML; quote it"):
         parse_axes([f"agent.system=text,{value}"])
     assert parse_settings(['day="2024-01-01"']) == {"day": "2024-01-01"}
+
+
+@pytest.mark.parametrize("value", ["2026-02-30", "0b_", "9" * 5000])
+def test_a_value_that_yaml_takes_for_a_date_or_a_number_that_there_is_not_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--set 'description=.*': the value is not YAML; quote it$"):
+        parse_settings([f"description={value}"])
+
+
+def test_settings_apply_in_their_order_and_none_is_lost() -> None:
+    block, key = "horizon={type: fixed, max_turns: [9]}", "horizon.max_turns=[7]"
+    with pytest.raises(ConfigError, match=r"^--set horizon\.max_turns: --set horizon after it replaces"):
+        parse_settings([key, block])
+    for settings in ([block, key], [key, block, key]):
+        pipeline = load_pipeline("textcraft-cpu", overrides=parse_settings(settings))
+        assert (pipeline.horizon.type, pipeline.horizon.max_turns) == ("fixed", [7])
+    assert parse_settings(["horizons=1", "horizon=2", "seed=3", "seed=4"])["seed"] == 4
 
 
 def test_settings_are_yaml_values() -> None:

@@ -355,6 +355,9 @@ def test_the_error_for_a_place_that_cannot_be_written_to_says_so(project: Path) 
         (b"pipelines: [a]\n", "pipelines is a list; give a block, NAME: {…}"),
         (b"pipelines: {a: 5}\n", "pipelines.a is 5; give a block of parameters"),
         (b"pipelines: {a: [\n", "is not YAML"),
+        (b"pipelines:\n  a:\n    seed: 2026-02-30\n", "line 3: '2026-02-30' cannot be read (day is out"),
+        (b"pipelines: {a: {}, 2048: {}}\n", "pipelines.2048 is no text in YAML; put it in quotes"),
+        (b"pipelines: {yes: {}}\n", "pipelines.True is no text in YAML; put it in quotes"),
     ],
 )
 def test_a_file_of_pipelines_that_is_none_is_one_line(tmp_path: Path, text: bytes, message: str) -> None:
