@@ -120,7 +120,9 @@ class StepSampler:
         other training items after these; `history`: of the steps so far."""
         self._pipeline = pipeline
         self._items = items
-        self._draws = ItemDraws(list({item.item_id: item for item in items}.values()), pipeline.data)
+        # Not in the order of training, which has another beginning for each `train.steps`.
+        unique_items = {item.item_id: item for item in items}
+        self._draws = ItemDraws([unique_items[item_id] for item_id in sorted(unique_items)], pipeline.data)
         self._run = run
         self._history = history
 
@@ -235,7 +237,7 @@ class ItemDraws:
     """
 
     def __init__(self, items: Sequence[Item], data: DataSettings) -> None:
-        """`items`: each once, in an order that depends on nothing but the pipeline."""
+        """`items`: each once, in an order that depends on nothing but the items."""
         self._items: dict[str | None, list[Item]] = {}
         for item in items:
             self._items.setdefault(data.part_of(item), []).append(item)

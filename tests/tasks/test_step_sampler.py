@@ -12,6 +12,7 @@ import pytest
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
+from tasks.data.items import training_items, write_items
 from tasks.rollout.history import History
 from tasks.rollout.spec import RolloutSpec, horizon_metrics
 from tasks.rollout.step import StepSample, StepSampler
@@ -246,6 +247,26 @@ def test_a_resumed_run_draws_the_same_items_and_raises_the_horizon_at_the_same_s
     assert second_steps[-1].history == samples[-1].history
     _, forgetful = sample_steps(rewards, steps=range(6, 13), stop=StopReason.MAX_TURNS, **options)
     assert facts(forgetful) != facts(samples[5:])
+
+
+def test_the_items_of_a_step_do_not_depend_on_the_number_of_steps(tmp_path: Path) -> None:
+    """Of a run of 2 steps and one of 9, which reaches other items in the order of training."""
+
+    def requests(steps: int) -> list[Any]:
+        pipeline = toy_pipeline(tmp_path, train__steps=steps, data={"parts": BY_DEPTH})
+        runner, _ = sample_steps(
+            lambda item, index: float(index == 0 and number(item) % 3 == 0),
+            steps=(1, 2),
+            dynamic_sampling={},
+            items=training_items(pipeline, tmp_path),
+            parts=BY_DEPTH,
+            train__steps=steps,
+            rollout__curriculum={},
+        )
+        return [(name, names) for name, names, _, _ in runner.requests]
+
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(40))
+    assert requests(2) == requests(9)
 
 
 def test_an_adaptive_horizon_is_decided_for_each_part_by_its_own_episodes() -> None:
