@@ -40,7 +40,7 @@ from tasks.config.prompts import check_prompts
 from tasks.config.variables import trainer_variables
 from tasks.data.files import check_data
 from tasks.data.items import split
-from tasks.data.training_files import read_training_files
+from tasks.data.training_files import check_episodes, read_training_files
 from tasks.reporting.pages import format_count
 from tasks.rollout.teacher import check_teacher
 from tasks.runs.folders import is_workspace
@@ -259,18 +259,19 @@ def check_engine(pipeline: Pipeline) -> None:
 
 def check_items(pipeline: Pipeline) -> Split:
     """The items of `pipeline`. Raises `ConfigError` for those that cannot be loaded, rewarded or shown to the
-    model."""
+    model, and for files of trajectories that cannot be trained on."""
     items = split(pipeline.data)
     all_items = [*items.train, *items.test]
     check_reward(pipeline.agent, all_items)
     check_vision(all_items, has_vision=has_vision(pipeline.model) is not False)
     check_prompts(pipeline, all_items)
     if isinstance(pipeline.train, OfflineSettings):
-        read_training_files(
+        trajectories = read_training_files(
             pipeline.train.algorithm.data,
             test_items=items.test,
             micro_batch_tokens=pipeline.train.micro_batch_tokens,
         )
+        check_episodes(trajectories, pipeline.train.algorithm)
     return items
 
 

@@ -10,6 +10,9 @@ from agents.rollout.packing import pack
 from agents.types import Trajectory
 from envs.errors import ConfigError, describe, to_line
 from envs.types import Item
+from tasks.algorithms.builtin.dpo import Dpo
+from tasks.algorithms.offline import Imitation, OfflineAlgorithm
+from tasks.data.supervised import make_pairs, select
 from tasks.data.trajectories import is_usable, trajectory_from_dict
 
 if TYPE_CHECKING:
@@ -47,6 +50,30 @@ def read_training_files(
                     )
             trajectories.append(trajectory)
     return trajectories
+
+
+def check_episodes(trajectories: Sequence[Trajectory], algorithm: OfflineAlgorithm) -> None:
+    """Raise `ConfigError` if `algorithm` samples no episodes and `trajectories`, those of its files, hold
+    nothing that it learns from."""
+    if algorithm.is_sampling:
+        return
+    if isinstance(algorithm, Imitation) and not select(trajectories, min_reward=algorithm.min_reward).rows:
+        raise ConfigError(
+            f"train.algorithm.data: none of {len(trajectories)} episodes is imitated (train.algorithm."
+            f"min_reward {algorithm.min_reward}; null takes those that succeeded); lower that, or give other "
+            "files"
+        )
+    if isinstance(algorithm, Dpo) and not make_pairs(
+        trajectories,
+        win_threshold=algorithm.win_threshold,
+        min_gap=algorithm.min_gap,
+        pairs_per_item=algorithm.pairs_per_item,
+    ):
+        raise ConfigError(
+            f"train.algorithm.data: of {len(trajectories)} episodes, none has a reward of at least "
+            f"{algorithm.win_threshold} (win_threshold) and at least {algorithm.min_gap} (min_gap) more than "
+            "another of its item; lower these, or give other files"
+        )
 
 
 def check_tokens(

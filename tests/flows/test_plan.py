@@ -187,6 +187,12 @@ def test_every_path_of_a_pipeline_may_be_below_the_home_folder(monkeypatch: pyte
             "train.algorithm.data: absent.jsonl cannot be read",
         ),
         (
+            ONE_SAMPLE
+            | {"train": SFT | {"algorithm": {"name": "sft", "data": ["/dev/null"]}}}
+            | {"horizon": FIXED, "backend.samplers": 1},
+            "train.algorithm.data: none of 0 episodes is imitated",
+        ),
+        (
             {"agent.reward": {}},
             "agent.reward: {} is neither the name of a reward nor several with finite weights",
         ),

@@ -17,13 +17,14 @@ from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
 from envs.files import write_json
 from envs.types import Item
+from tasks.algorithms.offline import OfflineAlgorithm
 from tasks.algorithms.registry import parse_algorithm
 from tasks.config.offline import OfflineSettings, check_offline
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.demonstrations import demonstrate
 from tasks.data.items import write_items
 from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
-from tasks.data.training_files import check_tokens, read_training_files
+from tasks.data.training_files import check_episodes, check_tokens, read_training_files
 from tasks.data.trajectories import read_trajectories, summarise, write_trajectories
 from tasks.runs.progress import Progress
 from tasks.runs.rounds import RoundResult, TrainedRound, round_file
@@ -247,6 +248,38 @@ def test_training_files_are_checked(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
         read()
+
+
+SFT: dict[str, Any] = {"name": "sft", "data": ["x"]}
+DPO: dict[str, Any] = {"name": "dpo", "data": ["x"], "samples": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (SFT, None),
+        (SFT | {"min_reward": 0.5}, None),
+        (SFT | {"min_reward": 1.1}, r"none of 3 episodes is imitated \(train.algorithm.min_reward 1.1"),
+        (DPO, None),
+        (DPO | {"min_gap": 0.7}, r"of 3 episodes, none has a reward of at least 0.7 \(win_threshold\)"),
+        (DPO | {"win_threshold": 1.1}, r"none has a reward of at least 1.1"),
+        (DPO | {"win_threshold": 1.1, "samples": True}, None),
+        ({"name": "rft", "min_reward": 1.1, "data": ["x"]}, None),
+    ],
+)
+def test_files_of_which_nothing_is_learned_are_refused_unless_episodes_are_sampled(
+    settings: dict[str, Any], message: str | None
+) -> None:
+    """The item has episodes of reward 1 and 0.4: one to imitate, and a pair with a difference of 0.6."""
+    algorithm = parse_algorithm(settings)
+    assert isinstance(algorithm, OfflineAlgorithm)
+    episodes = [episode("a", [turn([20])], reward=1.0), episode("a", [turn([21])], reward=0.4)]
+    episodes.append(episode("b", [turn([22])]))
+    if message is None:
+        check_episodes(episodes, algorithm)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            check_episodes(episodes, algorithm)
 
 
 @pytest.fixture
