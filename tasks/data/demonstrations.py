@@ -11,7 +11,8 @@ import asyncio
 import math
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,15 +98,44 @@ def _play_for_words(
 
     They may be of any length: with new words they are much shorter.
     """
-    settings, played = pipeline.warmup, items.train
+    settings = pipeline.warmup
     assert settings is not None
-    if settings.rename_words:
-        played = [*items.train, *items.test]
-        settings = settings.model_copy(update={"demonstrations": len(played), "noise": 0.0})
     rollout = pipeline.rollout.model_copy(update={"context_length": sys.maxsize // 2})
-    boundless = pipeline.model_copy(update={"warmup": settings, "rollout": rollout})
-    for demonstration in asyncio.run(demonstrate(played, pipeline=boundless, tokenizer=tokenizer)):
+    boundless = pipeline.model_copy(update={"rollout": rollout})
+    if settings.rename_words:
+        without_noise = settings.model_copy(update={"noise": 0.0})
+        boundless = boundless.model_copy(update={"warmup": without_noise})
+        playing = _demonstrate_each([*items.train, *items.test], pipeline=boundless, tokenizer=tokenizer)
+    else:
+        playing = demonstrate(items.train, pipeline=boundless, tokenizer=tokenizer)
+    for demonstration in asyncio.run(playing):
         yield demonstration.prompt_ids + demonstration.response_ids
+
+
+async def _demonstrate_each(
+    items: Sequence[Item], *, pipeline: Pipeline, tokenizer: "PreTrainedTokenizerBase"
+) -> list[Demonstration]:
+    """Play one episode of each of `items`; without those that the experts do not solve. Raises as
+    `demonstrate`, but not if they solve none."""
+    rng = random.Random(f"demonstrations/{pipeline.seed}")
+    async with _open_experts(items, pipeline=pipeline, tokenizer=tokenizer, rng=rng) as experts:
+        return [segment for item in items for segment in await experts[item.env].demonstrate(item)]
+
+
+@asynccontextmanager
+async def _open_experts(
+    items: Sequence[Item], *, pipeline: Pipeline, tokenizer: "PreTrainedTokenizerBase", rng: random.Random
+) -> AsyncIterator[dict[str, "_Expert"]]:
+    """The expert of each environment of `pipeline`, by its name."""
+    experts = {
+        spec.name: _Expert(spec, items, pipeline=pipeline, tokenizer=tokenizer, rng=rng)
+        for spec in map(get_env, pipeline.data.envs)
+    }
+    try:
+        yield experts
+    finally:
+        for expert in experts.values():
+            await expert.env.close()
 
 
 async def demonstrate(
@@ -121,13 +151,9 @@ async def demonstrate(
     seed = f"demonstrations/{pipeline.seed}"
     rng = random.Random(seed)
     order = training_order(items, pipeline.data, seed=seed)
-    specs = [get_env(env) for env in pipeline.data.envs]
-    experts = {
-        spec.name: _Expert(spec, items, pipeline=pipeline, tokenizer=tokenizer, rng=rng) for spec in specs
-    }
     demonstrations: list[Demonstration] = []
     successes = failures = 0
-    try:
+    async with _open_experts(items, pipeline=pipeline, tokenizer=tokenizer, rng=rng) as experts:
         while successes < settings.demonstrations:
             item = items[next(order)]
             segments = await experts[item.env].demonstrate(item)
@@ -140,9 +166,6 @@ async def demonstrate(
                     f"rollout.context_length {pipeline.rollout.context_length}; raise it; without an expert, "
                     "warmup: null"
                 )
-    finally:
-        for expert in experts.values():
-            await expert.env.close()
     return demonstrations
 
 

@@ -225,6 +225,29 @@ def test_names_of_test_items_have_tokens_and_stand_in_renamed_demonstrations(
     assert len(set(texts)) > 30
 
 
+def test_names_of_all_items_have_tokens_whatever_the_weights_of_their_parts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In the order of training, a part with 1 of 21 items has three quarters of the places."""
+    monkeypatch.setitem(globals(), "EXPERT", lambda item: [ExpertStep("", f"add {item.metadata['target']}")])
+    few, many = [70_000], [80_000 + number for number in range(20)]
+    parts = {
+        "few": {"env": "toy", "where": {"target": few}, "weight": 3},
+        "many": {"env": "toy", "where": {"target": many}},
+    }
+    settings = toy_pipeline(
+        save_small_base(tmp_path / "model"),
+        warmup=SETTINGS | {"new_words": 200, "rename_words": True},
+        data={"parts": parts},
+        rollout__context_length=1000,
+    )
+    items = [toy_item(number, target=target) for number, target in enumerate([*few, *many])]
+    split = Split(train=items[:11], test=items[11:])
+    tokenizer = load_tokenizer(prepare_cloning(settings, split, folder=tmp_path / "with new words").model)
+    for target in (*few, *many):
+        assert len(tokenizer.encode(f" {target}", add_special_tokens=False)) == 1
+
+
 def test_no_warmup_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no warm-up"):
         warmup(toy_pipeline(tmp_path, warmup=None), tmp_path)
