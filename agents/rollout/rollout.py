@@ -55,19 +55,24 @@ def rollout(
     """Run `num_samples` episodes of each item; returns their trajectories, item by item.
 
     `items` are items of environments, rows of data (which become the fields of items of `env`), or bare
-    questions. `env` is an environment's name, or an `EnvSpec`. `agent` is an `Agent`, or the name of a
-    format as `make_agent` takes it: the prompt of one of `agents/formats` gets `instructions` and the tools;
-    `hermes`, `qwen3` and `llama3` are function calling where `model` is an endpoint. `tools` are tools,
-    objects that have tools, and names of prebuilt ones; `reward` is a reward or its name, and None leaves it
-    to the environment. `context` is what the model sees of its past, for models whose tokens are known: a
-    `LocalModel`. With an endpoint, `limits.context_length` counts the tokens that it reports.
-    `sampling.max_tokens` is set for each turn. `max_live_envs` is how many environments, and so episodes,
-    live at a time.
+    questions. `env` is an environment's name, or an `EnvSpec`; rows and questions need one without items of
+    its own (`has_items`). `agent` is an `Agent`, or the name of a format as `make_agent` takes it: the prompt
+    of one of `agents/formats` gets `instructions` and the tools; `hermes`, `qwen3` and `llama3` are function
+    calling where `model` is an endpoint. `tools` are tools, objects that have tools, and names of prebuilt
+    ones; `reward` is a reward or its name, and None leaves it to the environment. `context` is what the model
+    sees of its past, for models whose tokens are known: a `LocalModel`. With an endpoint,
+    `limits.context_length` counts the tokens that it reports. `sampling.max_tokens` is set for each turn.
+    `max_live_envs` is how many environments, and so episodes, live at a time.
 
     Raises `ConfigError` and `MissingDependency` before any episode for what can be found then, and
     `ConfigError` where an endpoint refuses model or key. A failed episode is data: `StopReason.ERROR`.
     """
-    counts = {"num_samples": num_samples, "max_turns": limits.max_turns, "max_attempts": max_attempts}
+    counts = {
+        "num_samples": num_samples,
+        "max_turns": limits.max_turns,
+        "max_attempts": max_attempts,
+        "max_live_envs": max_live_envs,
+    }
     for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name}={value}; give 1 or more")
@@ -78,6 +83,8 @@ def rollout(
             f"context={context}: an endpoint's model sees the whole conversation; leave it out, or give a "
             "LocalModel"
         )
+    if isinstance(tools, str) or not isinstance(tools, Iterable):
+        raise ConfigError(f"tools is {show(tools)}; give a list of tools")
     specs, items = _resolve_items(items, env=env)
     toolbox = Toolbox(get_tool(tool) if isinstance(tool, str) else tool for tool in tools)
     format = agent if isinstance(agent, str) and toolbox.tools else ""
@@ -125,7 +132,7 @@ def _resolve_items(
         raise ConfigError(f"items is {show(items)}; give a list of items, rows or questions")
     default = get_env(env) if isinstance(env, str) else env
     episode_items = [
-        item if isinstance(item, Item) else _make_item(item, env=default.name, index=index)
+        item if isinstance(item, Item) else _make_item(item, spec=default, index=index)
         for index, item in enumerate(items)
     ]
     if not episode_items:
@@ -137,11 +144,16 @@ def _resolve_items(
     return specs, episode_items
 
 
-def _make_item(row: Mapping[str, object] | str, *, env: str, index: int) -> Item:
+def _make_item(row: Mapping[str, object] | str, *, spec: EnvSpec, index: int) -> Item:
     if not isinstance(row, str | Mapping):
         raise ConfigError(f"items[{index}] is {show(row)}; give an Item, a row or a question")
+    if spec.has_items:
+        raise ConfigError(
+            f"items[{index}] is {show(row)}, and environment {spec.name!r} has its own items; give some of "
+            "them, such as those of its split(0).test, or leave out env"
+        )
     fields = {"question": row} if isinstance(row, str) else dict(row)
-    return Item(item_id=f"{env}_{index}", env=env, fields=fields)
+    return Item(item_id=f"{spec.name}_{index}", env=spec.name, fields=fields)
 
 
 @contextmanager

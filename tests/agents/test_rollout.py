@@ -219,6 +219,9 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"tools": ["calculator", "search"]}, "tool 'search': there is nothing to search"),
         ({"env": "textcarft"}, "unknown env 'textcarft'; did you mean 'textcraft'"),
         ({"num_samples": 0}, "num_samples=0"),
+        ({"max_live_envs": 0}, "max_live_envs=0; give 1 or more"),
+        ({"tools": "calculator"}, "tools is a str, 'calculator'; give a list of tools"),
+        ({"tools": double}, "tools is a Tool, .*; give a list of tools"),
         ({"items": []}, "there are no items"),
         ({"items": [{"text": "6 * 7?"}], "reward": None}, "question"),
         ({"agent": FormatAgent("raw"), "instructions": "Be kind"}, "'Be kind': a FormatAgent has its own"),
@@ -231,6 +234,11 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"items": {"question": "What?"}}, "items is a dict, "),
         ({"items": toy_item()}, "items is a Item, .*; give a list"),
         ({"items": 5}, "items is a int, 5; give a list"),
+        ({"env": "textcraft"}, r"items\[0\] is a str, '6 .*', and environment 'textcraft' has its own"),
+        (
+            {"items": [{"item_id": "textcraft_1"}], "env": "textcraft"},
+            r"items\[0\] is a dict, .* its own items",
+        ),
         ({"items": ["What?", 5]}, r"items\[1\] is a int, 5; give an Item, a row or a question"),
         ({"model": LocalModel(Path("models/none"))}, "no model in 'models/none'"),
         ({"model": LocalModel("models/none")}, "no model in 'models/none'"),  # type: ignore[arg-type]
