@@ -1,4 +1,4 @@
-"""The cost of parsing a turn: a completion of 1,000 tokens with a thought and a tool call, in each format.
+"""The cost of parsing a turn of 1,000 tokens with a thought and a tool call, in each format that has calls.
 
     python -m bench.parsers --turns 200
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from agents.formats import FORMATS, turn_parser
+from agents.formats import ACTIONS, FORMATS, turn_parser
 from agents.formats.calls import ParsedTurn
 
 TOKENS, CHARS_PER_TOKEN = 1000, 4
@@ -65,16 +65,17 @@ def completion(format: str) -> str:
 
 
 def measure(*, turns: int) -> Cost:
-    """Time every format on `turns` completions."""
+    """Time every format that calls tools on `turns` completions."""
+    names = [name for name in FORMATS if name not in ACTIONS]
     usual, hostile = {}, {}
-    for name in FORMATS:
+    for name in names:
         parse = turn_parser(name, [SCHEMA])
         text = completion(name)
         assert parse(text).calls, name
         usual[name] = _ms(parse, text, turns=turns)
         bombs = [bomb * (TOKENS * CHARS_PER_TOKEN // len(bomb)) for bomb in HOSTILE]
         hostile[name] = max(_ms(parse, bomb, turns=max(1, turns // 10)) for bomb in bombs)
-    longest = max(len(completion(name)) for name in FORMATS)
+    longest = max(len(completion(name)) for name in names)
     return Cost(turns=turns, characters=longest, ms_per_turn=usual, ms_per_hostile_turn=hostile)
 
 
