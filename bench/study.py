@@ -11,7 +11,8 @@ of one seed share their warm-up:
   `train.observation_loss`) and `async` (`grpo` with `train.async`).
 - `horizons`: from the first to the last of the pipeline's `horizon.max_turns`, `stepwise` (equal stages),
   `linear`, `adaptive` (whose stages last twice as long at most), `fixed-short` (the first value) and
-  `fixed-long` (the last). Parts with their own horizon keep it.
+  `fixed-long` (the last). Parts with their own horizon keep it. Of `--set horizon…`, the
+  variants take `max_turns`.
 
 After every round, all test items (`--items`) are evaluated, with the same `evaluate.max_turns` for all.
 
@@ -46,7 +47,7 @@ from flows.cli.options import parse_settings
 from flows.lineage.stages import IfChanged
 from flows.lock import lock
 from flows.sweep.flow import LOG, run_all
-from flows.sweep.plan import plan_variants
+from flows.sweep.plan import SweepPlan, plan_variants
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.evaluation.intervals import t_interval
 from tasks.evaluation.paired import paired_test
@@ -173,7 +174,7 @@ def read_runs(folder: Path) -> dict[str, dict[int, StudyRun]]:
     return runs
 
 
-def train(
+def plan_study(
     study: str,
     pipeline_name: str,
     *,
@@ -183,14 +184,19 @@ def train(
     items: int,
     settings: Sequence[str],
     if_changed: IfChanged,
-) -> None:
-    """Train each variant of the study, or those named by `only`, with each seed."""
+) -> SweepPlan:
+    """A run of each variant of the study, or of those named by `only`, with each seed.
+
+    Raises `SystemExit` for an unknown variant, and otherwise as `plan_variants` does.
+    """
     overrides = parse_settings(list(settings))
     variants = STUDIES[study](load_pipeline(pipeline_name, overrides=overrides))
     unknown = [name for name in only if name not in variants]
     if unknown:
         raise SystemExit(f"--only {' '.join(unknown)}: {study} has {', '.join(variants)}")
-    plan = plan_variants(
+    if study == "horizons":  # every variant has a block that was made of what is set here
+        overrides = {key: value for key, value in overrides.items() if key.split(".")[0] != "horizon"}
+    return plan_variants(
         pipeline_name,
         variants={name: parse_settings(variants[name]) for name in only or variants},
         seeds=seeds,
@@ -198,6 +204,10 @@ def train(
         folder=folder,
         if_changed=if_changed,
     )
+
+
+def train(plan: SweepPlan) -> None:
+    """Train what has not finished."""
     with lock(plan.folder, option="--folder"):
         run_all(
             plan,
@@ -226,7 +236,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.command == "run":
         try:
-            train(
+            plan = plan_study(
                 args.study,
                 args.pipeline,
                 folder=args.folder,
@@ -236,6 +246,7 @@ def main() -> None:
                 settings=args.set,
                 if_changed=args.if_changed,
             )
+            train(plan)
         except WingspanError as error:
             raise SystemExit(f"error: {error}") from None
         except KeyboardInterrupt:

@@ -1,9 +1,11 @@
-"""The arithmetic of `bench/study.py`, by hand."""
+"""The arithmetic of `bench/study.py`, by hand, and the runs that it plans."""
+
+from pathlib import Path
 
 import pytest
 
 from agents.horizon import Horizon
-from bench.study import STUDIES, StudyRun, rows, schedules
+from bench.study import STUDIES, StudyRun, plan_study, rows, schedules
 from flows.cli.options import parse_settings
 from tasks.config.pipelines import load_pipeline
 
@@ -27,6 +29,39 @@ def test_every_variant_is_one_that_the_pipeline_takes(study: str) -> None:
         load_pipeline("textcraft-cpu", overrides=parse_settings(options)) for options in variants.values()
     ]
     assert len({pipeline.model_dump_json() for pipeline in pipelines}) == len(variants)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "settings", "stages"),
+    [
+        ("textcraft-cpu", ["horizon.steps_per_stage=8"], [10, 16, 26]),
+        (
+            "babyai-cpu",
+            ["horizon={type: scaling_inter_stepwise, max_turns: [5, 8, 10], steps_per_stage: 12}"],
+            [5, 8, 10],
+        ),
+    ],
+)
+def test_a_study_of_horizons_takes_its_stages_from_the_settings(
+    pipeline: str, settings: list[str], stages: list[int], tmp_path: Path
+) -> None:
+    plan = plan_study(
+        "horizons",
+        pipeline,
+        folder=tmp_path,
+        seeds=[0],
+        only=["stepwise", "fixed-short", "fixed-long"],
+        items=20,
+        settings=["train.steps=24", "train.steps_per_round=8", "train.save_every=8", *settings],
+        if_changed="refuse",
+    )
+    horizons = {run.name: run.pipeline.horizon for run in plan.runs}
+    assert {name: horizon.max_turns for name, horizon in horizons.items()} == {
+        "stepwise-seed0": stages,
+        "fixed-short-seed0": stages[:1],
+        "fixed-long-seed0": stages[-1:],
+    }
+    assert horizons["stepwise-seed0"].steps_per_stage == 8
 
 
 def run(*, steps: float, after: float) -> StudyRun:
