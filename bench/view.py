@@ -29,6 +29,8 @@ from tasks.viewer.viewer import Viewer
 from tests.support.http_server import serving_in_thread
 
 PER_STEP, GROUP = 96, 8
+ITEMS = 400
+"""Of the training; each comes as often as any other."""
 REQUESTS = 20
 WORDS = [f"{a}{b}" for a in ("oak", "dye", "stick", "planks", "red", "iron") for b in ("", "s", "ed", "ing")]
 
@@ -47,7 +49,7 @@ def write_step(folder: Path, step: int, *, rng: random.Random) -> None:
     lines = []
     for index in range(PER_STEP):
         if index % GROUP == 0:
-            number = rng.randrange(400)
+            number = ((step - 1) * PER_STEP + index) // GROUP % ITEMS
             prompt = [rng.randrange(2000) for _ in range(200)]
         lines.append(json.dumps(make_line(number, index % GROUP, prompt, version=step - 1, rng=rng)))
     file = folder / "train" / "trajectories" / f"step_{step:04d}.jsonl"
@@ -103,8 +105,8 @@ def requests(
 ) -> Iterator[tuple[str, Callable[[], tuple[str, dict[str, Any]]]]]:
     """Kinds of requests, each with a function that makes one."""
 
-    def list_by(make_query: Callable[[], str], **more: object) -> Callable[[], tuple[str, dict[str, Any]]]:
-        return lambda: ("trajectories", {"q": make_query(), **more})
+    def list_by(make_query: Callable[[], str]) -> Callable[[], tuple[str, dict[str, Any]]]:
+        return lambda: ("trajectories", {"q": make_query()})
 
     def address() -> str:
         return f"step_{rng.randrange(1, steps + 1):04d}:{rng.randrange(1, PER_STEP + 1)}"
@@ -112,8 +114,13 @@ def requests(
     def word() -> str:
         return rng.choice(WORDS)
 
+    num_items = min(ITEMS, steps * PER_STEP // GROUP)
+
     yield "list: all", list_by(lambda: "")
-    yield "list: all, sorted by reward", list_by(lambda: "", sort="-reward", offset=rng.randrange(1000))
+    yield (
+        "list: all, sorted by reward",
+        lambda: ("trajectories", {"q": "", "sort": "-reward", "offset": rng.randrange(1000)}),
+    )
     yield (
         "list: failed at a depth, long",
         list_by(lambda: f"success:false depth:{rng.randrange(1, 5)} turns>12"),
@@ -129,7 +136,7 @@ def requests(
     yield "its tokens", lambda: ("tokens", {"address": address()})
     yield "its place in the whole list", lambda: ("place", {"address": address()})
     yield "its group side by side", lambda: ("sides", {"group": address()})
-    yield "an item over the training", lambda: ("item", {"item": f"textcraft_{rng.randrange(400)}"})
+    yield "an item over the training", lambda: ("item", {"item": f"textcraft_{rng.randrange(num_items)}"})
     yield "the run", lambda: ("run", {})
 
 
