@@ -1,10 +1,10 @@
 """Plays the expert's solutions of an environment through the pool, and counts those that earn full marks.
 
     python -m bench.experts sciworld --items 100
-    python -m bench.experts alfworld-mini --items 60 --test
+    python -m bench.experts alfworld-mini --test
 
-Items are spread evenly over the training split or, with `--test`, the test split. Each solution is played on
-a leased instance. Prints one JSON object:
+Plays all items of the training split or, with `--test`, of the test split; with `--items`, so many of them,
+evenly over their order. Each solution is played on a leased instance. Prints one JSON object:
 
 - `items`: solutions played
 - `unknown`: items without a solution
@@ -29,6 +29,7 @@ from agents.types import EpisodeLimits, Trajectory
 from envs.registry import MAX_EXPERT_TURNS, ExpertStep, get_env
 from envs.runtime.manager import EnvManager
 from envs.types import Item
+from tasks.data.items import spread
 
 ROUNDING = 1e-6
 LIMITS = EpisodeLimits(
@@ -48,8 +49,8 @@ async def play(envs: EnvManager, item: Item, solution: Sequence[ExpertStep]) -> 
         return await run_script(env, item, expert_script(solution, config=config), config=config)
 
 
-async def measure(name: str, *, items: int, marks: float, live: int, test: bool) -> dict[str, object]:
-    """The JSON object that the docstring of this file describes."""
+async def measure(name: str, *, items: int | None, marks: float, live: int, test: bool) -> dict[str, object]:
+    """The JSON object that the docstring of this file describes. `items`: None plays all."""
     spec = get_env(name)
     split = spec.split(0)
     candidates = split.test if test else split.train
@@ -57,7 +58,7 @@ async def measure(name: str, *, items: int, marks: float, live: int, test: bool)
     start = time.perf_counter()
     solutions: list[tuple[Item, Sequence[ExpertStep]]] = []
     unknown = 0
-    for item in candidates[:: max(1, len(candidates) // items)][:items]:
+    for item in spread(candidates, len(candidates) if items is None else items):
         solution = spec.solve(item)
         unknown += not solution
         if solution:
@@ -85,7 +86,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Play the expert's solutions through the pool")
     parser.add_argument("env", help="name in envs/registry.py")
-    parser.add_argument("--items", type=int, default=100)
+    parser.add_argument("--items", type=int, help="default: all of the split")
     parser.add_argument("--marks", type=float, default=1.0, help="sum of rewards that is full marks")
     parser.add_argument("--live", type=int, default=4, help="instances at once")
     parser.add_argument("--test", action="store_true", help="items of the test split")

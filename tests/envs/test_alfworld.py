@@ -156,7 +156,7 @@ async def test_the_planner_s_plan_wins_and_meets_every_condition_only_then(task:
 
 @pytest.mark.parametrize("task", BY_TASK)
 async def test_the_expert_wins_by_actions_that_are_listed(task: str) -> None:
-    """`python -m bench.experts alfworld-mini` plays all games."""
+    """`python -m bench.experts alfworld-mini`, also with `--test`, plays all games."""
     index = shortest(task)
     actions = expert_actions("alfworld-mini", index)
     opening, results = await play("alfworld-mini", index, actions)

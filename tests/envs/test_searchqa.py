@@ -345,7 +345,7 @@ def test_the_stand_ins_splits_share_no_passage_that_an_answer_needs() -> None:
 
 
 async def test_the_experts_searches_show_the_evidence_and_its_answer_is_right() -> None:
-    """Every twentieth question; `python -m bench.experts searchqa-mini` plays all."""
+    """Every twentieth question; `python -m bench.experts searchqa-mini`, also with `--test`, plays all."""
     corpus = mini_corpus()
     spec = get_env("searchqa-mini")
     questions = read_mini(SEARCHQA_MINI.path(QUESTIONS))

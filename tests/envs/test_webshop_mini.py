@@ -134,7 +134,7 @@ def test_search_matters(shop: Shop) -> None:
 
 @pytest.mark.parametrize("kind", GoalKind)
 async def test_the_buyer_reaches_full_marks_by_the_pages_alone(kind: GoalKind) -> None:
-    """`python -m bench.experts webshop-mini --items 900` plays them all."""
+    """`python -m bench.experts webshop-mini`, also with `--test`, plays them all."""
     shop = load_shop(VARIANTS[kind])
     env = WebShopEnv(VARIANTS[kind])
     lengths = Counter[Any]()
