@@ -30,6 +30,7 @@ from tasks.data.trajectories import read_trajectories
 from tasks.reporting.results import read_stage_seconds
 from tasks.rollout.current_episode import EPISODE_FILE, EpisodeWriter
 from tasks.rollout.spec import make_training_spec
+from tasks.runs.parameters import recorded_parameters
 
 WIDTH, HEIGHT = 84, 26
 STAGES = ("prepare", "provision", "warmup", "train", "evaluate", "report")
@@ -43,7 +44,7 @@ class Replay:
         if name is None:
             raise ConfigError(f"{folder} holds no run; give the workspace of one")
         self._folder = folder
-        self._pipeline = load_pipeline(name)
+        self._pipeline = load_pipeline(name, overrides=recorded_parameters(folder))
         self._seconds = read_stage_seconds(folder)
         self._steps = read_json_lines(folder / "train" / "metrics.jsonl")
         self._episode_file = episode_file

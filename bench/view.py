@@ -81,9 +81,13 @@ def make_line(
                 "observation": observation,
                 "reward": 0.0,
                 "observation_ids": [rng.randrange(2000) for _ in range(7)],
+                "observation_spans": [[2, 6]],
                 "is_malformed": rng.random() < 0.1,
                 "prompt_ids": None,
                 "state": None,
+                "previous_turn": None,
+                "sampling_s": rng.random(),
+                "env_s": rng.random(),
             }
         )
     return {
