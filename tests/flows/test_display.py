@@ -277,9 +277,9 @@ def test_the_episode_that_is_played_is_shown_and_what_it_says_does_nothing(tmp_p
         run.episode_file.write_text(json.dumps(asdict(episode)))
         screen = run.terminal.wait_for("toy_7  sample 1  turn 3 of 6")
         assert is_whole(screen, columns=80)
-        assert "     ]0;owned Reach 3 esrever" in screen
-        assert "   > go [2J [H north 31m" in screen
-        assert any(line.startswith("     a wall [?25h [?1049h with [bold]markup[/bold]") for line in screen)
+        assert "     �]0;ownedReach 3 �esrever" in screen
+        assert "   > go�[2J�[H north�31m" in screen
+        assert any(line.startswith("     a wall�[?25h�[?1049h� with [bold]markup[/bold]") for line in screen)
         assert run.terminal.ask("cursor_flag") == "0"
         assert run.terminal.ask("alternate_on") == "0"
         assert "owned" not in run.terminal.ask("pane_title")
