@@ -63,6 +63,8 @@ def parse_settings(settings: list[str]) -> dict[str, object]:
     A key that is given again has its last value. Raises `ConfigError` for what is not YAML, and for a key
     whose block is given after it, which would replace it.
     """
+    from tasks.config.pipelines import find_replaced
+
     overrides: dict[str, object] = {}
     for text in settings:
         key, equals, value = text.partition("=")
@@ -70,14 +72,12 @@ def parse_settings(settings: list[str]) -> dict[str, object]:
             raise ConfigError(f"--set {text!r} is not KEY=VALUE, e.g. --set train.lr=1e-3")
         overrides.pop(key, None)  # it applies in its last place
         overrides[key] = _parse_value(value, option=f"--set {text!r}")
-    keys = list(overrides)
-    for place, block in enumerate(keys):
-        for key in keys[:place]:
-            if key.startswith(f"{block}."):
-                raise ConfigError(
-                    f"--set {key}: --set {block} after it replaces the whole block; give it after that, or "
-                    f"within the value of {block}"
-                )
+    if replaced := find_replaced(list(overrides)):
+        key, block = replaced
+        raise ConfigError(
+            f"--set {key}: --set {block} after it replaces the whole block; give it after that, or within "
+            f"the value of {block}"
+        )
     return overrides
 
 

@@ -228,7 +228,7 @@ def _is_success(steps: Sequence[Mapping[str, float]]) -> bool:
     return all(step.get("reward") == step.get(_PLOTTED) for step in steps)
 
 
-def one_line(text: str) -> str:
+def _one_line(text: str) -> str:
     """`text` as `mask_controls` leaves it, on one line."""
     return " ".join(mask_controls(text).split())
 
@@ -238,12 +238,12 @@ def draw_episode(episode: EpisodeView, *, width: int) -> list[Text]:
     lines = [
         Text.assemble(
             ("now  ", "bold"),
-            f"{one_line(episode.item)}  sample {episode.sample + 1}  "
+            f"{_one_line(episode.item)}  sample {episode.sample + 1}  "
             f"turn {episode.turn} of {episode.max_turns}",
         ),
-        Text(f"     {one_line(episode.task)}", style="magenta"),
-        Text(f"   > {one_line(episode.action)}", style="bold red" if episode.is_malformed else "bold"),
-        Text(f"     {one_line(episode.observation)}", style="green"),
+        Text(f"     {_one_line(episode.task)}", style="magenta"),
+        Text(f"   > {_one_line(episode.action)}", style="bold red" if episode.is_malformed else "bold"),
+        Text(f"     {_one_line(episode.observation)}", style="green"),
     ]
     for line in lines:
         line.truncate(width, overflow="ellipsis")

@@ -20,7 +20,7 @@ from flows.program import to_options
 from tasks.cluster.address import cluster_address
 from tasks.cluster.memory import Need, find_memory_needs
 from tasks.config.parameters import differing_values, parameters_of
-from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.config.pipelines import Pipeline, find_replaced, load_pipeline
 from tasks.data.hashes import text_md5
 from tasks.data.items import evaluation_way, split
 from tasks.evaluation.outcomes import EVALUATION
@@ -125,7 +125,12 @@ def plan_variants(
     for variant in variants.values():
         if repeated_keys := settings.keys() & variant.keys():
             raise ConfigError(f"--set {min(repeated_keys)}: the sweep varies it; leave it out")
-        _check_order([*settings, *variant])
+        if replaced := find_replaced([*settings, *variant]):
+            key, block = replaced
+            raise ConfigError(
+                f"{key}: the sweep then sets the whole block {block}, which replaces it; give it within the "
+                f"values of {block}, or --vary {key} after --vary {block}"
+            )
     if seeds is not None and not seeds:
         raise ConfigError("--seeds is empty; e.g. --seeds 0,1,2")
     folder = read_path(folder or SWEEPS / name)
@@ -188,17 +193,6 @@ def _variants(name: str, axes: Mapping[str, Sequence[object]]) -> dict[str, dict
             raise ConfigError(f"the sweep has {variant} twice; name each value once")
         variants[variant] = dict(zip(axes, values, strict=True))
     return variants
-
-
-def _check_order(keys: Sequence[str]) -> None:
-    """Raise `ConfigError` for a parameter whose block is set after it, which would replace it."""
-    for place, block in enumerate(keys):
-        for key in keys[:place]:
-            if key.startswith(f"{block}."):
-                raise ConfigError(
-                    f"{key}: the sweep then sets the whole block {block}, which replaces it; give it within "
-                    f"the values of {block}, or --vary {key} after --vary {block}"
-                )
 
 
 def _format_value(value: object) -> str:

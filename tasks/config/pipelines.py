@@ -6,7 +6,7 @@ that code below `tasks` is given as it stands is declared there (`agents.horizon
 one line with its place (`pipelines.textcraft-cpu.rollout.group_size`) and a remedy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
@@ -125,6 +125,16 @@ def parse_pipeline(values: dict[str, object], *, overrides: Mapping[str, object]
         return Pipeline.model_validate(values)
     except ValidationError as error:
         raise ConfigError(describe_invalid(error, Pipeline, location=location)) from None
+
+
+def find_replaced(keys: Sequence[str]) -> tuple[str, str] | None:
+    """A dotted key among the ordered `keys` of overrides, and the block after it whose value replaces it;
+    None if no key is lost."""
+    for place, block in enumerate(keys):
+        for key in keys[:place]:
+            if key.startswith(f"{block}."):
+                return key, block
+    return None
 
 
 def load_base_settings() -> BaseSettings:

@@ -28,7 +28,7 @@ def run(program: Path, *options: str, folder: Path) -> tuple[list[str], dict[str
         check=True,
     )
     seen, environment = json.loads(done.stdout)
-    environment.pop("RAY_CLIENT_MODE", None)  # to import Ray sets it, which the worker does as well
+    environment.pop("RAY_CLIENT_MODE", None)  # importing Ray sets it, as it will in the worker
     assert seen[: len(arguments)] == arguments
     return seen, environment
 
