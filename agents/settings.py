@@ -120,7 +120,7 @@ def describe_invalid(
     elif first["type"] == "missing":
         reason = "this key is missing"
     elif first["type"] != "value_error":
-        reason += f", but it is {first['input']!r}"
+        reason = f"{reason.replace('valid tuple', 'valid list')}, but it is {first['input']!r}"
     more = f" (and {len(rest)} more)" if rest else ""
     return f"{where}: {reason}{more}" if where else f"{reason}{more}"
 

@@ -197,6 +197,8 @@ def _check_node(node: yaml.Node | None, loader: Any, *, file: Path) -> None:
                     "one"
                 )
             lines[name] = line
+            if key.tag != "tag:yaml.org,2002:merge":  # `<<` is no value
+                _check_node(key, loader, file=file)
             _check_node(value, loader, file=file)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:

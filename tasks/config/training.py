@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from tokenizers import Regex
 
 from agents.settings import Positive, Seconds, Settings
 from agents.types import EpisodeLimits, SamplingParams
@@ -48,6 +49,16 @@ class WarmupSettings(Settings):
                 "imitate_noise imitates the careless turns of noise, which is 0; set it to false"
             )
         return self
+
+    @field_validator("whole_words")
+    @classmethod
+    def _are_expressions(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                Regex(f"(?:{pattern})")  # as one of several
+            except Exception as error:  # tokenizers raises no other
+                raise ValueError(f"the regular expression {pattern!r} is invalid ({error})") from None
+        return patterns
 
     @model_validator(mode="after")
     def _words_are_new(self) -> "WarmupSettings":

@@ -41,6 +41,18 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
         ["run", "webshop-mini-cpu", "--set", "warmup.new_words=0"],
         ["pipelines.webshop-mini-cpu.warmup", "whole_words", "new_words, which is 0"],
     ),
+    (
+        ["run", "webshop-mini-cpu", "--set", 'warmup.whole_words=["(B"]'],
+        ["pipelines.webshop-mini-cpu.warmup.whole_words", "'(B'", "unmatched parenthesis"],
+    ),
+    (
+        ["run", "webshop-mini-cpu", "--set", 'warmup.whole_words=["(?x)B # all"]'],
+        ["pipelines.webshop-mini-cpu.warmup.whole_words", "'(?x)B # all'", "unmatched parenthesis"],
+    ),
+    (
+        ["run", "webshop-mini-cpu", "--set", "warmup.whole_words=B"],
+        ["pipelines.webshop-mini-cpu.warmup.whole_words", "valid list, but it is 'B'"],
+    ),
     (["run", "textcraft-cpy"], ["'textcraft-cpy'", "did you mean 'textcraft-cpu'", "pipelines.yaml"]),
     (
         ["run", "textcraft-cpu", "--set", "data.parts={textcarft: }"],

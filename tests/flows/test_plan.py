@@ -362,6 +362,7 @@ def test_the_error_for_a_place_that_cannot_be_written_to_says_so(project: Path) 
         (b"pipelines: {a: 5}\n", "pipelines.a is 5; give a block of parameters"),
         (b"pipelines: {a: [\n", "is not YAML"),
         (b"pipelines:\n  a:\n    seed: 2026-02-30\n", "line 3: '2026-02-30' cannot be read (day is out"),
+        (b"pipelines:\n  a: {2026-02-30: 1}\n", "line 2: '2026-02-30' cannot be read (day is out"),
         (b"pipelines: {a: {}, 2048: {}}\n", "pipelines.2048 is no text in YAML; put it in quotes"),
         (b"pipelines: {yes: {}}\n", "pipelines.True is no text in YAML; put it in quotes"),
     ],
