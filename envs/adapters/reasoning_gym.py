@@ -6,7 +6,8 @@ is one turn: the score, from 0 to 1, is the reward, and a full score is success.
 
 Some scorers pass the answer to Python's `eval`, or to sympy, which evaluates it as well: a policy could run
 code here. These scorers only get answers of numbers, words and brackets, or of arithmetic. Three of them need
-formulas with names, so their data sets are rejected.
+formulas with names, so their data sets are rejected. So is `game_of_life_halting`, whose scorer compares two
+texts as booleans, and so accepts any.
 
 Four data sets iterate over sets of words: their questions depend on Python's hash seed, and they are rejected
 unless it is fixed (`PYTHONHASHSEED=0`). Some take long to make a question (`knight_swap` a second, `puzzle24`
@@ -56,6 +57,7 @@ _ALLOWED_ANSWERS = {
 }
 """Data sets that evaluate answers → the pattern of answers that they get."""
 _REJECTION_REASONS = {
+    "game_of_life_halting": "its scorer accepts every answer that is not empty",
     "intermediate_integration": "its scorer evaluates answers as Python",
     "polynomial_multiplication": "its scorer evaluates answers as Python",
     "simple_integration": "its scorer evaluates answers as Python",

@@ -106,6 +106,7 @@ def test_an_answer_is_never_run(name: str, tmp_path: Path) -> None:
     [
         ("leg_countin", "did you mean 'reasoning-gym:leg_counting'"),
         ("simple_integration", "rejected: its scorer evaluates answers as Python"),
+        ("game_of_life_halting", "rejected: its scorer accepts every answer"),
         ("leg_counting?min_animals=0", "min_animals must be positive"),
         ("leg_counting?animals=3", "unexpected keyword argument 'animals'"),
         ("leg_counting?seed=3", "option 'seed' cannot be set"),
