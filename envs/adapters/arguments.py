@@ -19,7 +19,10 @@ MAX_LISTED = 12
 
 
 def parse_name(name: str) -> tuple[str, dict[str, object]]:
-    """Parse `family:target?options` into (target, options); raises `ConfigError` if it is malformed."""
+    """Parse `family:target?options` into (target, options).
+
+    Raises `ConfigError` if it is malformed or has an option twice.
+    """
     target, _, query = name.partition(":")[2].partition("?")
     if not target:
         raise ConfigError(f"env {name!r} names no environment after the colon")
@@ -28,7 +31,9 @@ def parse_name(name: str) -> tuple[str, dict[str, object]]:
         key, equals, value = option.partition("=")
         if not key or not equals:
             raise ConfigError(f"env {name!r}: option {option!r} is not key=value")
-        options[unquote(key)] = _parse_value(unquote(value))
+        if (key := unquote(key)) in options:
+            raise ConfigError(f"env {name!r}: option {key!r} is given twice; give it once")
+        options[key] = _parse_value(unquote(value))
     return target, options
 
 

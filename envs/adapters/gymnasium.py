@@ -168,6 +168,12 @@ def spec(argument: str) -> EnvSpec:
 @cache
 def _setup(argument: str) -> Setup:
     target, options = parse_name(f"{FAMILY}:{argument}")
+    if "render_mode" in options:
+        raise ConfigError(
+            f"env {f'{FAMILY}:{argument}'!r}: option 'render_mode' cannot be set; what is shown is text, "
+            "the ansi rendering if there is one"
+        )
+    has_rule = "success" in options
     rule = options.pop("success", None)
     probe = _make(target, options)
     try:
@@ -184,6 +190,8 @@ def _setup(argument: str) -> Setup:
         toy = TOYS.get(kind)
         actions = make_action_text(probe.action_space, names=toy.actions if toy else _names(probe.unwrapped))
         threshold = probe.spec.reward_threshold
+        if not has_rule:
+            rule = toy.success if toy else "last_reward" if threshold is None else "threshold"
     except NoTextForm as error:
         raise ConfigError(f"env {f'{FAMILY}:{target}'!r}: its {error} has no text form") from None
     finally:
@@ -192,7 +200,7 @@ def _setup(argument: str) -> Setup:
         make=partial(_make, target, options),
         render=render,
         actions=actions,
-        is_success=_success_rule(rule or (toy.success if toy else None), threshold, target=target),
+        is_success=_success_rule(rule, threshold, target=target),
         instructions=INSTRUCTIONS.format(
             id=target, hint=toy.hint if toy else "", actions=actions.description
         ),
@@ -234,7 +242,7 @@ def _names(env: gymnasium.Env) -> Sequence[str]:
 def _success_rule(
     name: object, threshold: float | None, *, target: str
 ) -> Callable[[float, float, bool], bool]:
-    match name or ("last_reward" if threshold is None else "threshold"):
+    match name:
         case "terminated":
             return lambda reward, total, terminated: terminated
         case "last_reward":

@@ -168,6 +168,10 @@ def test_what_cannot_be_played_is_refused_by_name() -> None:
         ("FrozenLake-v1?is_slippery", ConfigError, "option 'is_slippery' is not key=value"),
         ("FrozenLake-v1?map_name=null", ConfigError, "whatever the item's seed; give map_name or desc"),
         ("FrozenLake-v1?success=luck", ConfigError, "success='luck' is unknown"),
+        ("FrozenLake-v1?success=", ConfigError, "success='' is unknown"),
+        ("FrozenLake-v1?success=false", ConfigError, "success=False is unknown"),
+        ("FrozenLake-v1?render_mode=human", ConfigError, "option 'render_mode' cannot be set"),
+        ("FrozenLake-v1?is_slippery=true&is_slippery=false", ConfigError, "'is_slippery' is given twice"),
         ("no_such_module:X-v0", MissingDependency, "no_such_module"),
     ]:
         with pytest.raises(error, match=message):
