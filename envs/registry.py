@@ -288,9 +288,7 @@ def _check_type(name: str, value: object) -> EnvSpec:
 def _validate(name: str, value: object) -> EnvSpec:
     spec = _check_type(name, value)
     if spec.name != name:
-        raise ConfigError(
-            f"env {name!r} calls itself {spec.name!r}; give its EnvSpec and its entry point the same name"
-        )
+        raise ConfigError(f"env {name!r} calls itself {spec.name!r}; give its EnvSpec this name")
     return spec
 
 
@@ -366,7 +364,7 @@ def get_env(name: str) -> EnvSpec:
             f"there is no module {family!r}"
         )
     with boundary(ConfigError, f"env {name!r}: the family's spec({argument!r})"):
-        return _check_type(name, FAMILIES[family].spec(argument))
+        return _validate(name, FAMILIES[family].spec(argument))
 
 
 def is_user_env(name: str) -> bool:

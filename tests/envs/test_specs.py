@@ -65,6 +65,7 @@ def test_a_class_without_the_methods_of_an_environment_is_refused(states: bool, 
     ("result", "message"),
     [
         (3, "env 'toys:3' is a int; name an EnvSpec"),
+        (toy_spec(), "env 'toys:3' calls itself 'toy'; give its EnvSpec this name"),
         (ZeroDivisionError("division by zero"), r"family's spec\('3'\) raised ZeroDivisionError"),
     ],
 )

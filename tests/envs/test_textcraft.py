@@ -386,11 +386,13 @@ async def test_a_listing_gives_the_numbers_of_a_server_that_lists_its_files_so(t
     assert listing_names != sorted(listing_names)
     upstream = CraftingTree(str(tmp_path))
     upstream_goals = sorted(upstream.item_recipes_min_depth(1), key=lambda goal: goal[1])
-    listing = tmp_path / "listing.txt"
+    listing = tmp_path / "the listing.txt"
     listing.write_text("\n".join(listing_names) + "\n")
     assert goals(str(listing)) == tuple(upstream_goals) != goals()
 
-    spec = get_env(f"textcraft:agentgym?listing={listing}")
+    name = f"textcraft:agentgym?listing={listing}"
+    spec = get_env(name)
+    assert {spec.name, *(item.env for item in spec.split(0).test)} == {name}
     assert spec.make_item is not None
     item = spec.make_item(12)
     assert item.item_id == f"{spec.name}_12"

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from envs.adapters.arguments import parse_name, unknown_target
 from envs.errors import ConfigError, check_index
@@ -112,17 +111,16 @@ def _readable(observation: str) -> str:
     return observation.replace("minecraft:", "").replace("_", " ").strip()
 
 
-def make_item(index: int, *, listing: str = "") -> Item:
-    """The item `textcraft_<index>`. Raises `ConfigError` if there is no such goal."""
+def make_item(index: int, *, name: str = FAMILY, listing: str = "") -> Item:
+    """The item `<name>_<index>`. Raises `ConfigError` if there is no such goal."""
     with SPEC.explain_missing():
         from envs.builtin.textcraft.world import goals
-    env = _name(listing)
-    check_index(env, index, count=len(goals(listing)))
+    check_index(name, index, count=len(goals(listing)))
     _, depth = goals(listing)[index]
-    return Item(item_id=f"{env}_{index}", env=env, metadata={"depth": depth})
+    return Item(item_id=f"{name}_{index}", env=name, metadata={"depth": depth})
 
 
-def split(seed: int, *, listing: str = "") -> Split:
+def split(seed: int, *, name: str = FAMILY, listing: str = "") -> Split:
     """374 training and 100 test goals, chosen per depth; no goal is in both."""
     with SPEC.explain_missing():
         from envs.builtin.textcraft.world import goals
@@ -137,8 +135,8 @@ def split(seed: int, *, listing: str = "") -> Split:
         test += indices[: TEST_DEPTHS[depth]]
         train += indices[TEST_DEPTHS[depth] :][: TRAIN_DEPTHS[depth]]
     return Split(
-        train=[make_item(i, listing=listing) for i in sorted(train)],
-        test=[make_item(i, listing=listing) for i in sorted(test)],
+        train=[make_item(i, name=name, listing=listing) for i in sorted(train)],
+        test=[make_item(i, name=name, listing=listing) for i in sorted(test)],
     )
 
 
@@ -161,19 +159,15 @@ def spec(argument: str) -> EnvSpec:
         raise ConfigError(f"env {name!r}: give one option, listing=FILE")
     if not Path(listing).is_file():
         raise ConfigError(f"env {name!r}: there is no file {listing}")
-    return _spec(listing)
+    return _spec(name, listing)
 
 
-def _name(listing: str) -> str:
-    return f"{FAMILY}:{AGENTGYM}?listing={quote(listing)}" if listing else FAMILY
-
-
-def _spec(listing: str) -> EnvSpec:
+def _spec(name: str, listing: str) -> EnvSpec:
     return EnvSpec(
-        name=_name(listing),
+        name=name,
         make=partial(TextCraftEnv, listing),
-        split=partial(split, listing=listing),
-        make_item=partial(make_item, listing=listing),
+        split=partial(split, name=name, listing=listing),
+        make_item=partial(make_item, name=name, listing=listing),
         expert=partial(expert, listing=listing),
         instructions=INSTRUCTIONS,
         packages=PACKAGES,
@@ -182,4 +176,4 @@ def _spec(listing: str) -> EnvSpec:
     )
 
 
-SPEC = _spec("")
+SPEC = _spec(FAMILY, "")
