@@ -402,6 +402,72 @@ async def test_a_list_with_long_names_and_much_metadata_fits_a_window_of_1200_pi
 
 @pytest.mark.browser
 @needs(CHROMIUM)
+async def test_a_long_list_stays_where_it_is_when_its_run_grows_and_when_it_is_returned_to(toy: Path) -> None:
+    write_trajectories(step_file(toy, 4), [make_trajectory(ITEMS[1], success=True)] * 650)
+    read_rows = "[...document.querySelectorAll('table.list tbody tr')]"
+    read_selected = "document.querySelector('tr.selected a')?.getAttribute('href')"
+    async with open_viewer(toy.parent) as (page, url):
+        await page.goto(f"{url}/#/run/toy/trajectories?sort=-step")
+        await page.locator(".total", has_text="679 trajectories").wait_for()
+        for key in "jjj":
+            await page.keyboard.press(key)
+        for rows in range(100, 700, 100):
+            await page.wait_for_function(f"() => {read_rows}.length >= {rows}")
+            await page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        await page.wait_for_function(f"() => {read_rows}.length == 679")
+        scrolled = await page.evaluate("scrollY")
+        write_trajectories(step_file(toy, 5), [make_trajectory(ITEMS[1], success=True)] * 2)
+        await page.locator(".total", has_text="681 trajectories").wait_for()
+        await page.wait_for_function(f"() => {read_rows}.length >= 679")
+        assert await page.evaluate("scrollY") == scrolled
+        assert await page.evaluate(read_selected) == "#/run/toy/at/step_0004:3?sort=-step"
+        await page.evaluate(f"{read_rows}[620].click()")
+        await page.get_by_role("heading", name="toy_1 sample 0").wait_for()
+        await page.keyboard.press("u")
+        await page.locator(".total", has_text="681 trajectories").wait_for()
+        assert await page.evaluate(read_selected) == "#/run/toy/at/step_0004:619?sort=-step"
+
+
+@pytest.mark.browser
+@needs(CHROMIUM)
+async def test_pages_of_a_growing_run_stay_as_they_were_opened_scrolled_and_focused(toy: Path) -> None:
+    write_training(toy, turns=[2] * 60, horizons=[5] * 60)
+    async with open_viewer(toy.parent) as (page, url):
+        await page.goto(f"{url}/#/run/toy/groups?q=step:1&sort=-reward")
+        await page.get_by_role("link", name="toy_0").click()
+        await page.wait_for_url(f"{url}/#/run/toy/group/step_0001:1?q=step:1&sort=-reward")
+        await page.get_by_text("Prompt, 2 tokens").click()
+        async with page.expect_response("**/api/sides?*"):
+            write_trajectories(step_file(toy, 4), [make_trajectory(ITEMS[1], success=True)])
+        await page.wait_for_event("request", lambda request: "/api/state?" in request.url)
+        assert await page.locator("pre.prompt").is_visible()
+        await page.keyboard.press("u")
+        await page.wait_for_url(f"{url}/#/run/toy/groups?q=step:1&sort=-reward")
+
+        await page.goto(f"{url}/#/run/toy")
+        await page.get_by_role("heading", name="Steps").wait_for()
+        read_row = "box => box.scrollHeight - box.scrollTop"
+        steps = page.locator(".tall")
+        await steps.evaluate("box => { box.scrollTop = 300; }")
+        in_sight = await steps.evaluate(read_row)
+        write_training(toy, turns=[2] * 61, horizons=[5] * 61)
+        await page.get_by_role("rowheader", name="61", exact=True).wait_for()
+        assert await steps.evaluate(read_row) == in_sight
+
+        await page.goto(url)
+        link = page.get_by_role("link", name="toy", exact=True)
+        await link.focus()
+        await page.keyboard.press("j")
+        write_training(toy.with_name("another"))
+        await page.get_by_role("link", name="another").wait_for()
+        for _ in range(2):
+            await page.wait_for_event("request", lambda request: "/api/runs" in request.url)
+            assert await link.evaluate("link => link === document.activeElement")
+        assert await page.locator("tr.selected a").inner_text() == "toy"
+
+
+@pytest.mark.browser
+@needs(CHROMIUM)
 async def test_a_value_between_two_that_are_missing_is_a_point(toy: Path) -> None:
     async with open_viewer(toy.parent) as (page, url):
         await page.goto(url)

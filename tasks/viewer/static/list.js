@@ -8,6 +8,7 @@ import { outcome, stepText, stopText, tags, versionText, visited } from "./rows.
 import { tabs } from "./run.js";
 
 const PAGE = 100;
+const MAX_ROWS = 500; // in one answer
 const FACET_VALUES = 8;
 
 // Where lists were left, by their address: a list that is returned to is as it was.
@@ -50,12 +51,14 @@ export function listView(run, { kind, query }) {
 
   async function readFirst(signal, limit = PAGE) {
     reading = null;
-    const request = get(kind, { run, q, sort, limit: Math.min(500, limit) }, signal);
+    const request = readRows(signal, limit);
     reading = request;
     try {
       const answer = await request;
       if (reading !== request) return;
+      const address = rows[selected] && name(rows[selected]);
       ({ rows, total, generation } = answer);
+      if (address !== undefined) selected = rows.findIndex((row) => name(row) === address);
       replace(problem);
       showActivity(answer.indexing);
       draw();
@@ -70,6 +73,20 @@ export function listView(run, { kind, query }) {
       if (reading === request) reading = null;
     }
     return null;
+  }
+
+  // The first `limit` rows, as far as there are so many, with the rest of the first answer: if the run grows meanwhile,
+  // its generation has them read again.
+  async function readRows(signal, limit) {
+    const asked = { run, q, sort };
+    const answer = await get(kind, { ...asked, limit: Math.min(MAX_ROWS, limit) }, signal);
+    const last = Math.min(limit, answer.total), all = [...answer.rows];
+    while (all.length < last) {
+      const next = await get(kind, { ...asked, offset: all.length, limit: Math.min(MAX_ROWS, last - all.length) }, signal);
+      if (!next.rows.length) break;
+      all.push(...next.rows);
+    }
+    return { ...answer, rows: all };
   }
 
   async function more() {
@@ -130,7 +147,9 @@ export function listView(run, { kind, query }) {
       kind === "groups" ? groupCells(run, row, href) : cells(run, row, href));
   }
 
-  const target = (row) => kind === "groups" ? links.toGroup(run, row.first) : links.toTrajectory(run, row.address, { q, sort });
+  const name = (row) => row.address ?? row.first;
+
+  const target = (row) => kind === "groups" ? links.toGroup(run, row.first, { q, sort }) : links.toTrajectory(run, row.address, { q, sort });
 
   const toSides = () => links.toSides(run, [...marked], { q, sort });
 
@@ -161,7 +180,7 @@ export function listView(run, { kind, query }) {
     async load({ signal }) {
       const before = left.get(here({ q, sort }));
       await readFirst(signal, before?.rows);
-      selected = rows.findIndex((row) => (row.address ?? row.first) === visited.address);
+      selected = rows.findIndex((row) => name(row) === visited.address);
       mark();
       watcher.observe(sentinel);
       return [

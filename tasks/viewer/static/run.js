@@ -26,26 +26,28 @@ export function runView(run) {
   const box = h("div");
   let shown = null;
 
-  async function read(signal) {
-    const facts = await get("run", { run }, signal);
+  // The rows of the steps stay in sight: new ones come above them.
+  function draw(facts) {
+    const before = box.querySelector(".tall");
+    const fromEnd = before?.scrollTop > 0 ? before.scrollHeight - before.scrollTop : null;
     shown = version(facts);
     replace(box, content(run, facts));
-    showActivity(facts.indexing);
+    const after = box.querySelector(".tall");
+    if (fromEnd !== null && after) after.scrollTop = after.scrollHeight - fromEnd;
   }
 
   return {
     title: run,
     crumbs: [["runs", links.toRuns()], [run]],
     async load({ signal }) {
-      await read(signal);
+      const facts = await get("run", { run }, signal);
+      draw(facts);
+      showActivity(facts.indexing);
       return box;
     },
     async refresh() {
       const facts = await get("run", { run });
-      if (version(facts) !== shown) {
-        shown = version(facts);
-        replace(box, content(run, facts));
-      }
+      if (version(facts) !== shown) draw(facts);
       return facts.indexing;
     },
     keys: [

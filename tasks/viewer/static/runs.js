@@ -10,7 +10,7 @@ const SHOWN = 3; // parameters
 const KINDS = { run: "", evaluation: "evaluation", file: "file" };
 
 export function runsView() {
-  let selected = -1;
+  let selected = -1, shown = "";
   const box = h("div"), body = h("tbody");
   const rows = () => [...body.children];
 
@@ -37,6 +37,14 @@ export function runsView() {
   }
 
   function draw(runs) {
+    if (JSON.stringify(runs) === shown) {
+      rows().forEach((row, index) => replace(row.lastElementChild, ago(runs[index].written_at)));
+      return;
+    }
+    shown = JSON.stringify(runs);
+    const focused = body.querySelector(":focus")?.getAttribute("href");
+    const chosen = rows()[selected]?.querySelector("a").getAttribute("href");
+    if (chosen) selected = runs.findIndex((run) => toRun(run.name) === chosen);
     fill(runs);
     if (!runs.length) {
       replace(box, h("div", { class: "empty" },
@@ -52,6 +60,7 @@ export function runsView() {
             h("th", {}, "written"))),
           body)));
     }
+    if (focused) [...body.querySelectorAll("a")].find((one) => one.getAttribute("href") === focused)?.focus({ preventScroll: true });
   }
 
   function follow(event, href) {

@@ -13,12 +13,14 @@ export function sidesView(run, { group, addresses, query }) {
   const box = h("div");
   const title = group ? "group" : "side by side";
   const here = (next) => (group
-    ? links.toGroup(run, group, { ref: reference, only, ...next })
+    ? links.toGroup(run, group, { ...list, ref: reference, only, ...next })
     : links.toSides(run, addresses, { ...list, ref: reference, only, ...next }));
 
   async function read(signal) {
     const answer = await get("sides", group ? { run, group } : { run, address: addresses }, signal);
-    ({ sides, generation } = answer);
+    generation = answer.generation;
+    if (JSON.stringify(answer.sides) === JSON.stringify(sides)) return; // something else of the run has changed
+    sides = answer.sides;
     isCut = answer.total > sides.length;
     draw();
   }
@@ -70,7 +72,7 @@ export function sidesView(run, { group, addresses, query }) {
     return h("div", { class: "side-head" },
       h("p", {}, members.map(({ row: member }, index) => [
         index ? ", " : group ? "sample " : "",
-        h("a", { href: links.toTrajectory(run, member.address) }, group ? member.sample : `${stepText(member)}, sample ${member.sample}`)]),
+        h("a", { href: links.toTrajectory(run, member.address, group ? {} : list) }, group ? member.sample : `${stepText(member)}, sample ${member.sample}`)]),
         " ", outcome(row)),
       h("p", { class: "fine" }, `reward ${number(row.reward)}, ${plural(row.turns, "turn")}, ${stopText(row.stop)}`),
       h("p", { class: "fine" }, isFirst ? h("strong", {}, "the others are compared with this")
@@ -95,7 +97,7 @@ export function sidesView(run, { group, addresses, query }) {
     title: `${title} · ${run}`,
     className: "wide-page",
     crumbs: [["runs", links.toRuns()], [run, links.toRun(run)],
-      group ? ["groups", links.toGroups(run)] : [list.q || "trajectories", links.toList(run, list)], [group ? `group of ${group}` : title]],
+      group ? [list.q || "groups", links.toGroups(run, list)] : [list.q || "trajectories", links.toList(run, list)], [group ? `group of ${group}` : title]],
     async load({ signal }) {
       await read(signal);
       visited.address = group;
