@@ -4,6 +4,7 @@
 """
 
 import re
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -35,6 +36,8 @@ Stages = Sequence[tuple[int, int, int]]
 
 MAX_NAME = 58
 """Characters of a setting's name in a legend: as many as fit beside its line."""
+BARS_WIDTH = 52
+"""Characters that all the labels below a plot of `paired_bars` have side by side, 5 inches wide."""
 COLUMN_SPACE = 6
 """The room of a line and of the space between two columns of a legend, in characters."""
 
@@ -149,12 +152,15 @@ def success_over_steps(
 
 def paired_bars(
     *,
+    key: str,
     labels: Sequence[str],
     before: Sequence[float | None],
     after: Sequence[float | None],
     intervals: tuple[Sequence[tuple[float, float]], Sequence[tuple[float, float]]],
 ) -> DrawFunction:
-    """Success before and after, side by side for each group, with their 95% `intervals`."""
+    """Success before and after, side by side for each group by `key`, with their 95% `intervals`. The lines
+    of `labels` are broken where the next label begins."""
+    wrapped_labels = ["\n".join(_wrap(label, width=max(1, BARS_WIDTH // len(labels)))) for label in labels]
 
     def draw(axes: "Axes") -> None:
         bars = ((before, BEFORE, "before", -0.2), (after, AFTER, "after", 0.2))
@@ -174,13 +180,19 @@ def paired_bars(
                     label=label if index == known_rates[0][0] else None,
                 )
                 axes.vlines(x, *spans[index], color=INK, linewidth=1)
-        axes.set_xticks(range(len(labels)), labels)
+        axes.set_xticks(range(len(labels)), wrapped_labels)
         axes.tick_params(axis="x", length=0, colors=INK)
+        axes.set_xlabel(key)
         _percent_axis(axes, label="success")
         if any(rate is not None for rate in (*before, *after)):
             axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2)
 
     return draw
+
+
+def _wrap(label: str, *, width: int) -> list[str]:
+    """The lines of `label`, each of at most `width` characters."""
+    return [part for line in label.split("\n") for part in textwrap.wrap(line, width)]
 
 
 def line_over_steps(

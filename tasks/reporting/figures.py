@@ -92,8 +92,9 @@ def _by_group(grouping: Grouping) -> Plot:
     return render_plot(
         grouping.plot_name,
         charts.paired_bars(
+            key=shorten(grouping.key),
             labels=[
-                shorten(f"{grouping.key} {group.value}") + "\n"
+                shorten(str(group.value)) + "\n"
                 f"{percent(was, digits=0)} → {percent(now, digits=0)}\n"
                 f"{group.items} items"
                 for group, was, now in zip(grouping.groups, rates["before"], rates["after"], strict=True)
