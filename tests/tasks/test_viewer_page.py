@@ -372,6 +372,16 @@ async def test_a_turn_of_an_address_need_be_no_whole_number(toy: Path) -> None:
 
 @pytest.mark.browser
 @needs(CHROMIUM)
+async def test_a_console_of_an_unknown_environment_starts_no_other(toy: Path) -> None:
+    async with open_viewer(toy.parent) as (page, url):
+        address = f"{url}/#/console?env=nothing&item=3"
+        await page.goto(address)
+        await page.get_by_text("There is no environment 'nothing' here").wait_for()
+        assert page.url == address
+
+
+@pytest.mark.browser
+@needs(CHROMIUM)
 async def test_a_list_in_order_is_sorted_by_no_column(toy: Path) -> None:
     async with open_viewer(toy.parent) as (page, url):
         for sort, sorted_columns in (("", []), ("-turns", ["turns ↓"])):

@@ -1,6 +1,6 @@
 // A trajectory up to a turn, from which a policy or a person goes on; and an environment without a past.
 
-import { act, get, liveImageUrl } from "./api.js";
+import { act, ApiError, get, liveImageUrl } from "./api.js";
 import { h, longText, number, plural, replace } from "./dom.js";
 import * as links from "./links.js";
 import { outcome, rateText, stopText, tags } from "./rows.js";
@@ -272,7 +272,11 @@ export function consoleView({ query }) {
     async load(given) {
       context = given;
       const { environments } = await get("environments", {}, given.signal);
-      replace(env, environments.map((name) => h("option", { value: name, selected: name === (query.get("env") ?? "textcraft") }, name)));
+      const chosen = query.get("env") ?? "textcraft";
+      if (query.has("env") && !environments.includes(chosen)) {
+        throw new ApiError(`There is no environment '${chosen}' here; choose one in the console, ${links.toConsole()}`, 404);
+      }
+      replace(env, environments.map((name) => h("option", { value: name, selected: name === chosen }, name)));
       return [
         h("header", { class: "page-head" }, h("h1", {}, "Console"),
           h("p", { class: "fine" }, "Act in an environment yourself. Nothing is recorded; fork a trajectory to record what you do.")),
