@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from getpass import getuser
 from pathlib import Path
 
 MARK = "WINGSPAN_RUN"
@@ -72,7 +71,7 @@ def guard(*, prefix: str = "wingspan-", if_killed: str = "") -> None:
     os.environ["SPT_NOENV"] = "1"
     tempfile.tempdir = None  # drop the cached TMPDIR
     # torch compiles into the temporary folder what later runs can use as well.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(before, f"torchinductor_{getuser()}"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(before, f"torchinductor_{os.getuid()}"))
 
 
 def announce_end() -> None:

@@ -1,6 +1,7 @@
 """What a command has started ends with it, and a signal ends a command: in small programs."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,19 @@ def test_nothing_is_left_of_a_command(ending: str) -> None:
         process.kill()
     wait_until_gone([process.pid, int(child), int(orphan)], files)
     process.wait()
+
+
+def test_a_user_id_without_a_name_is_guarded() -> None:
+    user = ["unshare", "--user", "--map-user=12345"]
+    if shutil.which("unshare") is None or subprocess.run([*user, "true"], check=False).returncode != 0:
+        pytest.skip("no user namespaces here")
+    code = "from flows.endings.guardian import guard; guard()"
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("LOGNAME", "USER", "LNAME", "USERNAME", "TORCHINDUCTOR_CACHE_DIR")
+    }
+    subprocess.run([*user, sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
 
 
 @pytest.mark.parametrize(("terminal", "code"), [("dumb", b""), ("xterm", b"\x1b[?25h")])
