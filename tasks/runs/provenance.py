@@ -135,7 +135,7 @@ def describe_machine() -> str:
 def _pathspecs(leave_out: Sequence[Path]) -> list[str]:
     folder = Path.cwd()
     paths = [os.path.relpath(path) for path in leave_out if (folder / path).is_relative_to(folder)]
-    return [":/", f":(top,exclude){WRITTEN_BY_RUNS}", *(f":(exclude){path}" for path in paths)]
+    return [":/", f":(exclude){WRITTEN_BY_RUNS}", *(f":(exclude){path}" for path in paths)]
 
 
 def _size(file: str) -> int:

@@ -11,7 +11,9 @@ from tasks.runs.provenance import provenance, repository_page, uncommitted_files
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "code.py").write_text("a = 1\n")
-    (tmp_path / "dvc.lock").write_text("schema: '2.0'\n")
+    for project in (tmp_path, tmp_path / "project"):
+        project.mkdir(exist_ok=True)
+        (project / "dvc.lock").write_text("schema: '2.0'\n")
     author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
     for arguments in (["init", "--quiet"], ["add", "."], [*author, "commit", "--quiet", "-m", "first"]):
         subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
@@ -19,9 +21,13 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_lock_that_a_run_writes_is_no_change_of_the_code(repository: Path) -> None:
+@pytest.mark.parametrize("project", [".", "project"])
+def test_the_lock_that_a_run_writes_is_no_change_of_the_code(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, project: str
+) -> None:
+    monkeypatch.chdir(repository / project)
     assert provenance(envs=[], uncommitted=uncommitted_files())["git.dirty"] == "false"
-    (repository / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
+    Path("dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
     assert provenance(envs=[], uncommitted=uncommitted_files())["git.dirty"] == "false"
 
 
