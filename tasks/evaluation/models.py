@@ -1,5 +1,6 @@
 """Which model an evaluation asks: a checkpoint of a run, a folder, a model on a hub, or an endpoint."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,9 +99,9 @@ def identify_endpoint(endpoint: Endpoint) -> Mapping[str, object]:
 
 def _policy_in(folder: Path, *, name: str) -> SavedPolicy:
     for parent in folder.absolute().parents:
-        if parent.name.startswith("global_step_"):
-            step = int(parent.name.removeprefix("global_step_"))
-            return SavedPolicy(name=name, folder=folder, workspace=parent.parents[2], step=step)
+        if (checkpoint := _find_checkpoint(parent)) is not None:
+            run, step = checkpoint
+            return SavedPolicy(name=name, folder=folder, workspace=run, step=step)
     # `policy` and `warmup` are in the workspace, `train/best` is one folder deeper.
     workspace = next((parent for parent in folder.absolute().parents[:2] if _is_workspace(parent)), None)
     return SavedPolicy(name=name, folder=folder, workspace=workspace)
@@ -108,10 +109,9 @@ def _policy_in(folder: Path, *, name: str) -> SavedPolicy:
 
 def _policy_of_run(folder: Path, *, name: str, step: int | None) -> SavedPolicy:
     """`folder` is a workspace, or one of its checkpoints."""
-    if folder.name.startswith("global_step_") and step is None:
-        return _policy_of_run(
-            folder.absolute().parents[2], name=name, step=int(folder.name.rpartition("_")[2])
-        )
+    checkpoint = _find_checkpoint(folder.absolute())
+    if checkpoint is not None and step is None:
+        folder, step = checkpoint
     if not _is_workspace(folder):
         raise ConfigError(
             f"no policy in {name!r}: it has no config.json, and is no folder of a run; give a folder in "
@@ -137,6 +137,15 @@ def _policy_of_run(folder: Path, *, name: str, step: int | None) -> SavedPolicy:
         workspace=folder,
         step=chosen_step,
     )
+
+
+def _find_checkpoint(folder: Path) -> tuple[Path, int] | None:
+    """The workspace and the step of the checkpoint `folder`, an absolute path; None if it is of no run, as
+    that of another program may be."""
+    match = re.fullmatch(r"global_step_(\d+)", folder.name)
+    if match is None or folder.parts[-3:-1] != ("train", "checkpoints"):
+        return None
+    return folder.parents[2], int(match[1])
 
 
 def _is_workspace(folder: Path) -> bool:

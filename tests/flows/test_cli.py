@@ -83,6 +83,10 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["serve-policy", "http://127.0.0.1:9/v1"], ["http://127.0.0.1:9/v1 is an endpoint", "give a folder"]),
     (["serve-policy", "models"], ["no policy in 'models'", "a run"]),
     (["view", "--token", " "], ["--token is empty", "give a token"]),
+    *(
+        ([*command, "a" * 300], ["aaa…", "give a shorter one"])
+        for command in (["compare"], ["view"], ["lineage"], ["reproduce"], ["serve-policy"])
+    ),
 ]
 """Arguments, and what the error says."""
 MISTAKES_AFTER_IMPORTS: list[tuple[list[str], list[str]]] = [

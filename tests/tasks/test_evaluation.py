@@ -529,6 +529,17 @@ def test_checkpoints_are_found_by_run_step_and_folder(tmp_path: Path) -> None:
     assert find(workspace / "train" / "best").step is None
 
 
+@pytest.mark.parametrize("folder", ["global_step_120_hf/model", "checkpoints/project/global_step_120/actor"])
+def test_a_policy_of_another_trainer_is_no_checkpoint_of_a_run(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "config.json").write_text("{}")
+    policy = find_policy(NamedPolicy(policy=str(tmp_path / folder)))
+    assert isinstance(policy, SavedPolicy)
+    assert (policy.folder, policy.workspace, policy.step) == (tmp_path / folder, None, None)
+    with pytest.raises(ConfigError, match=r"no policy in .*: it has no config\.json, and is no folder"):
+        find_policy(NamedPolicy(policy=str((tmp_path / folder).parent)))
+
+
 def test_a_model_of_a_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants as hub
 
