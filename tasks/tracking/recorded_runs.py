@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from tasks.tracking.search import all_pages
 
 if TYPE_CHECKING:
@@ -30,7 +28,8 @@ SILENCE_S = 300.0
 TIME, HOST, PROCESSES, PID, START = (
     f"wingspan.{name}" for name in ("heartbeat", "host", "processes", "pid", "started")
 )
-"""Tags: seconds since the epoch; host name; process table of `pid`; process id; start of the process."""
+"""Tags: seconds since the epoch; host name; process table of `pid`; process id; start of the process in clock
+ticks since the boot, which does not change when the clock is set."""
 KILLED = "wingspan.killed"
 """Tag: "true" for a run whose process was found to be gone, "false" as long as it lives."""
 WORKSPACE = "wingspan.workspace"
@@ -113,7 +112,7 @@ def heartbeat() -> dict[str, str]:
         HOST: socket.gethostname(),
         PROCESSES: _processes(),
         PID: str(os.getpid()),
-        START: f"{psutil.Process().create_time():.2f}",
+        START: _process_facts(os.getpid())[1],
         KILLED: "false",  # a run that was killed may go on
     }
 
@@ -125,12 +124,16 @@ def is_gone(tags: Mapping[str, str], *, now: float) -> bool:
     if tags[PROCESSES] != _processes():
         return now - float(tags[TIME]) > SILENCE_S
     try:
-        process = psutil.Process(int(tags[PID]))
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return True
-        return abs(process.create_time() - float(tags[START])) > 1.0  # else the process id was reused
-    except psutil.NoSuchProcess:
+        state, start = _process_facts(int(tags[PID]))
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    return state == "Z" or start != tags[START]  # a zombie, or another process with this id
+
+
+def _process_facts(pid: int) -> tuple[str, str]:
+    """State and start of a process, by `proc_pid_stat(5)`. Raises `OSError` if it is gone."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+    return fields[0], fields[19]
 
 
 @cache

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import sqlite3
+import subprocess
 import threading
 import time
 from contextlib import closing
@@ -16,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
@@ -42,7 +44,7 @@ from tasks.tracking.facts import round_params
 from tasks.tracking.model import promote_best
 from tasks.tracking.names import step_metric, summary_metric
 from tasks.tracking.record import is_recorded, recorded_page, write_record
-from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, WORKSPACE, heartbeat, mark_gone
+from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, WORKSPACE, heartbeat, is_gone, mark_gone
 from tasks.tracking.traces import MAX_SPANS, evaluation_traces
 from tasks.tracking.tracker import Tracker
 from tasks.verl.checkpoints import mark_complete
@@ -775,6 +777,30 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(workspace: Pat
     finally:
         os.killpg(processes.pid, signal.SIGKILL)
         processes.communicate()
+
+
+def test_a_clock_that_is_set_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = heartbeat()
+    for entry in os.listdir("/proc"):
+        if entry != "stat":
+            (tmp_path / entry).symlink_to(f"/proc/{entry}")
+    lines = Path("/proc/stat").read_text().splitlines()
+    btime = next(int(line.split()[1]) for line in lines if line.startswith("btime"))
+    text = "\n".join(lines).replace(f"btime {btime}", f"btime {btime + 3600}")
+    (tmp_path / "stat").write_text(text)  # as Linux has it when the clock was set forward by an hour
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert not is_gone(tags, now=time.time() + 3600)
+
+
+def test_another_process_with_the_id_of_a_run_is_not_its_process() -> None:
+    tags = heartbeat()
+    child = subprocess.Popen(["sleep", "1000"])
+    try:
+        assert is_gone(tags | {PID: str(child.pid)}, now=time.time())
+    finally:
+        child.kill()
+        child.wait()
+    assert is_gone(tags | {PID: str(child.pid)}, now=time.time())
 
 
 def test_the_progress_of_a_run_is_not_that_of_another_in_its_workspace(
