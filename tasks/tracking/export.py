@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from envs.errors import ConfigError, to_line
+from envs.files import check_writable, replaced_folder
 from tasks.data.hashes import path_md5
 from tasks.evaluation.outcomes import read_evaluation
 from tasks.runs.parameters import read_parameters
@@ -42,10 +43,12 @@ def policy_of(workspace: Path, policy: PolicyChoice) -> Path:
 
 
 def export_policy(workspace: Path, *, policy: PolicyChoice, target: Path, is_adapter: bool = False) -> None:
-    """Copy a policy of the run in `workspace` to the new folder `target`, with a model card.
+    """Copy a policy of the run in `workspace` to the new folder `target`, with a model card, completely or
+    not at all.
 
     `is_adapter`: the adapter alone, in peft's format, instead of the whole model, into which it is merged.
-    Raises `ConfigError` where there is no such policy or adapter, or where `target` exists.
+    Raises `ConfigError` where there is no such policy or adapter, and for a `target` that exists or cannot be
+    written.
     """
     source = policy_of(workspace, policy)
     if target.exists():
@@ -56,9 +59,11 @@ def export_policy(workspace: Path, *, policy: PolicyChoice, target: Path, is_ada
             raise ConfigError(
                 f"{source} is not there: the {policy} policy was trained in full; leave out --adapter"
             )
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(ADAPTER))
+    check_writable(target, remedy="choose another --output")
     card = make_card(workspace, policy=policy, is_adapter=is_adapter)
-    (target / CARD).write_text(card, encoding="utf-8")
+    with replaced_folder(target) as folder:
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(ADAPTER), dirs_exist_ok=True)
+        (folder / CARD).write_text(card, encoding="utf-8")
 
 
 def make_card(workspace: Path, *, policy: PolicyChoice, is_adapter: bool) -> str:

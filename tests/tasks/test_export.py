@@ -109,6 +109,28 @@ def test_an_exported_folder_loads_and_says_where_it_comes_from(workspace: Path, 
         export_policy(workspace, policy="final", target=target)
 
 
+def test_an_export_is_complete_or_not_there(workspace: Path, tmp_path: Path) -> None:
+    target, evaluation = tmp_path / "out", workspace / "evaluation.json"
+    content = evaluation.read_text()
+    evaluation.write_text("{")
+    with pytest.raises(ConfigError, match=r"evaluation\.json is damaged"):
+        export_policy(workspace, policy="final", target=target)
+    assert not target.exists()
+    evaluation.write_text(content)
+    (workspace / "policy" / "lost").symlink_to(tmp_path / "nowhere")  # fails as the files are copied
+    with pytest.raises(OSError, match="nowhere"):
+        export_policy(workspace, policy="final", target=target)
+    assert not target.exists()
+    (workspace / "policy" / "lost").unlink()
+    export_policy(workspace, policy="final", target=target)
+    assert (target / CARD).exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(workspace: Path) -> None:
+    with pytest.raises(ConfigError, match=r"/proc cannot be written to .*; choose another --output"):
+        export_policy(workspace, policy="final", target=Path("/proc/out"))
+
+
 def test_the_card_names_the_commit_of_the_run(workspace: Path, tmp_path: Path) -> None:
     lineage_of(workspace, commit="1" * 40, packages={"torch": "0.1", "numpy": "0.2"}).write(workspace)
     export_policy(workspace, policy="final", target=tmp_path / "out")
