@@ -1,5 +1,6 @@
 """Check that MLflow can write to a tracking URI, without importing MLflow, which takes seconds."""
 
+import os
 import socket
 import sqlite3
 from contextlib import closing
@@ -12,6 +13,8 @@ from envs.files import check_writable
 
 SCHEMES = frozenset({"http", "https", "databricks", "databricks-uc", "uc", "mysql", "postgresql", "mssql"})
 """Schemes that MLflow supports besides SQLite and folders."""
+ALLOW_FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
+"""MLflow's environment variable without which it refuses folders."""
 
 
 def check_store(uri: str, *, default: str) -> None:
@@ -25,6 +28,11 @@ def check_store(uri: str, *, default: str) -> None:
     elif parts.scheme == "sqlite":
         _check_sqlite(uri, remedy=f"correct {setting}, or {remedy}")
     elif parts.scheme in ("", "file"):
+        if os.environ.get(ALLOW_FOLDERS, "").lower() not in ("true", "1"):
+            raise ConfigError(
+                f"{setting}: MLflow 3 refuses to record in a folder unless {ALLOW_FOLDERS} is true; give a "
+                f"database, e.g. sqlite:///mlflow.db (`mlflow migrate-filestore` makes one), or {remedy}"
+            )
         check_writable(Path(parts.path), remedy=f"correct {setting}, or {remedy}")
     elif parts.scheme.partition("+")[0] not in SCHEMES | entry_points(group="mlflow.tracking_store").names:
         raise ConfigError(

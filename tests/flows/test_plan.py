@@ -41,7 +41,7 @@ from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.data.hashes import path_md5
 from tasks.evaluation.request import PolicyEvaluation
 from tasks.stages.prepare import prepare
-from tasks.tracking.connection import check_tracking
+from tasks.tracking.connection import check_tracking, connect
 from tasks.verl.checkpoints import checkpoint_folder, mark_complete
 from tests.support.command_line import Command, the_error
 from tests.support.project import TRACKED_PIPELINES, enter_linked_project
@@ -329,10 +329,26 @@ def test_a_record_that_could_not_be_written_is_refused(
 ) -> None:
     (project / "no-database.db").write_text("no SQLite" * 100)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     with pytest.raises(ConfigError) as refusal_info:
         check_tracking()
     assert message in str(refusal_info.value)
     assert "unset the variable to record in mlflow.db" in str(refusal_info.value)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_folder_is_refused_as_mlflow_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}{tmp_path}/mlruns")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    with pytest.raises(ConfigError, match=r"MLflow 3 refuses to record in a folder .* e\.g\. sqlite:///"):
+        check_tracking()
+    with pytest.raises(Exception, match="maintenance mode"):
+        connect()
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    check_tracking()
+    connect()
 
 
 def test_without_the_variable_it_is_not_to_be_unset(monkeypatch: pytest.MonkeyPatch) -> None:
