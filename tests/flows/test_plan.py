@@ -336,6 +336,7 @@ def test_a_record_that_could_not_be_written_is_refused(
     assert "unset the variable to record in mlflow.db" in str(refusal_info.value)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_folder_is_refused_as_mlflow_refuses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
