@@ -13,7 +13,7 @@ from envs.types import Item, Message
 from flows.commands.play import read_lines
 from flows.commands.turns import TurnPrinter
 from flows.display.tables import print_table
-from tasks.evaluation.forks.fork import run_fork, run_person
+from tasks.evaluation.forks.fork import run_person, sample_fork
 from tasks.evaluation.forks.parents import find_parent
 from tasks.evaluation.forks.records import append_fork, value_of
 from tasks.evaluation.forks.request import ForkPlan, ForkRequest, plan_fork
@@ -26,7 +26,7 @@ def fork(name: str, request: ForkRequest, *, runs: Sequence[Path], console: Cons
     """Run and show the forks at a turn, and its value; returns whether any was run to its end.
 
     `name` is that of a trajectory and its turn, and `runs` is where a run's name is looked up. Trajectories
-    are written as they end. Raises as `find_parent`, `plan_fork` and `run_fork`.
+    are written as they end. Raises as `find_parent`, `plan_fork` and `sample_fork`.
     """
     parent, turn = find_parent(name, paths=runs)
     check_writable(parent.run.folder, remedy="make it writable: forks are recorded beside the run")
@@ -49,7 +49,7 @@ def fork(name: str, request: ForkRequest, *, runs: Sequence[Path], console: Cons
         end(person_fork)
     else:
         callbacks = Callbacks(on_turn=printer.next_turn if plan.samples == 1 else None, on_trajectory=end)
-        run_fork(plan, callbacks)
+        asyncio.run(sample_fork(plan, callbacks))
     printer.note(f"recorded in {parent.run.forks}; wingspan view shows them with {parent.name}")
     if plan.samples > 1:
         _print_value(trajectories, console=console)

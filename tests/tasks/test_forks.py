@@ -24,7 +24,7 @@ from tasks.config.parameters import write_changes
 from tasks.config.pipelines import load_pipeline
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
 from tasks.evaluation.evaluate import evaluate_policy, plan_evaluation
-from tasks.evaluation.forks.fork import run_fork, run_person
+from tasks.evaluation.forks.fork import run_person, sample_fork
 from tasks.evaluation.forks.parents import Parent, find_parent
 from tasks.evaluation.forks.records import append_fork, value_of
 from tasks.evaluation.forks.request import ForkRequest, plan_fork
@@ -75,7 +75,7 @@ def test_with_the_same_random_numbers_the_rest_comes_again_token_by_token(evalua
         for turn in (1, 2, len(original.turns))[: 3 if line == 1 else 2]:
             parent, number = find_parent(f"{evaluated_run}/evaluation:{line}@{turn}")
             plan = plan_fork(parent, number, ForkRequest(samples=3))
-            again = run_fork(plan, name="evaluate")[original.sample_index]
+            again = asyncio.run(sample_fork(plan, name="evaluate"))[original.sample_index]
             assert comparable(again) == comparable(original)
             assert logprobs_of(again) == pytest.approx(logprobs_of(original), abs=1e-4)
             num_forks += 1
@@ -119,10 +119,8 @@ def test_an_evaluation_of_training_items_alone_can_be_forked(tmp_path: Path) -> 
 @pytest.mark.heavy
 def test_the_same_request_gives_the_same_samples_and_another_seed_others(evaluated_run: Path) -> None:
     parent, turn = find_parent(f"{evaluated_run}/evaluation:1@2")
-    runs = [
-        [comparable(t) for t in run_fork(plan_fork(parent, turn, ForkRequest(samples=4, seed=seed)))]
-        for seed in (1, 1, 2)
-    ]
+    plans = [plan_fork(parent, turn, ForkRequest(samples=4, seed=seed)) for seed in (1, 1, 2)]
+    runs = [[comparable(t) for t in asyncio.run(sample_fork(plan))] for plan in plans]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
     repeated_turn = comparable(parent.trajectory).turns[0]

@@ -1,6 +1,5 @@
 """Runs forks: episodes that repeat a recorded one up to a turn, in a fresh environment, and then go on."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -37,22 +36,15 @@ class _Actor:
     tokenizer: "PreTrainedTokenizerBase | None" = None
 
 
-def run_fork(
+async def sample_fork(
     plan: ForkPlan, callbacks: Callbacks = Callbacks(), *, name: str | None = None
 ) -> list[Trajectory]:
-    """The samples of `plan` with its policy. Blocks, and loads a local policy.
+    """The samples of `plan` with its policy; the event loop waits while a local policy is loaded.
 
     `name`: of the episodes. A local policy's random numbers depend on it and on the pipeline's seed; by
     default it is the parent's, so the same request gives the same samples. Raises `ReplayDiffers`,
     `ConfigError` and `MissingDependency`.
     """
-    return asyncio.run(sample_fork(plan, callbacks, name=name))
-
-
-async def sample_fork(
-    plan: ForkPlan, callbacks: Callbacks = Callbacks(), *, name: str | None = None
-) -> list[Trajectory]:
-    """Does what `run_fork` does, in an event loop, which waits while a local policy is loaded."""
     if isinstance(plan.policy, Endpoint):
         await ChatClient(plan.policy).check()
     with _open_policy(plan) as actor:
@@ -65,7 +57,7 @@ async def run_person(
     """One episode in which a person goes on, as long as that takes; None if they left it before its end.
 
     A line is an action, or, if the agent acts by tools alone, a turn as a model would write it. Raises as
-    `run_fork`, and `EpisodeFault` if the environment fails.
+    `sample_fork`, and `EpisodeFault` if the environment fails.
     """
     config, has_left = _make_config(plan, None), False
 
