@@ -121,7 +121,7 @@ class TrainSession:
         """
         self._resume()
         start = time.perf_counter()
-        if not self._round_file(index).exists():
+        if not round_file(self._folder, index).exists():
             self._restarting(lambda: self._train_up_to(index))
         return replace(make_round(self._pipeline.train, index), seconds=time.perf_counter() - start)
 
@@ -167,7 +167,7 @@ class TrainSession:
     def _train_up_to(self, index: int) -> None:
         """Train the remaining steps of the rounds up to that of `index`, and evaluate those before it."""
         for earlier in (make_round(self._pipeline.train, i) for i in range(index)):
-            if not self._round_file(earlier.index).exists():
+            if not round_file(self._folder, earlier.index).exists():
                 start = time.perf_counter()
                 self._train_steps(earlier.last_step)
                 self._evaluate(replace(earlier, seconds=time.perf_counter() - start))
@@ -354,6 +354,3 @@ class TrainSession:
         train = self._pipeline.train
         if len(read_rewinds(self._folder)) < train.watch.rewinds:
             self._report_alerts(new_alerts(self._steps, train.watch), is_saved=True)
-
-    def _round_file(self, index: int) -> Path:
-        return round_file(self._folder, index)
