@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.types import Trajectory
+from agents.types import Trajectory, Turn
 from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import sampled_tokens
 from tasks.verl.config import verl_config
@@ -190,3 +190,12 @@ def trajectories_of(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Traject
 def rows_of_all(groups: Sequence[Sequence[Trajectory]]) -> list[TrainingRow]:
     """In order; each group's uid is its index."""
     return [row for index, group in enumerate(groups) for row in rows_of(f"group{index}", list(group))]
+
+
+def turns_of(trajectory: Trajectory) -> Iterator[tuple[tuple[int, ...], Turn]]:
+    """Each turn, with all tokens that it was sampled on."""
+    context = trajectory.prompt_ids
+    for turn in trajectory.turns:
+        context = context if turn.prompt_ids is None else turn.prompt_ids
+        yield context, turn
+        context = (*context, *turn.completion.token_ids, *turn.observation_ids)

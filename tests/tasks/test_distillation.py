@@ -1,7 +1,7 @@
 """Distillation: what a teacher says of whole conversations, by hand, and a policy that learns from it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents.types import StopReason, Trajectory, Turn
+from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
 from tasks.config.pipelines import Pipeline
 from tasks.errors import TeacherFailed
@@ -20,7 +20,7 @@ from tests.support.algorithms import parse_online
 from tests.support.scored_episodes import Constant, episode, episode_of, make_turn
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
-from tests.support.verl_update import policy_worker, step_data, trajectories_of, update
+from tests.support.verl_update import policy_worker, step_data, trajectories_of, turns_of, update
 
 torch = pytest.importorskip("torch")
 
@@ -65,7 +65,7 @@ def test_the_advantage_of_a_sampled_token_is_what_the_teacher_says_less_what_the
         by_teacher - by_policy
         for group in groups
         for trajectory in group
-        for context, turn in turns_in_context(trajectory)
+        for context, turn in turns_of(trajectory)
         for by_teacher, by_policy in zip(
             log_probs(exact, context, turn.completion.token_ids), turn.completion.logprobs, strict=True
         )
@@ -304,17 +304,8 @@ def conversations(**fields: Any) -> Any:
     return Conversations(**defaults | fields)
 
 
-def turns_in_context(trajectory: Trajectory) -> Iterator[tuple[tuple[int, ...], Turn]]:
-    """Each turn, with all tokens of its segment before it."""
-    context = trajectory.prompt_ids
-    for turn in trajectory.turns:
-        context = context if turn.prompt_ids is None else turn.prompt_ids
-        yield context, turn
-        context = (*context, *turn.completion.token_ids, *turn.observation_ids)
-
-
 def lengths_of(trajectory: Trajectory) -> list[int]:
-    return [len(context) + len(turn.completion.token_ids) for context, turn in turns_in_context(trajectory)]
+    return [len(context) + len(turn.completion.token_ids) for context, turn in turns_of(trajectory)]
 
 
 def with_log_probs_of(scorer: LocalScorer, trajectory: Trajectory) -> Trajectory:

@@ -19,7 +19,7 @@ from tasks.verl.rows import count_mini_batches, fields_of, has_gradient_without_
 from tests.support.examples import examples
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
-from tests.support.verl_update import policy_worker, update
+from tests.support.verl_update import policy_worker, turns_of, update
 
 torch = pytest.importorskip("torch")
 
@@ -294,15 +294,6 @@ def cross_entropies(policy: Any, trajectory: Trajectory) -> Any:
                     for position in range(start, end)
                 ]
     return torch.cat(values)
-
-
-def turns_of(trajectory: Trajectory) -> Iterator[tuple[tuple[int, ...], Turn]]:
-    """Each turn, with all tokens that it was sampled on."""
-    context = trajectory.prompt_ids
-    for turn in trajectory.turns:
-        context = context if turn.prompt_ids is None else turn.prompt_ids
-        yield context, turn
-        context = (*context, *turn.completion.token_ids, *turn.observation_ids)
 
 
 def exact(model: Path) -> Any:
