@@ -168,13 +168,12 @@ def has_inputs(stage: Stage) -> bool:
     return all(dep.exists() or _is_of_hub(dep) for dep in stage.deps)
 
 
-def stage_key(stage: Stage, *, code: bool = True) -> str:
+def stage_key(stage: Stage) -> str:
     """Hash of the contents of `stage`'s dependencies and of its parameters.
 
-    `code=False` leaves out the project's and the user's code, as for checkpoints. Raises `ConfigError` for a
-    missing dependency.
+    Raises `ConfigError` for a missing dependency.
     """
-    facts = json.dumps([stage.name, _relative_deps(stage, code=code), stage.params], sort_keys=True)
+    facts = json.dumps([stage.name, _relative_deps(stage, code=True), stage.params], sort_keys=True)
     return text_md5(facts)
 
 
@@ -184,7 +183,10 @@ def hash_deps(stage: Stage) -> dict[str, str]:
 
 
 def _relative_deps(stage: Stage, *, code: bool) -> dict[str, str]:
-    """Paths in the workspace are relative to it, so that each workspace has the same keys."""
+    """The hashes of what `stage` reads: without `code`, not of the project's and the user's code.
+
+    Paths in the workspace are relative to it, so that each workspace has the same keys.
+    """
     return {
         str(relative_within(dep, stage.workspace)): _input_md5(dep)
         for dep in stage.deps

@@ -19,10 +19,12 @@ from flows.lineage.stages import (
     Receipt,
     Stage,
     cache_key,
+    changed_inputs,
     claim_checkpoints,
     declared_stages,
     find_difference,
     make_receipt,
+    mark_finished,
     stage_key,
     would_resume,
 )
@@ -44,6 +46,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_stage_files(tmp_path)
     return tmp_path
+
+
+def record_inputs(pipeline: Pipeline) -> Stage:
+    """Record the inputs of training as a run that resumes it does; return the stage."""
+    train = declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)["train"]
+    mark_finished(train, stage_key(train))
+    assert claim_checkpoints(train, if_changed="refuse")
+    return train
 
 
 @pytest.mark.heavy
@@ -117,12 +127,12 @@ def test_code_changes_the_keys_of_the_stages_that_it_decides(
 def test_training_depends_on_the_files_of_trajectories_that_it_learns_from(project: Path) -> None:
     file = Path("mine.jsonl")
     file.write_text("one\n")
-    train = {"algorithm": {"name": "sft", "data": [str(file)]}, "steps": 2, "lr": 1e-3}
-    pipeline = load_pipeline(NAME, overrides={"train": train | {"micro_batch_tokens": 8192}})
-    before = keys(pipeline)
+    block = {"algorithm": {"name": "sft", "data": [str(file)]}, "steps": 2, "lr": 1e-3}
+    pipeline = load_pipeline(NAME, overrides={"train": block | {"micro_batch_tokens": 8192}})
+    train, before = record_inputs(pipeline), keys(pipeline)
     file.write_text("other\n")
     assert changed_keys(before, keys(pipeline)) == {"train"}
-    assert keys(pipeline, code=False)["train"] != before["train"]
+    assert [change.split()[0] for change in changed_inputs(train) or []] == ["mine.jsonl"]
 
 
 def test_a_downloaded_data_set_is_an_input_of_all_that_play_its_environment(
@@ -134,11 +144,11 @@ def test_a_downloaded_data_set_is_an_input_of_all_that_play_its_environment(
     receipt = tmp_path / "sets" / "alfworld" / ".receipt.json"
     receipt.parent.mkdir(parents=True)
     receipt.write_text(json.dumps({"files": {"a": {"sha256": "1"}}}))
-    before = keys(pipeline)
+    train, before = record_inputs(pipeline), keys(pipeline)
     assert changed_keys(without_it, before) == {"prepare", *AGENT_STAGES}
     receipt.write_text(json.dumps({"files": {"a": {"sha256": "2"}}}))
     assert changed_keys(before, keys(pipeline)) == {"prepare", *AGENT_STAGES}
-    assert keys(pipeline, code=False)["train"] != before["train"]
+    assert [change.split()[0] for change in changed_inputs(train) or []] == [str(receipt)]
     assert keys() == without
 
 
@@ -248,19 +258,19 @@ def test_a_users_own_code_is_an_input_of_the_stages_that_run_it(project: Path, a
     Path("mine/play.py").write_text("from mine import words\n")
     Path("mine/words.py").write_text("HELLO = 'hello'\n")
     pipeline = load_pipeline(NAME, overrides={"agent": {"instructions": False, **agent}})
-    before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+    train, before = record_inputs(pipeline), keys(pipeline)
     Path("mine/words.py").write_text("HELLO = 'hi'\n")
     assert changed_keys(before, keys(pipeline)) == AGENT_STAGES
-    assert keys(pipeline, code=False) == of_checkpoints  # training goes on after a mend
+    assert changed_inputs(train) == []  # training goes on after a mend
 
 
 def test_an_environment_of_the_users_own_is_an_input_of_all_that_play_it(project: Path) -> None:
     Path("guess_of_mine.py").write_text((ROOT / "tests" / "support" / "own_env.py").read_text())
     pipeline = load_pipeline(NAME, overrides={"data.parts": {"guess": {"env": "guess_of_mine:SPEC"}}})
-    before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+    train, before = record_inputs(pipeline), keys(pipeline)
     Path("guess_of_mine.py").write_text("SPEC = None\n")
     assert changed_keys(before, keys(pipeline)) == {"prepare", *AGENT_STAGES}
-    assert keys(pipeline, code=False) == of_checkpoints
+    assert changed_inputs(train) == []
 
 
 ALGORITHM_OF_MINE = """
@@ -292,10 +302,10 @@ def test_an_algorithm_and_a_loss_of_the_users_own_are_inputs_of_training(project
     Path(f"{names['loss']}.py").write_text(LOSS_OF_MINE)
     Path(f"{names['algorithm']}.py").write_text(ALGORITHM_OF_MINE.format(loss_module=names["loss"]))
     pipeline = load_pipeline(NAME, overrides={"train.algorithm": f"{names['algorithm']}:Mine"})
-    before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+    train, before = record_inputs(pipeline), keys(pipeline)
     Path(f"{names[changed]}.py").write_text("# corrected\n")
     assert changed_keys(before, keys(pipeline)) == {"train"}
-    assert keys(pipeline, code=False) == of_checkpoints
+    assert changed_inputs(train) == []
 
 
 def test_a_module_that_is_one_file_is_an_input_too(project: Path) -> None:
@@ -320,10 +330,10 @@ def test_code_in_a_package_that_a_stage_declares_is_no_other_input(
 def test_the_text_of_a_prompt_is_an_input_and_training_begins_anew_with_another(project: Path) -> None:
     Path("brief.md").write_text("Be brief.\n")
     pipeline = load_pipeline(NAME, overrides={"agent.prompt": "brief.md"})
-    before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+    train, before = record_inputs(pipeline), keys(pipeline)
     Path("brief.md").write_text("Be long.\n")
     assert changed_keys(before, keys(pipeline)) == AGENT_STAGES
-    assert changed_keys(of_checkpoints, keys(pipeline, code=False)) == AGENT_STAGES
+    assert [change.split()[0] for change in changed_inputs(train) or []] == ["brief.md"]
 
 
 def test_own_code_that_is_not_there_is_named(project: Path) -> None:

@@ -26,10 +26,10 @@ def write_stage_files(folder: Path) -> None:
                 (path / "a.txt").write_text(f"{path}\n")
 
 
-def keys(pipeline: Pipeline | None = None, *, code: bool = True) -> dict[str, str]:
+def keys(pipeline: Pipeline | None = None) -> dict[str, str]:
     pipeline = pipeline or load_pipeline(NAME)
     stages = declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)
-    return {name: stage_key(stage, code=code) for name, stage in stages.items()}
+    return {name: stage_key(stage) for name, stage in stages.items()}
 
 
 def changed_keys(before: dict[str, str], after: dict[str, str]) -> set[str]:
