@@ -147,25 +147,32 @@ def test_a_late_run_keeps_its_output_without_the_built_in_names_of_libraries(san
     assert run == Execution("step 1\n", end_reason="it took longer than 1 s")
 
 
+TIME_LIMIT = SandboxLimits(memory_mb=256, cpu_s=0.6)
+MEMORY_LIMIT = SandboxLimits(memory_mb=256, cpu_s=60)
+
+
 @pytest.mark.parametrize(
-    ("use", "limit"),
+    ("use", "limits", "limit"),
     [
-        ("while True: pass", "0.6 s of CPU time"),
-        ("if os.fork() == 0:\n    while True: pass\nos.wait()", "0.6 s of CPU time"),
-        ("os.system('while true; do true; done')", "0.6 s of CPU time"),
+        ("while True: pass", TIME_LIMIT, "0.6 s of CPU time"),
+        ("if os.fork() == 0:\n    while True: pass\nos.wait()", TIME_LIMIT, "0.6 s of CPU time"),
+        ("os.system('while true; do true; done')", TIME_LIMIT, "0.6 s of CPU time"),
         (
             "while True:\n    f = os.memfd_create('m')\n    for _ in range(15): os.write(f, bytes(1 << 20))",
+            MEMORY_LIMIT,
             "256 MB of memory",
         ),
         (
             "for _ in range(4):\n    if os.fork() == 0:\n        a = b'x' * (100 << 20)\n"
             "        time.sleep(60)\nos.wait()",
+            MEMORY_LIMIT,
             "256 MB of memory",
         ),
     ],
 )
-def test_a_run_that_uses_too_much_keeps_its_output(sandbox: Backend, use: str, limit: str) -> None:
-    limits = SandboxLimits(memory_mb=256, cpu_s=0.6)
+def test_a_run_that_uses_too_much_keeps_its_output(
+    sandbox: Backend, use: str, limits: SandboxLimits, limit: str
+) -> None:
     [run, after] = runs(sandbox, f"import os, time\nprint('step 1')\n{use}", "1", limits=limits, timeout_s=60)
     assert run == Execution("step 1\n", end_reason=f"it took more than {limit}")
     assert after == Execution("1\n", end_reason=None)
