@@ -21,8 +21,8 @@ from tasks.verl.policies import ADAPTER, copy_policy
 from tasks.verl.rows import fields_of
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
-from tests.support.verl_update import policy_worker, rows_of_all, update
-from tests.tasks.test_verl_loss import REWARDS, SEGMENTS, Groups, exact, make_groups, next_tokens, turns_of
+from tests.support.verl_update import policy_worker, rows_of_all, turns_of, update
+from tests.tasks.test_verl_loss import REWARDS, SEGMENTS, Groups, exact, make_groups, next_tokens
 
 torch = pytest.importorskip("torch")
 

@@ -14,8 +14,8 @@ from tasks.verl.config import check_pipeline, verl_config
 from tests.support.scored_episodes import episode
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
-from tests.support.verl_update import policy_worker, update
-from tests.tasks.test_verl_loss import exact, make_groups, nearby, next_tokens, take_probabilities, turns_of
+from tests.support.verl_update import policy_worker, turns_of, update
+from tests.tasks.test_verl_loss import exact, make_groups, nearby, next_tokens, take_probabilities
 
 torch = pytest.importorskip("torch")
 

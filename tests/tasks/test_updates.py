@@ -16,8 +16,8 @@ from tasks.verl import checkpoints
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_runs import prepare_toy_run
 from tests.support.verl_toy import toy_pipeline
-from tests.support.verl_update import rows_of_all, trajectories_of
-from tests.tasks.test_verl_loss import exact, make_groups, nearby, take_probabilities, turns_of
+from tests.support.verl_update import rows_of_all, trajectories_of, turns_of
+from tests.tasks.test_verl_loss import exact, make_groups, nearby, take_probabilities
 
 torch = pytest.importorskip("torch")
 

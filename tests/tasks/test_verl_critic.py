@@ -16,8 +16,8 @@ from tasks.errors import Diverged
 from tasks.verl.config import verl_config
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
-from tests.support.verl_update import compute_values, critic_worker, rows_of_all, update_critic
-from tests.tasks.test_verl_loss import NUM_PLAYED, REWARDS, SEGMENTS, Groups, make_groups, turns_of
+from tests.support.verl_update import compute_values, critic_worker, rows_of_all, turns_of, update_critic
+from tests.tasks.test_verl_loss import NUM_PLAYED, REWARDS, SEGMENTS, Groups, make_groups
 
 torch = pytest.importorskip("torch")
 
