@@ -1,6 +1,5 @@
 """Which model an evaluation asks: a checkpoint of a run, a folder, a model on a hub, or an endpoint."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,10 +141,10 @@ def _policy_of_run(folder: Path, *, name: str, step: int | None) -> SavedPolicy:
 def _find_checkpoint(folder: Path) -> tuple[Path, int] | None:
     """The workspace and the step of the checkpoint `folder`, an absolute path; None if it is of no run, as
     that of another program may be."""
-    match = re.fullmatch(r"global_step_(\d+)", folder.name)
-    if match is None or folder.parts[-3:-1] != ("train", "checkpoints"):
+    step = checkpoints.step_of(folder)
+    if step is None or folder.parts[-3:-1] != ("train", "checkpoints"):
         return None
-    return folder.parents[2], int(match[1])
+    return folder.parents[2], step
 
 
 def _is_workspace(folder: Path) -> bool:

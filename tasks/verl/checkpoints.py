@@ -6,6 +6,7 @@ torn; one whose files differ from its record is damaged. Training resumes from t
 """
 
 import json
+import re
 import shutil
 import zlib
 from collections.abc import Collection, Mapping
@@ -121,6 +122,12 @@ def resume(folder: Path) -> Resumption:
     else:
         tracker.unlink(missing_ok=True)
     return Resumption(step, tuple(faults.values()))
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """The step of `checkpoint`, whole or not; None if the folder is not named as one."""
+    match = re.fullmatch(rf"{_PREFIX}(\d+)", checkpoint.name)
+    return int(match[1]) if match else None
 
 
 def checkpoint_folder(folder: Path, *, step: int) -> Path:
