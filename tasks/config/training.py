@@ -3,7 +3,6 @@
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
-from tokenizers import Regex
 
 from agents.settings import Positive, Seconds, Settings
 from agents.types import EpisodeLimits, SamplingParams
@@ -53,6 +52,8 @@ class WarmupSettings(Settings):
     @field_validator("whole_words")
     @classmethod
     def _are_expressions(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        if patterns:
+            from tokenizers import Regex
         for pattern in patterns:
             try:
                 Regex(f"(?:{pattern})")  # as one of several
