@@ -75,18 +75,17 @@ export function listView(run, { kind, query }) {
     return null;
   }
 
-  // The first `limit` rows, as far as there are so many, with the rest of the first answer: if the run grows meanwhile,
-  // its generation has them read again.
+  // The first `limit` rows, or all if there are fewer, with the other fields of the first answer: if the run grows
+  // meanwhile, its older generation has the rows read again.
   async function readRows(signal, limit) {
-    const asked = { run, q, sort };
-    const answer = await get(kind, { ...asked, limit: Math.min(MAX_ROWS, limit) }, signal);
-    const last = Math.min(limit, answer.total), all = [...answer.rows];
-    while (all.length < last) {
-      const next = await get(kind, { ...asked, offset: all.length, limit: Math.min(MAX_ROWS, last - all.length) }, signal);
-      if (!next.rows.length) break;
+    const all = [];
+    let first = null, next;
+    do {
+      next = await get(kind, { run, q, sort, offset: all.length, limit: Math.min(MAX_ROWS, limit - all.length) }, signal);
+      first ??= next;
       all.push(...next.rows);
-    }
-    return { ...answer, rows: all };
+    } while (next.rows.length && all.length < Math.min(limit, first.total));
+    return { ...first, rows: all };
   }
 
   async function more() {

@@ -37,11 +37,12 @@ export function runsView() {
   }
 
   function draw(runs) {
-    if (JSON.stringify(runs) === shown) {
+    const text = JSON.stringify(runs);
+    if (text === shown) {
       rows().forEach((row, index) => replace(row.lastElementChild, ago(runs[index].written_at)));
       return;
     }
-    shown = JSON.stringify(runs);
+    shown = text;
     const focused = body.querySelector(":focus")?.getAttribute("href");
     const chosen = rows()[selected]?.querySelector("a").getAttribute("href");
     if (chosen) selected = runs.findIndex((run) => toRun(run.name) === chosen);
