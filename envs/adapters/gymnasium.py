@@ -170,8 +170,8 @@ def _setup(argument: str) -> Setup:
     target, options = parse_name(f"{FAMILY}:{argument}")
     if "render_mode" in options:
         raise ConfigError(
-            f"env {f'{FAMILY}:{argument}'!r}: option 'render_mode' cannot be set; what is shown is text, "
-            "the ansi rendering if there is one"
+            f"env {f'{FAMILY}:{argument}'!r}: option 'render_mode' cannot be set; observations are "
+            "text, the ansi rendering if there is one"
         )
     has_rule = "success" in options
     rule = options.pop("success", None)
@@ -190,12 +190,12 @@ def _setup(argument: str) -> Setup:
         toy = TOYS.get(kind)
         actions = make_action_text(probe.action_space, names=toy.actions if toy else _names(probe.unwrapped))
         threshold = probe.spec.reward_threshold
-        if not has_rule:
-            rule = toy.success if toy else "last_reward" if threshold is None else "threshold"
     except NoTextForm as error:
         raise ConfigError(f"env {f'{FAMILY}:{target}'!r}: its {error} has no text form") from None
     finally:
         probe.close()
+    if not has_rule:
+        rule = toy.success if toy else "last_reward" if threshold is None else "threshold"
     return Setup(
         make=partial(_make, target, options),
         render=render,
