@@ -94,7 +94,7 @@ def one_line(error: BaseException) -> str | None:
             location = f" at {path}" if path else ""
             return f"the disk is full{location}; free some space and run the same command again to resume"
         if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
-            return f"{str(cause.filename)[:40]}… is longer than the name of a file can be; give a shorter one"
+            return f"{str(cause.filename)[:40]}… is too long for the name of a file; give a shorter one"
         cause = cause.__cause__ or cause.__context__
     return None
 
